@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from streamspec.adapters.checks import fitting_prompts
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
-from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.self_distillation import answer_batch
 from streamspec.adapters.training_run import Run, say
 

@@ -20,7 +20,7 @@ from streamspec.acceptance_stats import per_stream_accuracy
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
-from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.last_validation import (
@@ -41,7 +41,6 @@ from streamspec.adapters.reporting.periodic_validation import (
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
-from streamspec.adapters.training.data import TokenRow, joined
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.training.self_distillation import CompletionFile, answered, regenerate, up_to_end

@@ -9,12 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
 from streamspec.adapters.base_models.base_names import check_named_base
 from streamspec.adapters.base_models.config_fields import read_config
@@ -115,12 +110,16 @@ def check_shapes(adapter: Path, base: Base) -> None:
         )
 
 
-def merged(tuned: PeftModel) -> Any:
+def merged(tuned: Any) -> Any:
     """The model with its LoRA merged.
 
     Where embedding and LM head share a matrix and the LoRA adapts one of them, each gets a matrix of its own first:
     PEFT would add the update to both.
     """
+    import torch
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     model: Any = tuned.get_base_model()
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     for end in ends if any(isinstance(one, LoraLayer) for one in ends) else ():
@@ -136,6 +135,10 @@ def is_embedding(name: str) -> bool:
 
 
 def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
+    import torch
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
     log = logging.getLogger("peft")
     level, log.level = log.level, logging.ERROR
     try:

@@ -15,9 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from peft.utils.other import get_pattern_key
-from safetensors.torch import load_file, save_file
-
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, read_json, tensor_shapes
 from streamspec.model_families.text_parts import WRAPPER, text_names, unwrapped
 
@@ -38,6 +35,8 @@ def text_lora(folder: Path, weights: bool = True) -> Iterator[Path]:
         settings = _settings(read_json(folder / TASK_CONFIG), names)
         (Path(made) / TASK_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
         if weights:
+            from safetensors.torch import load_file, save_file
+
             tensors = load_file(folder / TASK_WEIGHTS)
             save_file({mapped: tensors[name] for name, mapped in names.items()}, Path(made) / TASK_WEIGHTS)
         yield Path(made)
@@ -47,6 +46,8 @@ def _settings(raw: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """PEFT's configuration `raw` of the whole model for the text model. Ranks and scales of each module are those that
     PEFT gives it by its name in the whole model.
     """
+    from peft.utils.other import get_pattern_key
+
     modules = {_module(name): _module(mapped) for name, mapped in names.items() if any(part in name for part in LORA_A)}
     own: dict[str, Any] = {
         "target_modules": sorted(modules.values()),

@@ -33,6 +33,7 @@ from streamspec.adapters.checks import (
 )
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.prepare import digest, read_rows_of
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.early_checks import (
@@ -52,7 +53,6 @@ from streamspec.adapters.runs.failures import one_line_failures
 from streamspec.adapters.runs.run_lock import sole_owner
 from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from streamspec import __version__
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
-from streamspec.adapters.training.data import TokenRow
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.bundle.manifest import (
     CHOICE,
@@ -59,7 +59,6 @@ from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
-from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template
@@ -276,6 +275,8 @@ def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: P
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:
     whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
+    from streamspec.export.weights.load_weights import load_model
+
     model = load_model(base, adapter, whole=whole)
     spec = describe(model)
     if adapter is None or adapter.streams is None:
@@ -327,6 +328,8 @@ def _graph(
 
 def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
     """The model's weights, smoothed where the precision rounds."""
+    from streamspec.export.weights.load_weights import ModelSource
+
     source = ModelSource(model, spec)
     if precision.simulation is None:
         return source

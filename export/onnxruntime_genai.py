@@ -35,7 +35,6 @@ from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
-from streamspec.export.weights.load_weights import load_model
 from streamspec.export.weights.source import Source
 from streamspec.model_families import FAMILIES
 from streamspec.step_graph import (
@@ -174,6 +173,8 @@ def export_genai(
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     with new_folder(target) as folder:
         say("loading the base")
+        from streamspec.export.weights.load_weights import load_model
+
         model = load_model(resolved, described, whole=False)
         spec = describe(model)
         tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)

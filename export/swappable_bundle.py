@@ -74,7 +74,6 @@ from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
-from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
@@ -147,6 +146,8 @@ def _write_base(
 ) -> _Bundle:
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
+    from streamspec.export.weights.load_weights import load_model
+
     model = load_model(base, None, whole=False)
     spec = replace(describe(model), cache_dtype=cache_dtype)
     room = capacity_for([read_drafter(one, spec) for one in adapters if one.streams is not None], spec)
@@ -246,6 +247,8 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     manifest, kind = bundle.manifest, precision_named(bundle.manifest.precision)
     room = manifest.swappable
     assert room is not None
+    from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
+
     model = load_model(base, adapter, whole=False)
     spec = describe(model)
     streams = cast(StreamSpec, read_drafter(adapter, spec)) if adapter.streams is not None else None

@@ -19,7 +19,7 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows
 from streamspec.export.quantization.precisions import Fp32, Precision
-from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.source import Source
 from streamspec.step_graph import (
     BIGRAM_IN,
     BIGRAM_OUT,
@@ -41,7 +41,7 @@ from streamspec.step_graph import (
 
 
 def adapter_tensors(
-    source: ModelSource,
+    source: Source,
     spec: DecoderSpec,
     room: SwappableCapacity,
     precision: Precision,
@@ -66,7 +66,7 @@ def adapter_tensors(
 
 
 def _stream_tensors(
-    source: ModelSource, spec: DecoderSpec, room: SwappableCapacity, precision: Precision, streams: StreamSpec
+    source: Source, spec: DecoderSpec, room: SwappableCapacity, precision: Precision, streams: StreamSpec
 ) -> dict[str, Array]:
     ones = np.ones((streams.gamma, 2), np.float32)
     shares = ones if streams.shares is None else streams.shares

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.dataset.answers import ChatTurns, Tools, Turn
-from streamspec.adapters.training.data import TokenRow
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, Message
 from streamspec.errors import BaseModelError, DataError
 from streamspec.json_fields import parse_object

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
 
-from streamspec.adapters.training.data import TokenRow
 from streamspec.atomic import write_text
 
 IDS, MASK, ROWS, ABOUT = "ids.bin", "mask.bin", "rows.bin", "about.json"  # ABOUT is written last
 AT_ONCE = 1 << 20  # tokens of a piece
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class TokenRow:
+    """One training sequence. `loss_mask[i]` is true where token i is to be predicted."""
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+
+
+def joined(prompt: list[int], answer: list[int]) -> TokenRow:
+    """Prompt and answer tokens as one row that is trained on the answer."""
+    return TokenRow(prompt + answer, [False] * len(prompt) + [True] * len(answer))
 
 
 class TokenRows(Sequence[TokenRow]):

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.adapters.training.data import Collator, LengthGroupedOrder
 
 
 class Pick(NamedTuple):

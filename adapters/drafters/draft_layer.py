@@ -50,6 +50,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer_start import fit_start
@@ -57,7 +58,7 @@ from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, D
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.training.data import Collator, TokenRow
+from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import read_adapter

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training_run import Run
 
 IGNORE = -100

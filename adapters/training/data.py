@@ -1,10 +1,9 @@
-"""Token rows with the completion marked, their order in training, and padded batches of them."""
+"""The order of token rows in training, and padded batches of them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -13,18 +12,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-
-@dataclass
-class TokenRow:
-    """One training sequence. `loss_mask[i]` is true where token i is to be predicted."""
-
-    input_ids: list[int]
-    loss_mask: list[bool]
-
-
-def joined(prompt: list[int], answer: list[int]) -> TokenRow:
-    """Prompt and answer tokens as one row that is trained on the answer."""
-    return TokenRow(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+from streamspec.adapters.dataset.token_rows import TokenRow
 
 
 class LengthGroupedOrder(Sampler[int]):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.step_batches import StepLoader, drawn_numbers, step_loader
 from streamspec.adapters.reporting.periodic_validation import PeriodicValidation
@@ -29,7 +30,6 @@ from streamspec.adapters.reporting.stage_display import CHECKED, StageDisplay
 from streamspec.adapters.reporting.trackers import trackers
 from streamspec.adapters.training.budget import Deadline
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.device import has_bf16
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk

@@ -9,15 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, ParallelDraftPass
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.export.validate.draft_reference import ParallelReference
-from streamspec.export.validate.pytorch_reference import ReferenceOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,26 +75,6 @@ class MedusaPass(ParallelDraftPass):
         assert self.spec.heads is not None
         weight = self.spec.heads[depth]
         return Weight(f"medusa.{depth}.head", *_size(weight), lambda: weight.astype(np.float32), drafter=True)
-
-
-class MedusaReference(ParallelReference):
-    """The same heads in PyTorch."""
-
-    spec: MedusaSpec
-
-    @torch.no_grad()
-    def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
-        """Heads of their own know draft tokens only: elsewhere their logits are minus infinity."""
-        spec, hidden, decoder = self.spec, main.final[0, row], self.model.decoder
-        moved = torch.as_tensor(spec.block_weights) @ hidden + torch.as_tensor(spec.block_biases)
-        states = hidden + torch.nn.functional.silu(moved)
-        logits: Tensor = decoder.logits(states)
-        if spec.heads is not None:
-            own = torch.einsum("jdh,jh->jd", torch.as_tensor(spec.heads).float(), states)
-            chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
-            logits = torch.full_like(logits, -torch.inf)
-            logits[:, chosen] = own
-        return logits
 
 
 def _size(matrix: Array) -> tuple[int, int]:

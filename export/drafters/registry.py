@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,11 @@ from streamspec.draft_tree import MAX_GAMMA
 from streamspec.export.drafters import draft_layer, medusa, streams
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
 from streamspec.export.drafters.draft_layer_pass import DraftLayerPass
-from streamspec.export.drafters.draft_layer_reference import DraftLayerReference
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
-from streamspec.export.drafters.streams_reference import StreamReference
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftReference
-from streamspec.export.validate.pytorch_reference import ReferenceModel
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,16 @@ class Drafter:
     shapes: Callable[[AdapterSection], Shapes]
     read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
-    reference: Callable[[ReferenceModel, Any], DraftReference]
+    reference: str  # module and class; the modules need PyTorch
     static: bool = False
     swappable: bool = False
     whole_model: bool = False
+
+    def reference_of(self, model: Any, spec: DraftSpec) -> DraftReference:
+        """The drafter in PyTorch, of a `ReferenceModel`."""
+        module, name = self.reference.split(":")
+        reference: DraftReference = getattr(import_module(f"{__package__}.{module}"), name)(model, spec)
+        return reference
 
 
 _DRAFT_LAYER = Drafter(
@@ -51,7 +55,7 @@ _DRAFT_LAYER = Drafter(
     shapes=draft_layer.shapes,
     read=draft_layer.read,
     nodes=lambda decoder, spec, candidates, _: DraftLayerPass(decoder, spec, candidates),
-    reference=DraftLayerReference,
+    reference="draft_layer_reference:DraftLayerReference",
     whole_model=True,
 )
 DRAFTERS = {
@@ -61,7 +65,7 @@ DRAFTERS = {
         shapes=streams.shapes,
         read=streams.read,
         nodes=streams.StreamPass,
-        reference=StreamReference,
+        reference="streams_reference:StreamReference",
         static=True,
         swappable=True,
     ),
@@ -71,7 +75,7 @@ DRAFTERS = {
         shapes=medusa.shapes,
         read=medusa.read,
         nodes=lambda decoder, spec, candidates, _: medusa.MedusaPass(decoder, spec, candidates),
-        reference=medusa.MedusaReference,
+        reference="medusa_reference:MedusaReference",
         static=True,
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import (
     FIXED_WITHIN,
@@ -22,10 +21,12 @@ from streamspec.adapters.base_models.config_fields import (
     fits,
     read_field,
 )
-from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import BaseModelError
 from streamspec.layer_cache import DTYPES, LayerCache, layer_caches
 from streamspec.model_families import Family, switched
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.hf_decoder import HFDecoder
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class DecoderSpec:
 
 def describe(model: Any) -> DecoderSpec:
     """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
+    from streamspec.adapters.base_models.hf_decoder import HFDecoder
+
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
@@ -283,6 +286,8 @@ def _bare_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def _widths(module: Any) -> tuple[int, int]:
+    from transformers.pytorch_utils import Conv1D
+
     out, into = module.weight.shape
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module  # below a LoRA
     return (into, out) if isinstance(base, Conv1D) else (out, into)

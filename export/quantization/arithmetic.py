@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from streamspec.export.weights.lazy_weights import LazyMatrix
+    from streamspec.export.weights.source import Table
 
 Array = NDArray[Any]
 Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
@@ -84,7 +84,7 @@ def unmixed(weight: Array, block: int) -> Array:
     return hadamard(weight, block) / np.float32(block)
 
 
-def quantize_rows(weight: Array | LazyMatrix, largest: int = 127, block: int = 0) -> tuple[Array, Array]:
+def quantize_rows(weight: Array | Table, largest: int = 127, block: int = 0) -> tuple[Array, Array]:
     """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel. `block`: for
     inputs mixed in such blocks.
     """
@@ -105,7 +105,7 @@ def dequantize_rows(codes: Array, scales: Array) -> Array:
 
 
 def quantize_blocks(
-    weight: Array | LazyMatrix, bits: int, block: int, importance: Array | None = None
+    weight: Array | Table, bits: int, block: int, importance: Array | None = None
 ) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
     None.
@@ -191,6 +191,6 @@ def _best_blocks(blocks: Array, shares: Array) -> tuple[Array, Array, Array]:
     return codes, scales, zeros
 
 
-def _chunks(weight: Array | LazyMatrix) -> list[slice]:
+def _chunks(weight: Array | Table) -> list[slice]:
     step = max(1, CHUNK // max(1, weight.shape[1]))
     return [slice(start, start + step) for start in range(0, weight.shape[0], step)]

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -48,7 +48,9 @@ from streamspec.export.quantization.arithmetic import (
     quantize_rows,
     round_blocks,
 )
-from streamspec.export.weights.lazy_weights import LazyMatrix
+
+if TYPE_CHECKING:
+    from streamspec.export.weights.source import Table
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
 OUTPUTS = 256  # of a map, where int4's scales are compared
@@ -70,7 +72,7 @@ class Weight:
     name: str
     rows: int
     columns: int
-    load: Callable[[], Array | LazyMatrix]
+    load: Callable[[], Array | Table]
     sensitive: bool = False
     importance: Callable[[], Array | None] = lambda: None
     rounded: Callable[[], Blocks | None] = lambda: None

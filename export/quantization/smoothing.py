@@ -13,14 +13,13 @@ inverse (QuaRot, arXiv 2404.00456).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -36,8 +35,7 @@ from streamspec.export.quantization.arithmetic import (
     mixed_inputs,
     unmixed,
 )
-from streamspec.export.quantization.gptq import moments, round_weight
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.validate.reference import reference_of
 from streamspec.export.weights.source import ChangedSource, Source
 
 TINY = np.float32(1e-6)
@@ -166,6 +164,8 @@ class SmoothedSource(ChangedSource):
 
     def round(self, modules: Sequence[str], inputs: Array, block: int) -> None:
         """Rounds fused `modules` with the unscaled `inputs` [rows, in] to 4 bits in blocks of `block`."""
+        from streamspec.export.quantization.gptq import moments, round_weight
+
         scale, mixed = self.columns.get(modules[0]), self.mixed(modules[0])
         inputs = inputs if scale is None else inputs / scale
         weight = np.concatenate([self.weight(f"{module}.weight") for module in modules])
@@ -186,21 +186,17 @@ class SmoothedSource(ChangedSource):
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of texts of `tokens` [texts, rows]; then, where
     the simulation says so, rounds the layer's weights on them."""
-    smoothed, reference = SmoothedSource(source), ReferenceModel(model)
+    smoothed, reference = SmoothedSource(source), reference_of(model)
     if simulation.mixes:
         _mix(smoothed.scales, spec, simulation.everything)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
-        inputs: dict[str, Array] = {}
         watched = {one.readers[0] for one in groups(spec, layer)}
         rounded = [one for one in spec.fused(layer) if not spec.sensitive(one)] if simulation.block else []
         watched |= {modules[0] for modules in rounded}
-        hooks = [_watch(reference.decoder.layer(layer), name, inputs) for name in sorted(watched)]
-        try:
+        with reference.watched(layer, sorted(watched)) as inputs:
             yield
-        finally:
-            _remove(hooks)
         choose(layer, {name: rows[:: max(1, len(rows) // ROWS)] for name, rows in inputs.items()})
         for modules in rounded:
             names = [spec.weight_name(layer, module) for module in modules]
@@ -227,21 +223,9 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
                 [np.ones(before, np.float32), divisor]
             )
 
-    with _fast_products() if simulation.block else nullcontext():
+    with reference.fast_products() if simulation.block else nullcontext():
         reference.texts(tokens, around)
     return smoothed
-
-
-@contextmanager
-def _fast_products() -> Iterator[None]:
-    """While entered, PyTorch may multiply by oneDNN, whose float32 is twice as fast as MKL's on CPUs of AMD, and round
-    factors to bfloat16 where a CPU has units for it: a text's second moments are not known better."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _mix(scales: Scales, spec: DecoderSpec, everything: bool) -> None:
@@ -292,17 +276,3 @@ def _per_value(scale: Array, spec: DecoderSpec) -> Array:
     """Scales over the attention's output [Hq*D] as scales over values [Hkv*D]."""
     first: Array = scale.reshape(spec.kv_heads, spec.group, spec.head_dim)[:, 0].reshape(-1)
     return first
-
-
-def _watch(layer: Any, name: str, seen: dict[str, Array]) -> Any:
-    """Keeps the input rows [rows, in] of a map."""
-
-    def keep(module: Any, args: Any) -> None:
-        seen[name] = args[0].flatten(0, -2).float().cpu().numpy()
-
-    return layer.get_submodule(name).register_forward_pre_hook(keep)
-
-
-def _remove(hooks: Iterable[Any]) -> None:
-    for hook in hooks:
-        hook.remove()

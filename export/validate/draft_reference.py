@@ -8,17 +8,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
-from streamspec.export.validate.pytorch_reference import ReferenceModel, ReferenceOutput
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamspec.export.validate.pytorch_reference import ReferenceModel, ReferenceOutput
 
 NODES = 4  # of a tree, beside which drafts are compared
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from streamspec.adapters.base_models.config_fields import rope_parameters
-from streamspec.draft_tree import MASKED
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.lazy_weights import Float32Decoder
+
+if TYPE_CHECKING:
+    from streamspec.export.validate.reference import Reference
 
 WORK = 1e12  # multiplications that each side may take: some 20 s on two cores
 MOST_ROWS = 4160  # computed, however small the model: attention grows with their square
@@ -63,12 +62,6 @@ class LongText:
             for at in range(start, stop, self.chunk):
                 yield slice(at, min(at + self.chunk, stop))
 
-    def zeros(self, where: Tensor, window: int | None) -> Tensor:
-        """float32 [R]: how many skipped rows those at positions `where` [R] see."""
-        skipped = torch.as_tensor(np.concatenate([[0], np.cumsum(~self.computed)]))
-        first = torch.zeros_like(where) if window is None else (where - window + 1).clamp(min=0)
-        return (skipped[where + 1] - skipped[first]).float()
-
 
 @dataclass(frozen=True)
 class ExpectedLong:
@@ -80,10 +73,10 @@ class ExpectedLong:
     left_out: str | None
 
 
-def plan(model: Any, spec: DecoderSpec) -> tuple[LongText | None, str | None]:
-    """The rows to compute for a model, None where it has no limit within its context; and what is left out."""
+def plan(reference: Reference, spec: DecoderSpec) -> tuple[LongText | None, str | None]:
+    """The rows to compute, None where it has no limit within its context; and what is left out."""
     limits = {window: "window" for window in spec.windows if window is not None}
-    for parameters in rope_parameters(model.config).values():
+    for parameters in rope_parameters(reference.config).values():
         if length := parameters.get("original_max_position_embeddings"):
             limits.setdefault(int(length), "original rope length")
     limits = {limit: limits[limit] for limit in sorted(limits) if limit + AFTER <= spec.context_length}
@@ -101,39 +94,20 @@ def plan(model: Any, spec: DecoderSpec) -> tuple[LongText | None, str | None]:
     computed[:FIRST] = True
     for limit in fitting:
         computed[max(0, limit - BEFORE) : limit + AFTER] = True
-    weights = sum(parameter.numel() for parameter in Float32Decoder(model).layers.parameters())
-    more = min(int(WORK / weights), MOST_ROWS) - int(computed.sum())
+    more = min(int(WORK / reference.parameters), MOST_ROWS) - int(computed.sum())
     computed[np.flatnonzero(~computed)[: max(0, more)]] = True
     chunk = SCORE_BYTES // (4 * spec.heads * total)
     return LongText(computed, fitting, min(256, max(16, chunk))), "; ".join(left) or None
 
 
-@torch.no_grad()
-def expect_long(model: Any, spec: DecoderSpec, tokens: Array, say: Callable[[str], None]) -> ExpectedLong:
-    """Runs PyTorch over a long text, layer by layer in chunks of rows. `tokens` are repeated as often as needed."""
-    text, left_out = plan(model, spec)
+def expect_long(reference: Reference, spec: DecoderSpec, tokens: Array, say: Callable[[str], None]) -> ExpectedLong:
+    """Runs the reference over a long text. `tokens` are repeated as often as needed."""
+    text, left_out = plan(reference, spec)
     if text is None:
         return ExpectedLong(None, tokens[:0], np.zeros((0, spec.vocab), np.float32), left_out)
-    say(f"computing {len(text.positions)} rows in PyTorch, to compare {text}")
-    decoder, where = Float32Decoder(model), torch.as_tensor(text.positions)
+    say(f"computing {len(text.positions)} rows of the reference, to compare {text}")
     given = np.resize(tokens, len(text.computed))[text.positions]
-    hidden = decoder.begin(torch.as_tensor(given)[None], where[None])
-    rotary = decoder.rotary_embeddings(hidden, where[None])
-    per_layer_inputs = decoder.per_layer_inputs(torch.as_tensor(given)[None], hidden)
-    zeros, kept = bool((~text.computed).any()), dict[str, tuple[Tensor, ...]]()
-    for layer in range(len(decoder.layers)):
-        cache, parts = _Growing(zeros, kept), []
-        for rows in text.chunks():
-            mask = _mask(text, where[rows], where[: rows.stop], decoder.window(layer))
-            cut = _cut(rotary, rows)
-            if decoder.kv_sources[layer] != layer:  # as it was when the layer below had read as many rows
-                cache.shared = {kind: tuple(x[:, :, : zeros + rows.stop] for x in kv) for kind, kv in kept.items()}
-            own = None if per_layer_inputs is None else per_layer_inputs[:, rows]
-            parts.append(decoder.call_layer(layer, hidden[:, rows], mask, where[None, rows], cut, cache, own))
-        hidden = torch.cat(parts, dim=1)
-    final = decoder.finish(hidden[:, np.searchsorted(text.positions, text.compared)])
-    logits: Array = decoder.logits(final)[0].numpy()
-    return ExpectedLong(text, given, logits, left_out)
+    return ExpectedLong(text, given, reference.long(text, given), left_out)
 
 
 def run_long(steps: Any, text: LongText, tokens: Array) -> Array:
@@ -148,42 +122,3 @@ def run_long(steps: Any, text: LongText, tokens: Array) -> Array:
         out = steps.prefill(tokens[rows], rows=asked, forced_node=int(asked[-1]))
         kept.append(out["logits"][: len(wanted)])
     return np.concatenate(kept)
-
-
-def _mask(text: LongText, rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
-    """Additive [1, 1, R, K]: of rows and columns at these positions. Where rows are skipped there is a column before
-    all others: a zero that stands for all zeros a row sees.
-    """
-    back = rows[:, None] - columns[None, :]
-    sees = (back >= 0) & (back < (window or len(text.computed)))
-    mask = torch.where(sees, 0.0, MASKED)
-    if not text.computed.all():
-        mask = torch.cat([text.zeros(rows, window).log().clamp(min=MASKED)[:, None], mask], dim=1)
-    return mask[None, None]
-
-
-def _cut(rotary: Any, rows: slice) -> Any:
-    """Those rows of cos and sin."""
-    if rotary is None:
-        return None
-    if isinstance(rotary, dict):
-        return {kind: _cut(one, rows) for kind, one in rotary.items()}
-    return tuple(table[:, rows] for table in rotary)
-
-
-@dataclass
-class _Growing:
-    """One layer's cache: K/V [1, Hkv, T, D] of all rows so far, after a row of zeros where `zeros`; `shared`: by kind
-    of layer, those that others attend to."""
-
-    zeros: bool
-    shared: dict[str, tuple[Tensor, ...]]
-    parts: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.parts is None and self.zeros:
-            self.parts = torch.zeros_like(key[:, :, :1]), torch.zeros_like(value[:, :, :1])
-        if self.parts is not None:
-            key, value = torch.cat([self.parts[0], key], dim=2), torch.cat([self.parts[1], value], dim=2)
-        self.parts = key, value
-        return self.parts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from streamspec.adapters.training.data import TokenRow
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.bundle.precision_cost import TEXT
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.layer_cache import DTYPES

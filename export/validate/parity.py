@@ -22,7 +22,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
 from streamspec.export.validate.long_context import ExpectedLong, expect_long, run_long
-from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
+from streamspec.export.validate.reference import reference_of, tree_rows
 from streamspec.step_graph import CHOICES, is_cache
 
 # Of the logits' standard deviation, root mean square; fp16 also with keys and values in float16.
@@ -121,7 +121,7 @@ def expect(
     """Runs PyTorch once over a context and a tree, and with the model's `spec` over a long text. `most`: rows of a tree
     that the graph can take; `say` gets a line of progress.
     """
-    reference = ReferenceModel(model, streams)
+    reference = reference_of(model, streams)
     rows = min(TREE_ROWS, most)
     drafted = tokens[-rows:]
     case = DraftedTree(tokens[:-rows], drafted, sample_tree(len(drafted), streams.gamma if streams else 4))
@@ -129,8 +129,8 @@ def expect(
     output = reference.states(every, positions, sees)
     drafts = None
     if streams is not None:
-        drafts = row_of(streams).reference(reference, streams).expect(case, TreePass(output, positions, sees))
-    long = expect_long(model, spec, tokens, say) if spec else None
+        drafts = row_of(streams).reference_of(reference, streams).expect(case, TreePass(output, positions, sees))
+    long = expect_long(reference, spec, tokens, say) if spec else None
     logits = reference.logits(output)
     if not np.isfinite(logits).all():
         raise BaseModelError(

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.formatter import Formatter
-from streamspec.adapters.training.data import TokenRow
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import stepper
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.validate.reference import Reference, reference_of
 from streamspec.prompt.prompt_format import PromptFormat
 
 LIMIT = 20  # rows
@@ -91,7 +90,7 @@ Scorer = Callable[[Array, Array], Iterable[Array]]  # tokens [T] and rows: logit
 
 def measure(model: Any, rows: Sequence[TokenRow]) -> Measured:
     """Runs PyTorch in float32 over `rows`, several texts in one pass."""
-    reference, packs = ReferenceModel(model), [[rows[0]]]
+    reference, packs = reference_of(model), [[rows[0]]]
     for row in rows[1:]:
         if (len(packs[-1]) + 1) * max(len(other.input_ids) for other in (*packs[-1], row)) > TOKENS:
             packs.append([])
@@ -136,15 +135,16 @@ def graph_scorer(session: Any, rows: Sequence[TokenRow]) -> Scorer:
     return score
 
 
-def _losses_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> Array:
+def _losses_of_model(reference: Reference, pack: Sequence[TokenRow]) -> Array:
     longest = max(len(row.input_ids) for row in pack)
     tokens = np.stack([np.pad(np.asarray(row.input_ids), (0, longest - len(row.input_ids))) for row in pack])
-    final = reference.texts(tokens).flatten(0, 1)
+    final = reference.texts(tokens)
+    final = final.reshape(-1, final.shape[-1])
     where = np.concatenate([text * longest + _before_answer(row) for text, row in enumerate(pack)])
     targets = tokens.reshape(-1)[where + 1]
     return np.concatenate(
         [
-            _losses(reference.decoder.logits(final[where[at : at + HEAD_ROWS]]).numpy(), targets[at : at + HEAD_ROWS])
+            _losses(reference.head(final[where[at : at + HEAD_ROWS]]), targets[at : at + HEAD_ROWS])
             for at in range(0, len(where), HEAD_ROWS)
         ]
     )
@@ -157,8 +157,10 @@ def _before_answer(row: TokenRow) -> Array:
 
 def _losses(logits: Array, targets: Array) -> Array:
     """The cross-entropy of each row of logits [r, V] against the tokens `targets` [r], float64."""
-    rows = torch.from_numpy(logits)
-    parts = [torch.logsumexp(part.double(), dim=-1) for part in rows.split(LOSS_ROWS)]
-    scores = rows.gather(1, torch.as_tensor(targets)[:, None])[:, 0].double()
-    losses: Array = (torch.cat(parts) - scores).numpy()
+    sums = np.empty(len(logits))
+    for at in range(0, len(logits), LOSS_ROWS):
+        part = logits[at : at + LOSS_ROWS].astype(np.float64)
+        largest = part.max(axis=1)
+        sums[at : at + LOSS_ROWS] = largest + np.log(np.exp(part - largest[:, None]).sum(axis=1))
+    losses: Array = sums - logits[np.arange(len(logits)), targets]
     return losses

@@ -6,8 +6,8 @@ to be fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamspec.draft_tree import MASKED, DraftTree
+from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.weights.lazy_weights import Float32Decoder
@@ -35,7 +35,7 @@ class ReferenceModel:
     """HF's layers of `model`, called one by one in float32."""
 
     def __init__(self, model: Any, streams: DraftSpec | None = None) -> None:
-        self.model, self.decoder = model, Float32Decoder(model)
+        self.model, self.decoder, self.config = model, Float32Decoder(model), model.config
         self.layers = len(self.decoder.layers)
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
@@ -56,11 +56,42 @@ class ReferenceModel:
         return ReferenceOutput(final, entry, keys, values)
 
     @torch.no_grad()
-    def texts(self, tokens: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Tensor:
-        """Finished states [B, T, H] of texts of tokens [B, T], each by itself. `around` as for `states`."""
+    def texts(self, tokens: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Array:
+        """Finished states float32 [B, T, H] of texts of tokens [B, T], each by itself. `around` as for `states`."""
         length = tokens.shape[1]
         sees = np.tri(length, dtype=bool)
-        return self._run(torch.as_tensor(tokens), torch.arange(length), sees, _Pass({}), around)[0]
+        final: Array = self._run(torch.as_tensor(tokens), torch.arange(length), sees, _Pass({}), around)[0].numpy()
+        return final
+
+    @contextmanager
+    def watched(self, layer: int, modules: Sequence[str]) -> Iterator[dict[str, Array]]:
+        """What the block's passes give linear maps of a layer: rows [rows, in] by the map's name."""
+        seen: dict[str, Array] = {}
+
+        def keep(name: str) -> Callable[[Any, Any], None]:
+            def hook(_: Any, args: Any) -> None:
+                seen[name] = args[0].flatten(0, -2).float().cpu().numpy()
+
+            return hook
+
+        of = self.decoder.layer(layer)
+        hooks = [of.get_submodule(name).register_forward_pre_hook(keep(name)) for name in modules]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def fast_products(self) -> Iterator[None]:
+        """While entered, PyTorch may multiply by oneDNN, whose float32 is twice as fast as MKL's on CPUs of AMD, and
+        round factors to bfloat16 where a CPU has units for it: a text's second moments are not known better."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _run(
         self,
@@ -93,23 +124,30 @@ class ReferenceModel:
         logits: Array = self.decoder.logits(output.final)[0].numpy()
         return logits
 
+    @torch.no_grad()
+    def head(self, finished: Array) -> Array:
+        """Logits float32 [r, V] of finished states [r, H]."""
+        logits: Array = self.decoder.logits(torch.from_numpy(finished)).numpy()
+        return logits
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the layers."""
+        return sum(parameter.numel() for parameter in self.decoder.layers.parameters())
+
+    @property
+    def long(self) -> Any:
+        """Computes the compared rows of a long text (`pytorch_long.long_logits`)."""
+        from streamspec.export.validate.pytorch_long import long_logits
+
+        return lambda text, tokens: long_logits(self.decoder, text, tokens)
+
     @staticmethod
     def mask(sees: Tensor, rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
         """Additive [1, 1, rows, columns]: 0 where a row sees a column, also within the sliding window."""
         if window is not None:
             sees = sees & (rows[:, None] - columns[None, :] < window)
         return torch.where(sees, 0.0, MASKED)[None, None]
-
-
-def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
-    """Tokens, positions and visibility of a context followed by a tree, for one pass of the reference."""
-    length, n = len(context), len(tree_tokens)
-    positions = np.concatenate([np.arange(length), length + np.asarray(tree.depths)])
-    sees = np.zeros((length + n, length + n), bool)
-    sees[:length, :length] = np.tri(length, dtype=bool)
-    sees[length:, :length] = True
-    sees[length:, length:] = tree.ancestors
-    return np.concatenate([context, tree_tokens]), positions, sees
 
 
 @dataclass

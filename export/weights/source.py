@@ -4,10 +4,21 @@ about them on the way. Covered by the tests of `load_weights`, `smoothing` and t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamspec.export.quantization.arithmetic import Array, Blocks
-from streamspec.export.weights.lazy_weights import LazyMatrix
+
+
+class Table(Protocol):
+    """A table [rows, columns], read in parts as float32 arrays."""
+
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        """Reads rows."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Reads everything."""
 
 
 class Source(Protocol):
@@ -17,7 +28,7 @@ class Source(Protocol):
     def weight(self, name: str) -> Array:
         """Returns the weight `name`."""
 
-    def rows_of(self, name: str) -> LazyMatrix:
+    def rows_of(self, name: str) -> Table:
         """Returns a table, such as the embedding, to be read part by part."""
 
     def bias(self, name: str) -> Array | None:
@@ -39,7 +50,7 @@ class ChangedSource:
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def rows_of(self, name: str) -> LazyMatrix:
+    def rows_of(self, name: str) -> Table:
         """Returns a table unchanged."""
         return self.source.rows_of(name)
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from streamspec.adapters.dataset.formatter import Formatter, end_texts
-from streamspec.adapters.training.data import TokenRow
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, iterate_examples
 from streamspec.errors import DataError
 from streamspec.prompt.prompt_format import PromptFormat

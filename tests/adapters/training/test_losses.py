@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel
 from streamspec.adapters.training import losses
 from streamspec.adapters.training.acceptance_eval import record_ranks
-from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.losses import draft_losses, lookup_table, next_token_loss, pick_rows
 from tests.support.tiny_models import tiny_model
 

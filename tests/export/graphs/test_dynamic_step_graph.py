@@ -15,7 +15,8 @@ from streamspec.export.drafters.registry import row_of
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.draft_reference import ParallelReference
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
+from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.validate.reference import tree_rows
 from streamspec.step_graph import SAMPLING_INPUTS
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
@@ -36,7 +37,7 @@ def off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def draft_reference(model: ReferenceModel, streams: DraftSpec | None) -> ParallelReference:
     assert streams is not None
-    found = row_of(streams).reference(model, streams)
+    found = row_of(streams).reference_of(model, streams)
     assert isinstance(found, ParallelReference)
     return found
 

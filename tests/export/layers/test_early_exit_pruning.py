@@ -13,7 +13,8 @@ import torch
 from streamspec.draft_tree import DraftTree
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
+from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.validate.reference import tree_rows
 from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
 

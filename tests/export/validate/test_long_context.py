@@ -21,6 +21,7 @@ from streamspec.export.validate import long_context
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.long_context import expect_long, plan
 from streamspec.export.validate.parity import check_parity, expect
+from streamspec.export.validate.reference import reference_of
 from streamspec.export.weights.load_weights import ModelSource
 from tests.support.tiny_exports import VOCAB, build, build_static, save_base, tiny_model
 
@@ -74,7 +75,7 @@ def test_a_graph_agrees_after_its_limits(name: str, gaps: bool, tmp_path: Path) 
     report = check_parity(built.session, expect(model, built.streams, TOKENS, spec=built.spec), "fp32")
     limits = {150: "window"} if "window" in name else {}
     limits |= {200: "original rope length"} if "rope" in name else {}
-    text, _ = plan(model, built.spec)
+    text, _ = plan(reference_of(model), built.spec)
     assert text is not None and text.limits == limits and bool((~text.computed).any()) == gaps
     assert report["long"]["rows"] == 16 * len(limits) and report["long"]["relative"] < 1e-5
     for limit, what in limits.items():
@@ -84,7 +85,7 @@ def test_a_graph_agrees_after_its_limits(name: str, gaps: bool, tmp_path: Path) 
 @pytest.mark.parametrize("name", LONG)
 def test_the_reference_is_hugging_faces_own_pass(name: str) -> None:
     model = long_model(name)
-    expected = expect_long(model, describe(model), TOKENS, quiet)
+    expected = expect_long(reference_of(model), describe(model), TOKENS, quiet)
     assert expected.text is not None and expected.text.computed.all()
     with torch.no_grad():
         theirs = model(torch.as_tensor(expected.tokens)[None], use_cache=False).logits[0].numpy()
@@ -130,7 +131,7 @@ def test_static_graphs_are_compared_within_their_slots(tmp_path: Path, monkeypat
 def test_a_model_without_limits_has_no_long_rows() -> None:
     for family, changes in (("llama", {}), ("gpt2", {}), ("mistral", {"sliding_window": None})):
         model = tiny_model(family, **changes)
-        assert plan(model, describe(model)) == (None, None)
+        assert plan(reference_of(model), describe(model)) == (None, None)
 
 
 def test_what_needs_too_large_a_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,7 @@ def test_what_needs_too_large_a_cache_is_named(tmp_path: Path, monkeypatch: pyte
     assert manifest.parity["not_compared"].startswith("rows after the original rope length of 200: keys and values")
     card = (tmp_path / "bundle" / "README.md").read_text()
     assert "| long | 16 |" in card and "(after the window of 150)" in card and "Not compared: rows after" in card
-    assert any("rows in PyTorch, to compare positions 150-165" in line for line in lines)
+    assert any("rows of the reference, to compare positions 150-165" in line for line in lines)
 
 
 def test_plain_models_for_other_runtimes_are_compared_too(tmp_path: Path, gaps: bool) -> None:
