@@ -40,6 +40,20 @@ def command(
             show_default=False,
         ),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps the token, readable by you alone; made with a new one where there is none.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Web origin whose pages may ask, with the token, such as https://app.example; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Model id of the bundle; default: its folder's name.", show_default=False)
     ] = None,
@@ -74,7 +88,7 @@ def command(
     if log:
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
-    given = token or os.environ.get(TOKEN)
+    given = token or (None if token_file else os.environ.get(TOKEN))
     options = LoadOptions(
         threads=threads,
         provider=provider,
@@ -89,8 +103,9 @@ def command(
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
-        shown = "" if given else f"; token: {server.token}"
-        page = "" if no_page else f"; page: {server.url}/" + ("" if given else f"#token={server.token}")
+        known = given is not None or token_file is not None
+        shown = f"; token in {token_file}" if token_file else "" if given else f"; token: {server.token}"
+        page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
     serve(
@@ -98,6 +113,8 @@ def command(
         options,
         port=port,
         token=given,
+        token_file=token_file,
+        allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
         limits=limits,

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -176,6 +176,7 @@ def create_app(
     adapters: Mapping[str, str | Path] | None = None,
     limits: Limits = DEFAULT,
     page: bool = True,
+    allow_origins: Collection[str] = (),
 ) -> tuple[App, Pool]:
     """Creates the ASGI application over a loaded session, and its session pool, which has to be closed with it.
 
@@ -183,9 +184,10 @@ def create_app(
     - `port`: the port that clients use, checked against the Host header.
     - `name`: model id of the session itself. `adapters`: further model ids with their adapters (`Session.swap`).
     - `limits`: bounds on requests and sessions. `page`: whether to serve the web page.
+    - `allow_origins`: web origins, such as `https://app.example`, whose pages may ask with the token.
 
     Serve it with `Server`, which binds loopback addresses only; any other server must do the same. Raises ConfigError
-    for model ids that collide or are invalid.
+    for model ids that collide or are invalid, and for what is no web origin.
     """
     service = Service(session, name, adapters or {}, limits)
     files = _page_files() if page else {}
@@ -203,7 +205,7 @@ def create_app(
         exception_handlers={ApiError: _say, HTTPException: _say_http, ClientDisconnected: _hang_up, Exception: _say},
     )
     app.router.redirect_slashes = False
-    return RequestGuard(app, token, port, limits, frozenset({"/health", *files})), service.pool
+    return RequestGuard(app, token, port, limits, frozenset({"/health", *files}), allow_origins), service.pool
 
 
 async def _health(request: Request) -> Response:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
+from streamspec.errors import ConfigError
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
 
@@ -40,34 +42,74 @@ ALWAYS = [
     ),
     (b"connection", b"close"),  # on loopback a connection costs nothing, and none is left to be held open
 ]
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
+PREFLIGHT = [  # what pages of an allowed origin may ask with
+    (b"access-control-allow-methods", b"GET, HEAD, POST"),
+    (b"access-control-max-age", b"600"),
+]
+NAMES_OF_HEADERS = re.compile(rb"[A-Za-z0-9_, -]*")
 log = logging.getLogger("streamspec.serve")
 
 
-class RequestGuard:
-    """`port`: the one that Host has to name. `open_paths`: what needs no token."""
+def check_origins(origins: Collection[str]) -> None:
+    """Raises ConfigError for what is no web origin as browsers send it."""
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin) or DEFAULT_PORT.fullmatch(origin):
+            raise ConfigError(
+                f"an allowed origin {origin!r}",
+                "web origins as browsers send them: scheme and host in small letters, a port unless it is the scheme's "
+                "own, no path, no wildcard",
+                "write it like https://app.example or http://localhost:3000",
+            )
 
-    def __init__(self, app: App, token: str, port: int, limits: Limits, open_paths: frozenset[str]) -> None:
+
+class RequestGuard:
+    """`port`: the one that Host has to name. `open_paths`: what needs no token. `allow_origins`: of other pages that
+    may ask, with the token. Raises ConfigError for what is no origin.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        token: str,
+        port: int,
+        limits: Limits,
+        open_paths: frozenset[str],
+        allow_origins: Collection[str] = (),
+    ) -> None:
+        check_origins(allow_origins)
         self.app, self.limits, self.open_paths = app, limits, open_paths
         self._token = token.encode()
         hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == 80 else set())
         self._hosts = {host.encode() for host in hosts}
         self._origins = {b"http://" + host for host in self._hosts}
+        self._allowed = {origin.encode() for origin in allow_origins} - self._origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         began, status = time.perf_counter(), 0
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value)
+        sharing = self._sharing(headers)
 
         async def dressed(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), *ALWAYS]
+                message["headers"] = [*message.get("headers", []), *ALWAYS, *sharing]
             await send(message)
 
         try:
             try:
-                self._check(scope)
+                self._check_sender(scope, headers)
+                if sharing and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                    sharing += _preflight(headers)
+                    await Response(status_code=204)(scope, receive, dressed)
+                    return
+                self._check(scope, headers)
                 body = await self._read(scope, receive)
             except ApiError as error:
                 await JSONResponse(error.body, error.status, error.headers)(scope, receive, dressed)
@@ -83,7 +125,18 @@ class RequestGuard:
                 1000 * (time.perf_counter() - began),
             )
 
-    def _check(self, scope: Scope) -> None:
+    def _sharing(self, headers: dict[bytes, list[bytes]]) -> list[tuple[bytes, bytes]]:
+        """Headers that let a page of an allowed origin read the answer; none for others."""
+        origin = headers.get(b"origin", [])
+        if len(origin) != 1 or origin[0] not in self._allowed:
+            return []
+        return [
+            (b"access-control-allow-origin", origin[0]),
+            (b"access-control-expose-headers", b"retry-after"),
+            (b"vary", b"origin"),
+        ]
+
+    def _check_sender(self, scope: Scope, headers: dict[bytes, list[bytes]]) -> None:
         if (
             len(scope["raw_path"])
             + len(scope["query_string"])
@@ -91,15 +144,19 @@ class RequestGuard:
             > self.limits.header
         ):
             raise ApiError(431, f"a head of more than {self.limits.header} bytes; expected a smaller one", "too_large")
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, []).append(value)
         if [host.lower() for host in headers.get(b"host", [])] not in [[host] for host in self._hosts]:
             raise ApiError(
                 403, "a Host that is not this server; expected 127.0.0.1 or localhost with its port", "foreign_host"
             )
-        if any(origin not in self._origins for origin in headers.get(b"origin", [])):
-            raise ApiError(403, "a request from another site's page; expected this server's own", "foreign_origin")
+        known = self._origins | self._allowed
+        if any(origin not in known for origin in headers.get(b"origin", [])):
+            raise ApiError(
+                403,
+                "a request from another site's page; expected this server's own or an allowed one",
+                "foreign_origin",
+            )
+
+    def _check(self, scope: Scope, headers: dict[bytes, list[bytes]]) -> None:
         if scope["path"] not in self.open_paths or scope["method"] not in ("GET", "HEAD"):
             self._check_token(headers.get(b"authorization", []))
         if scope["method"] not in METHODS:
@@ -145,6 +202,15 @@ class RequestGuard:
         if size > most:
             raise ApiError(413, f"a body of {size} bytes or more; expected at most {most}", "too_large")
         return bytes(body)
+
+
+def _preflight(headers: dict[bytes, list[bytes]]) -> list[tuple[bytes, bytes]]:
+    """What else the answer to a browser's question before a request says. The request itself needs the token."""
+    asked = b", ".join(headers.get(b"access-control-request-headers", []))
+    answer = [*PREFLIGHT, (b"access-control-allow-headers", asked if NAMES_OF_HEADERS.fullmatch(asked) else b"")]
+    if headers.get(b"access-control-request-private-network") == [b"true"]:  # a public page asks this machine
+        answer.append((b"access-control-allow-private-network", b"true"))
+    return answer
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

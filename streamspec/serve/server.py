@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +19,12 @@ from streamspec.errors import ConfigError
 from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
-from streamspec.serve.auth import App
+from streamspec.serve.auth import App, check_origins
+from streamspec.serve.kept_token import check_token, kept_token, new_token
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool
 
 HOSTS = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
-SHORTEST_TOKEN = 8
 BACKLOG = 64
 READERS = 2  # threads that read requests; as for sessions, few keep less memory
 GRACE = 0.5  # seconds that cancelled generations have to end in
@@ -48,11 +47,12 @@ class Server:
         adapters: dict[str, str | Path] | None = None,
         limits: Limits = DEFAULT,
         page: bool = True,
+        allow_origins: Collection[str] = (),
     ) -> None:
         """Opens the port. `port` 0 takes a free one, `token` None creates one; the rest as for `create_app`.
 
-        Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot
-        be sent.
+        Raises ConfigError for a host that is not loopback, a port that is taken, a token that is too short or cannot
+        be sent, or what is no web origin.
         """
         if host not in HOSTS:
             raise ConfigError(
@@ -60,14 +60,21 @@ class Server:
                 "127.0.0.1, localhost or ::1: the server is for this machine alone",
                 "forward a port to it if another one has to reach it",
             )
-        self.token = secrets.token_urlsafe(24) if token is None else token
-        _check_token(self.token)
+        self.token = new_token() if token is None else token
+        check_token(self.token)
         self.socket = _listen(host, port)
         try:
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
             app, self.pool = create_app(
-                session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page
+                session,
+                token=self.token,
+                port=self.port,
+                name=name,
+                adapters=adapters,
+                limits=limits,
+                page=page,
+                allow_origins=allow_origins,
             )
         except BaseException:
             self.socket.close()
@@ -94,21 +101,28 @@ def serve(
     *,
     port: int = 8080,
     token: str | None = None,
+    token_file: str | Path | None = None,
     name: str | None = None,
     adapters: list[str | Path] | None = None,
     limits: Limits = DEFAULT,
     page: bool = True,
+    allow_origins: Collection[str] = (),
     host: str = "127.0.0.1",
     ready: Callable[[Server], None] | None = None,
     **keywords: Unpack[LoadKwargs],
 ) -> None:
     """Loads a bundle and serves it until SIGINT or SIGTERM. Options of `load` as one `LoadOptions` or as keywords.
 
-    - `port`, `host`, `token`, `limits`, `page`: as for `Server`.
+    - `port`, `host`, `token`, `limits`, `page`, `allow_origins`: as for `Server`.
+    - `token_file`: instead of `token`, a file that keeps it, with mode 0600; made with a new one where there is none.
     - `name`: model id of the bundle (default: its folder's name).
     - `adapters`: adapters of a swappable bundle to offer (default: all in the bundle).
     - `ready`: called with the `Server` before it begins to serve.
     """
+    if token is not None and token_file is not None:
+        raise ConfigError("a token and a token file", "one of them", "leave one out")
+    check_origins(allow_origins)
+    token = token if token_file is None else kept_token(token_file)
     session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
@@ -127,19 +141,11 @@ def serve(
         adapters=by_name,
         limits=limits,
         page=page,
+        allow_origins=allow_origins,
     )
     if ready is not None:
         ready(server)
     server.run()
-
-
-def _check_token(token: str) -> None:
-    if len(token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in token):
-        raise ConfigError(
-            "the token",
-            f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
-            "choose another, or leave it out for a new one",
-        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -104,6 +104,63 @@ def test_a_foreign_origin_is_refused(running: Make, origin: str) -> None:
         assert client.get("/v1/models", headers={"origin": server.url}).status_code == 200
 
 
+APP = "https://app.example"
+
+
+def test_pages_of_an_allowed_origin_may_ask_with_the_token(running: Make) -> None:
+    server = running(allow_origins=[APP, "http://localhost:3000"])
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    with server.http() as client:
+        for origin in (APP, "http://localhost:3000"):
+            headers = {"origin": origin}
+            allowed = client.options("/v1/chat/completions", headers=headers | asked | {"authorization": ""})
+            assert allowed.status_code == 204 and "POST" in allowed.headers["access-control-allow-methods"]
+            assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
+            assert "access-control-allow-private-network" not in allowed.headers
+            for status, answer in (
+                (200, client.post("/v1/chat/completions", json=BODY, headers=headers)),
+                (200, client.post("/v1/chat/completions", json=BODY | {"stream": True}, headers=headers)),
+                (400, client.post("/v1/chat/completions", json={}, headers=headers)),
+                (401, client.post("/v1/chat/completions", json=BODY, headers=headers | {"authorization": "x"})),
+                (204, allowed),
+            ):
+                assert answer.status_code == status and answer.headers["access-control-allow-origin"] == origin
+                assert answer.headers["vary"] == "origin" and "access-control-allow-credentials" not in answer.headers
+        public = client.options("/", headers=headers | asked | {"access-control-request-private-network": "true"})
+        assert public.headers["access-control-allow-private-network"] == "true"
+        odd = client.options("/", headers=headers | asked | {"access-control-request-headers": "a: b"})
+        assert odd.headers["access-control-allow-headers"] == ""
+        assert client.options("/", headers=headers).status_code == 405  # no question of a browser
+
+
+def test_an_allowed_origin_changes_nothing_for_others(running: Make) -> None:
+    server = running(allow_origins=[APP])
+    asked = {"access-control-request-method": "POST"}
+    with server.http() as client:
+        for origin in ("http://app.example", f"{APP}:444", f"{APP}.evil.example", "https://x.app.example", "null"):
+            for method in ("OPTIONS", "GET"):
+                answer = client.request(method, "/v1/models", headers=asked | {"origin": origin})
+                assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"
+                assert "access-control-allow-origin" not in answer.headers
+        both = [*client.headers.items(), ("origin", APP), ("origin", "http://evil.example")]
+        assert client.get("/v1/models", headers=both).status_code == 403
+        foreign = client.options("/v1/models", headers=asked | {"origin": APP, "host": "evil.example"})
+        assert foreign.status_code == 403 and foreign.json()["error"]["code"] == "foreign_host"
+        for headers in ({}, {"origin": server.url}):
+            answer = client.get("/v1/models", headers=headers)
+            assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "", "app.example", "https://", "https://app.example/", "https://App.example", "https://*.example",
+     "https://a@b.example", "https://app.example:443", "http://app.example:80", "https://app.example:x", "https://ä.de"],
+)  # fmt: skip
+def test_what_is_no_web_origin_cannot_be_allowed(origin: str) -> None:
+    with pytest.raises(ConfigError, match="an allowed origin"):
+        Server(FakeServeSession(Shared()), port=0, token=TOKEN, allow_origins=[APP, origin])
+
+
 def test_other_methods_are_refused(running: Make) -> None:
     with running().http() as client:
         for method in ("PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):

@@ -350,6 +350,17 @@ def test_a_token_that_is_given_is_not_printed(start: Callable[..., Process]) -> 
 
 
 @pytest.mark.slow
+def test_a_kept_token_is_not_printed_but_made(start: Callable[..., Process], tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    served = start("--token-file", str(path), "--allow-origin", "https://app.example", STREAMSPEC_TOKEN=TOKEN)
+    token = path.read_text().strip()
+    assert served.line == f"{served.url}/v1; token in {path}; page: {served.url}/\n" and token != TOKEN
+    asked = {"authorization": f"Bearer {token}", "origin": "https://app.example"}
+    answer = httpx.get(f"{served.url}/v1/models", headers=asked)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [
