@@ -98,7 +98,9 @@ def recover(target: Path) -> None:
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Deletes from `folder` what processes left that were killed while they wrote `name` (None: anything) there."""
+    """Deletes from `folder` what processes left that were killed while they wrote `name` there; None: anything, and
+    finishes what they did not finish replacing.
+    """
     written = "[^/]+" if name is None else re.escape(name)
     temporary = re.compile(rf"(\.{written}\.[0-9a-f]{{8}}\.tmp)(\.lock)?")
     with contextlib.suppress(OSError):  # a folder that cannot be listed, or a file system without locks: nothing goes
@@ -107,6 +109,18 @@ def sweep(folder: Path, name: str | None = None) -> None:
             if (handle := take(lock)) is not None:
                 delete(folder / found)
                 release(handle, lock)
+        for one in os.listdir(folder) if name is None else ():
+            if set_aside := re.fullmatch(r"\.(.+)\.previous(\.lock)?", one):
+                recover(folder / set_aside[1])
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes a folder; from one moment to the next its name is gone. Raises OSError where it cannot be renamed."""
+    recover(path)
+    with _staged(path) as doomed:
+        os.rename(path, doomed)
+        sync_folder(path.parent)
+        delete(doomed)
 
 
 def delete(path: Path) -> None:

@@ -17,19 +17,21 @@ from streamspec.atomic import sha256_file, write_text
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
 from streamspec.errors import BundleError, ConfigError, meant, names_in
+from streamspec.library.installed import path_of
 from streamspec.paths import cache_dir
 
 EXTRA = 'run: pip install "streamspec[export]", or give a bundle'
 
 
 def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | None = None) -> Path:
-    """Returns the folder of the bundle called `name`: itself where it is one; else of a base (a Hugging Face folder, a
-    GGUF file, a hub id, `smollm2-135m`) the bundle in the cache, exported first where it is not there.
+    """Returns the folder of the bundle called `name`: itself where it is one, or the one installed under this
+    name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
+    exported first where it is not there.
 
     `say` gets one line per step of the export (default: stderr). Raises ConfigError for a name of nothing, and where
     the libraries are missing that an export takes; BaseModelError for a base that cannot be used.
     """
-    path = Path(name).expanduser()
+    path = path_of(Path(name).expanduser())
     if (path / MANIFEST).is_file():
         return path
     digest, label = _content(name, path, say)

@@ -11,7 +11,22 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import adapt, bench, chat, demo, doctor, export, generate, inspect, serve, shrink, train, tune
+from streamspec.cli import (
+    adapt,
+    bench,
+    chat,
+    demo,
+    doctor,
+    export,
+    generate,
+    inspect,
+    pack,
+    pull,
+    serve,
+    shrink,
+    train,
+    tune,
+)
 from streamspec.cli.errors import guarded, one_line_warning
 from streamspec.cli.help_panels import PanelledCommand
 
@@ -23,6 +38,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "chat": chat.command,
     "generate": generate.command,
     "serve": serve.command,
+    "pack": pack.command,
+    "pull": pull.command,
+    "list": pull.list_command,
+    "remove": pull.remove_command,
     "bench": bench.command,
     "tune": tune.command,
     "inspect": inspect.command,

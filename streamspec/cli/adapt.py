@@ -8,11 +8,18 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, unescaped
+from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, installed, unescaped
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle of `export --swappable`.", show_default=False)],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            help="Bundle of `export --swappable`, or the name of an installed one.",
+            callback=installed,
+            show_default=False,
+        ),
+    ],
     adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`, or a LoRA of PEFT.", show_default=False)],
     name: Annotated[
         str | None, typer.Option(help="Name of the adapter in the bundle; default: its folder's.", show_default=False)

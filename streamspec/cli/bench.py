@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.shared_options import (
+    Bundle,
     MinP,
     NoNgram,
     NoRecycling,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    bundle: Bundle,
     prompts: Annotated[
         Path,
         typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False),

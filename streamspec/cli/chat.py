@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from streamspec.cli.shared_options import (
+    BUNDLE,
     Context,
     MinP,
     NoNgram,
@@ -33,7 +34,7 @@ def command(
     bundle: Annotated[
         str,
         typer.Argument(
-            help="Bundle folder, or a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id.",
+            help=f"{BUNDLE}, or a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id.",
             show_default=False,
         ),
     ],

@@ -10,14 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.bundle.files import verify_files
-from streamspec.cli.shared_options import Threads
+from streamspec.cli.shared_options import BUNDLE, Threads, installed
 
 Rows = Sequence[Sequence[str]]
 
 
 def command(
     bundle: Annotated[
-        Path | None, typer.Argument(help="Bundle folder to test on every provider.", show_default=False)
+        Path | None,
+        typer.Argument(help=f"{BUNDLE}, to test on every provider.", callback=installed, show_default=False),
     ] = None,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,

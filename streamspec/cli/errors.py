@@ -35,7 +35,7 @@ EXTRA_OF = {
     "safetensors": "train",
     "huggingface_hub": "train",
 }
-EXTRA_OF_COMMAND = {"train": "train", "export": "export", "adapt": "export", "demo": "all"}
+EXTRA_OF_COMMAND = {"train": "train", "pull": "export", "export": "export", "adapt": "export", "demo": "all"}
 
 
 def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:

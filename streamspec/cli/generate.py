@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.shared_options import (
+    Bundle,
     MaxNewTokens,
     MinP,
     NoNgram,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    bundle: Bundle,
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.", show_default=False)
     ] = None,

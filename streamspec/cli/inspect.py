@@ -22,6 +22,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
+from streamspec.cli.shared_options import installed
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
@@ -31,7 +32,14 @@ Rows = list[tuple[str, str]]
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="Bundle or adapter folder.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Bundle or adapter folder, or the name of an installed bundle.",
+            callback=installed,
+            show_default=False,
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Describe a bundle or an adapter."""

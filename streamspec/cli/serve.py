@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.shared_options import (
+    Bundle,
     Context,
     Idle,
     NoNgram,
@@ -30,7 +31,7 @@ TOKEN = "STREAMSPEC_TOKEN"
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    bundle: Bundle,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1: nothing else.")] = "127.0.0.1",
     token: Annotated[

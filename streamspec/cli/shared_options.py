@@ -26,11 +26,22 @@ def generation_flag(name: str, **settings: Any) -> Any:
     return typer.Option(help=help_of(Sampling if hasattr(Sampling, name) else GenerationOptions, name), **settings)
 
 
+def installed(bundle: Path | None) -> Path | None:
+    """The folder of a bundle that is given as a path, or by the name of an installed one."""
+    if bundle is None or bundle.exists():
+        return bundle
+    from streamspec.library.installed import path_of
+
+    return path_of(bundle)
+
+
 def unescaped(text: str) -> str:
     r"""Reads `\n`, `\t` and `\\` in a flag's text as shells do not."""
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
+BUNDLE = "Bundle folder, or the name of an installed one"
+Bundle = Annotated[Path, typer.Argument(help=f"{BUNDLE}.", callback=installed, show_default=False)]
 Format = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.shared_options import Provider, Threads, Use
+from streamspec.cli.shared_options import Bundle, Provider, Threads, Use
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    bundle: Bundle,
     context: Annotated[
         list[int] | None,
         typer.Option(

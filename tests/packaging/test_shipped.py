@@ -50,6 +50,7 @@ def test_every_file_of_the_wheel_has_a_part(wheel: Path) -> None:
         "bench",
         "chat",
         "export",
+        "library",
         "adapters",
         "packaging",
         "serve",

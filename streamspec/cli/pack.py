@@ -1,0 +1,31 @@
+"""`streamspec pack`: a bundle as one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamspec.cli.shared_options import Bundle
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
+ENDING = ".streamspec.tar"
+
+
+def command(
+    bundle: Bundle,
+    file: Annotated[
+        Path | None, typer.Argument(help=f"File to write; default: the bundle's name and {ENDING}.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a bundle as one file, its files listed with size and sha256."""
+    from streamspec.library.archive import pack
+
+    target = file or Path(bundle.resolve().name + ENDING)
+    done = pack(bundle, target, force)
+    facts = {"file": str(target), "bytes": done.bytes, "sha256": done.sha256}
+    print(json.dumps(facts) if as_json else f"wrote {target}, {done.bytes / 1e6:.1f} MB, sha256 {done.sha256}")

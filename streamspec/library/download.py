@@ -1,0 +1,172 @@
+"""Downloads one file over https. What broke off goes on where it was, also in a later run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from streamspec import __version__
+from streamspec.atomic import sha256_file, write_text
+from streamspec.errors import BundleError, ConfigError
+from streamspec.library.file_list import AT_ONCE, check_size
+from streamspec.progress import region
+
+TRIES, WAIT, TIMEOUT = 5, 1.0, 30.0  # tries without a byte in between, seconds before the next one, seconds of silence
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# What the network does; a ValueError is an address that cannot be asked. A full disk is another OSError, and not here.
+BROKEN = (
+    urllib.error.URLError,
+    ConnectionError,
+    TimeoutError,
+    ssl.SSLError,
+    http.client.HTTPException,
+    ValueError,
+)
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to addresses that could have been given; from https to https only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        check_address(newurl, plain=urlsplit(req.full_url).scheme == "http")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def check_address(url: str, plain: bool = True) -> None:
+    """Raises ConfigError for anything but https; `plain`: or http on this machine."""
+    try:
+        parts = urlsplit(url)
+        local = plain and parts.scheme == "http" and parts.hostname in LOOPBACK
+        known = (local or (parts.scheme == "https" and parts.hostname)) and parts.username is None
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError(f"the address {shown(url)}", "https://host/path without a user", "use such an address")
+
+
+def shown(url: str) -> str:
+    """The address without what may be secret: user, password and query."""
+    before, mark, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{before}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def fetch(url: str, work: Path, sha256: str | None = None) -> Path:
+    """Returns the file at `url`, downloaded into the folder `work`, which is for this address alone. What an earlier
+    run fetched is not fetched again. Several tries, as long as bytes come.
+
+    Raises BundleError where it cannot be fetched, has another `sha256`, or more bytes than a bundle may have,
+    ResourceError where the disk is too small. What has been fetched stays, but for a wrong hash.
+    """
+    check_address(url)
+    part = work / "part"
+    done, total, left = _size(part), 0, TRIES
+    with region(lambda: [f"fetching: {done / 1e6:.0f} of {total / 1e6:.0f} MB"]) as show:
+        while True:
+            before = _size(part)
+            try:
+                for done, total in _go_on(url, part):  # noqa: B007 - what is shown reads them
+                    show()
+                break
+            except BROKEN as error:
+                left = TRIES if _size(part) > before else left - 1
+                if not _worth_another_try(error, part) or not left:
+                    kept = f"; {_size(part) / 1e6:.1f} MB are kept" if _size(part) else ""
+                    found = f"{shown(url)} cannot be fetched ({_reason(error)}){kept}"
+                    raise BundleError(found, "an address that answers", "check it, or run this again later") from None
+                time.sleep(WAIT)
+    if sha256 is not None and (digest := sha256_file(part)) != sha256.lower():
+        drop(part)
+        raise BundleError(f"{shown(url)} has sha256 {digest}", sha256.lower(), "check address and checksum")
+    return part
+
+
+def drop(part: Path) -> None:
+    """Deletes a download and the note on it."""
+    part.unlink(missing_ok=True)
+    part.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
+    """Fetches what is missing of `part`; yields how many bytes are there, and of how many. A note beside it keeps what
+    the server called the file: one that has changed begins anew.
+    """
+    note = part.with_suffix(".json")
+    have, known = _size(part), _read(note)
+    request = urllib.request.Request(url, headers={"User-Agent": f"streamspec/{__version__}"})
+    if have and known.get("validator"):
+        if have == known.get("total"):
+            yield have, have
+            return
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", known["validator"])
+    with urllib.request.build_opener(Redirects()).open(request, timeout=TIMEOUT) as answer:
+        done, total = _span(answer, have)
+        check_size(total - done, part.parent)
+        if not done:
+            validator = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+            strong = "" if validator.startswith("W/") else validator
+            part.unlink(missing_ok=True)  # before the note speaks of another file
+            write_text(note, json.dumps({"validator": strong, "total": total}))
+        with open(part, "ab") as out:
+            while done < total:
+                data = answer.read1(min(AT_ONCE, total - done))
+                if not data:
+                    raise http.client.IncompleteRead(b"", total - done)
+                out.write(data)
+                done += len(data)
+                yield done, total
+
+
+def _span(answer: Any, have: int) -> tuple[int, int]:
+    """Where the answer's bytes begin in the file, and how many the whole file has."""
+    if answer.status == 206:
+        found = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", answer.headers.get("Content-Range", ""))
+        if found is None or int(found[1]) != have:
+            raise http.client.HTTPException("a part that was not asked for")
+        return have, int(found[2])
+    if not re.fullmatch(r"\d{1,15}", length := answer.headers.get("Content-Length", "")):
+        raise http.client.HTTPException("a server that does not say how long the file is")
+    return 0, int(length)
+
+
+def _worth_another_try(error: Exception, part: Path) -> bool:
+    if not isinstance(error, urllib.error.HTTPError):
+        return not isinstance(error, ValueError) and not isinstance(_cause(error), ssl.SSLCertVerificationError)
+    if error.code == 416:  # the file is shorter now
+        drop(part)
+        return True
+    return error.code >= 500 or error.code == 429
+
+
+def _read(note: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(note.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
+def _cause(error: Exception) -> Any:
+    return getattr(error, "reason", error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection broke off"
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP status {error.code}"
+    return str(_cause(error)) or type(error).__name__

@@ -1,0 +1,391 @@
+"""Pull from a folder, a file, an address and the hub; what is installed. Covers `install`, `installed` and `hub`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from streamspec.bundle.files import verify_files
+from streamspec.chat.base_bundle import bundle_of
+from streamspec.cli import app
+from streamspec.errors import BundleError, ConfigError, ResourceError
+from streamspec.library import install
+from streamspec.library.archive import pack
+from streamspec.library.install import name_of, pull
+from streamspec.library.installed import installed, library_dir, path_of, remove
+from tests.library.conftest import Served
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_a_bundle_is_packed_pulled_listed_and_removed_by_commands(bundle: Path, library: Path, tmp_path: Path) -> None:
+    assert "no bundles in" in run("list").stdout
+    assert run("pack", bundle, tmp_path / "tiny.tar").stdout.startswith(f"wrote {tmp_path / 'tiny.tar'}, ")
+    facts = json.loads(run("pack", bundle, tmp_path / "tiny.tar", "--force", "--json").stdout)
+    done = run("pull", tmp_path / "tiny.tar", "--sha256", facts["sha256"])
+    assert done.exit_code == 0 and done.stdout.endswith("streamspec chat tiny\n")
+    assert run("list").stdout.split()[0] == "tiny" and "fp32" in run("list").stdout
+    [listed] = json.loads(run("list", "--json").stdout)["bundles"]
+    assert listed["path"] == str(library / "tiny") and listed["problem"] == ""
+    answer = run("generate", "tiny", "abc", "--max-new-tokens", "4", "--threads", "1")
+    assert answer.exit_code == 0 and answer.stdout.strip()
+    assert run("remove", "tiny").stdout.startswith("removed tiny, ") and not list(library.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("adapt", ["adapter"]),
+        ("bench", ["--prompts", "x"]),
+        ("doctor", []),
+        ("generate", []),
+        ("inspect", []),
+        ("pack", []),
+        ("serve", []),
+        ("tune", []),
+    ],
+)
+def test_every_command_with_a_bundle_takes_an_installed_one(
+    command: str, more: list[str], bundle: Path, library: Path
+) -> None:
+    pull(str(bundle), name="tiny")
+    group = typer.main.get_command(app)
+    taken = group.commands[command].make_context(command, ["tiny", *more])  # type: ignore[attr-defined]
+    assert library / "tiny" in taken.params.values()
+    assert bundle_of("tiny") == library / "tiny"  # of chat
+
+
+def test_every_command_is_known_to_take_a_bundle_or_not() -> None:
+    """One that is added has to go through `shared_options.Bundle`."""
+    taking = set()
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        taking |= {name for one in command.params if one.name == "bundle" and one.param_type_name == "argument"}
+    assert taking == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+
+
+def test_an_installed_bundle_is_not_replaced_unasked(bundle: Path, library: Path) -> None:
+    path = pull(str(bundle), name="x")
+    (path / "mark").touch()
+    with pytest.raises(BundleError, match=r"already holds a bundle.*--force"):
+        pull(str(bundle), name="x")
+    assert (path / "mark").exists()
+    assert pull(str(bundle), name="x", force=True) == path and not (path / "mark").exists()
+
+
+def test_a_folder_with_a_wrong_byte_or_a_link_out_installs_nothing(bundle: Path, library: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(bundle, tmp_path / "bad"))
+    weights = bad / "model.onnx.data"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(BundleError, match=r"model.onnx.data has sha256"):
+        pull(str(bad))
+    shutil.move(weights, tmp_path / "outside")
+    (tmp_path / "outside").write_bytes(data)
+    os.symlink(tmp_path / "outside", weights)
+    with pytest.raises(BundleError, match="is a link out of the folder"):
+        pull(str(bad))
+    assert not installed() and not list(library.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "/abs", ".hidden", "..", "a b"])
+def test_names_that_lead_elsewhere_are_refused(name: str, bundle: Path, library: Path) -> None:
+    with pytest.raises(ConfigError, match="the name"):
+        pull(str(bundle), name=name)
+    with pytest.raises(ConfigError, match="no installed bundle"):
+        remove(name)
+    assert not library.exists()
+
+
+def test_a_link_in_the_library_is_not_followed_by_remove(bundle: Path, library: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(bundle, tmp_path / "mine"))
+    library.mkdir()
+    os.symlink(mine, library / "linked")
+    with pytest.raises(ConfigError, match="no installed bundle 'linked'"):
+        remove("linked")
+    assert (mine / "manifest.json").is_file()
+
+
+def test_remove_names_what_is_near_and_cleans_up_after_one_that_was_killed(bundle: Path, library: Path) -> None:
+    pull(str(bundle), name="tiny")
+    (library / ".old.12345678.tmp").mkdir()
+    os.rename(pull(str(bundle), name="half"), library / ".half.previous")  # killed between two renames
+    with pytest.raises(ConfigError, match="did you mean tiny"):
+        remove("tine")
+    assert sorted(p.name for p in library.iterdir()) == ["half", "tiny"]
+
+
+def test_a_name_is_found_that_a_killed_pull_had_set_aside(bundle: Path, library: Path) -> None:
+    os.rename(pull(str(bundle), name="half"), library / ".half.previous")
+    assert path_of("half") == library / "half" and not installed()[0].problem
+
+
+def test_list_tells_a_damaged_bundle(bundle: Path, library: Path) -> None:
+    (pull(str(bundle), name="tiny") / "tokenizer.json").unlink()
+    assert "damaged: " in run("list").stdout and "no tokenizer.json" in installed()[0].problem
+
+
+def test_a_folder_wins_over_an_installed_name(
+    bundle: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(str(bundle), name="tiny")
+    monkeypatch.chdir(tmp_path)
+    assert path_of("tiny") == library / "tiny"
+    Path("tiny").mkdir()
+    assert path_of("tiny") == Path("tiny") and path_of("none") == Path("none")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://h/a/model-1.0.tar?x=1#y", "model-1.0"),
+        ("dir/tiny.streamspec.tar", "tiny"),
+        ("owner/name@main", "name"),
+        ("/a/b/", "b"),
+    ],
+)
+def test_the_name_is_the_last_part_of_the_source(source: str, name: str) -> None:
+    assert name_of(source) == name
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "says"),
+    [
+        ("nowhere", {}, "nothing at nowhere; expected a folder or a file"),
+        ("./owner/x", {}, "nothing at"),
+        ("ftp://h/x.tar", {}, "the address ftp://h/x.tar; expected https"),
+        ("http://example.org/x.tar", {}, "expected https"),
+        ("owner/x", {"sha256": "0" * 64}, "leave it out"),
+        ("https://h/x.tar", {"sha256": "abc"}, "64 hex digits"),
+    ],
+)
+def test_sources_that_are_none_are_refused(source: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        pull(source, **options)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STREAMSPEC_BUNDLES")
+    monkeypatch.setattr("streamspec.library.installed.user_data_dir", lambda name: f"~/.local/share/{name}")
+    with pytest.raises(ConfigError, match="STREAMSPEC_BUNDLES"):
+        library_dir()
+
+
+# ---- an address
+
+
+def test_an_address_is_fetched_where_it_broke_off_and_installed(
+    bundle: Path, library: Path, tmp_path: Path, served: Served
+) -> None:
+    digest = pack(bundle, tmp_path / "a.tar").sha256
+    served.content, served.breaks = (tmp_path / "a.tar").read_bytes(), [10_000, 0, 20_000]
+    assert pull(served.url, sha256=digest) == library / "tiny"
+    assert served.asked == [None, "bytes=10000-", "bytes=10000-", "bytes=30000-"]
+    assert not installed()[0].problem and not list((tmp_path / "cache" / "pull").iterdir())
+
+
+def test_a_hostile_download_installs_nothing_and_is_not_kept(library: Path, tmp_path: Path, served: Served) -> None:
+    served.content = b"<html>" * 1000
+    with pytest.raises(BundleError, match="no entry of a tar"):
+        pull(served.url)
+    assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
+
+
+def test_a_file_with_another_checksum_is_refused(bundle: Path, tmp_path: Path) -> None:
+    pack(bundle, tmp_path / "a.tar")
+    with pytest.raises(BundleError, match=f"expected {'0' * 64}"):
+        pull(str(tmp_path / "a.tar"), sha256="0" * 64)
+
+
+def test_a_download_is_kept_where_something_else_than_its_content_failed(
+    bundle: Path, library: Path, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.content = (pack(bundle, tmp_path / "a.tar") and tmp_path / "a.tar").read_bytes()
+
+    def full(*_: Any) -> None:
+        raise ResourceError("0 MB free")
+
+    monkeypatch.setattr("streamspec.library.archive.check_room", full)
+    with pytest.raises(ResourceError):
+        pull(served.url)
+    monkeypatch.undo()
+    monkeypatch.setenv("STREAMSPEC_BUNDLES", str(library))
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    assert pull(served.url) == library / "tiny" and len(served.asked) == 1
+
+
+def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
+    bundle: Path, tmp_path: Path, served: Served
+) -> None:
+    served.content = (pack(bundle, tmp_path / "a.tar") and tmp_path / "a.tar").read_bytes()
+    kept = tmp_path / "cache" / "pull"
+    for name, days in (("old", 15), ("new", 13)):
+        (kept / name).mkdir(parents=True)
+        (kept / name / "part").touch()
+        os.utime(kept / name / "part", (time.time() - days * 86400,) * 2)
+    with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
+        pull(served.url)
+    pull(served.url)
+    assert [one.name for one in kept.iterdir()] == ["new"]
+
+
+VICTIM = """
+import os, sys
+from streamspec.library import archive, download, file_list, install
+step = 0
+def waits(real):
+    def call(*args, **kwargs):
+        global step
+        step += 1
+        if step == int(sys.argv[1]):
+            print("here", flush=True)
+            sys.stdin.read()
+        return real(*args, **kwargs)
+    return call
+for name in "rename replace unlink mkdir".split():
+    setattr(os, name, waits(getattr(os, name)))
+file_list.region, download.WAIT = waits(file_list.region), 0.0
+for module, name in ((archive, "receive"), (archive, "_content"), (download, "_span"), (install, "check_arrived")):
+    setattr(module, name, waits(getattr(module, name)))
+if sys.argv[2] == "pack":
+    archive.pack(sys.argv[3], sys.argv[4], force=True)
+else:
+    install.pull(sys.argv[3], name="tiny", force=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["pack", "pull"])
+def test_killed_at_any_step_pack_and_pull_leave_old_or_new_and_the_next_run_cleans_up(
+    what: str, bundle: Path, library: Path, tmp_path: Path, served: Served
+) -> None:
+    packed, room = tmp_path / "a.tar", tmp_path / "packed"
+    digest, step = pack(bundle, packed).sha256, 0
+    served.content = packed.read_bytes()
+    room.mkdir()
+    arguments = [str(bundle), str(room / "b.tar")] if what == "pack" else [served.url]
+    while True:
+        step += 1
+        if what == "pull" and step % 2:
+            pull(str(bundle), name="tiny", force=True)  # one to replace, every other time
+        command = [sys.executable, "-c", VICTIM, str(step), what, *arguments]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as victim:
+            assert victim.stdout is not None
+            if not victim.stdout.readline():
+                break  # it has fewer steps
+            victim.kill()
+        found = installed()
+        assert not any(one.problem for one in found) and (found or what == "pack" or not step % 2), step
+        if what == "pull":
+            pull(served.url, name="tiny", force=True)
+            verify_files(library / "tiny")
+            assert [one.name for one in library.iterdir()] == ["tiny"] and not list((tmp_path / "cache/pull").iterdir())
+            if step % 2:
+                remove("tiny")
+        else:
+            assert pack(bundle, room / "b.tar", force=True).sha256 == digest
+            assert [one.name for one in room.iterdir()] == ["b.tar"]
+    assert victim.wait() == 0 and step > 8
+
+
+# ---- the hub: its own client, and a server that speaks as the hub does
+
+
+@dataclass
+class Hub:
+    """`absent`: a file that the server does not give; `sizes`: what it says of files, where not the truth."""
+
+    folder: Path = Path()
+    absent: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    got: list[tuple[str, str]] = field(default_factory=list)  # revision and file of each download
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    import huggingface_hub.constants as constants
+
+    state = Hub()
+
+    class HubHandler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer(False)
+
+        def do_GET(self) -> None:
+            self.answer(True)
+
+        def answer(self, body: bool) -> None:
+            parts, headers = self.path.partition("?")[0].strip("/").split("/"), {}
+            files = [one for one in state.folder.rglob("*") if one.is_file()]
+            if parts[:4] == ["api", "models", "owner", "tiny"]:
+                listed = [{"type": "file", "path": one.relative_to(state.folder).as_posix()} for one in files]
+                data = json.dumps([one | {"size": 1, "oid": "0" * 40} for one in listed]).encode()
+            elif parts[:2] == ["owner", "tiny"] and parts[-1] != state.absent:
+                data = (state.folder / "/".join(parts[4:])).read_bytes()
+                headers = {"X-Repo-Commit": "a" * 40, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+                state.got += [(parts[3], parts[-1])] if body else []
+            else:
+                data, headers = b"", {"X-Error-Code": "EntryNotFound"}
+            self.send_response(200 if data else 404)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(state.sizes.get(parts[-1], len(data))))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield state
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_repository_is_pulled_at_its_revision(
+    swappable_bundle: Path, library: Path, tmp_path: Path, hub: Hub
+) -> None:
+    hub.folder = swappable_bundle
+    assert pull("owner/tiny@v1") == library / "tiny"
+    assert hub.got[0] == ("v1", "manifest.json")
+    assert (library / "tiny" / "adapters" / "sql" / "adapter.onnx_adapter").is_file()
+    assert not list((tmp_path / "cache" / "pull").iterdir())
+
+
+def test_what_is_there_of_a_repository_is_not_fetched_again(bundle: Path, library: Path, hub: Hub) -> None:
+    hub.folder, hub.absent = bundle, "tokenizer.json"  # the last one
+    with pytest.raises(BundleError, match=r"gave no bundle owner/tiny \(\w+: "):
+        pull("owner/tiny")
+    assert not installed()
+    before, hub.absent = list(hub.got), ""
+    pull("owner/tiny")
+    assert hub.got[len(before) :] == [("main", "tokenizer.json")] and len(before) > 3
+
+
+def test_a_repository_that_lies_about_a_size_installs_nothing(bundle: Path, library: Path, hub: Hub) -> None:
+    hub.folder, hub.sizes = bundle, {"model.onnx": 1 << 40}
+    with pytest.raises(BundleError, match=r"model.onnx of 1099511627776 bytes at owner/tiny"):
+        pull("owner/tiny")
+    assert not installed()
