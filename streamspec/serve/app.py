@@ -5,7 +5,6 @@ request before.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -25,13 +24,15 @@ from starlette.routing import Route
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
+from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
+from streamspec.serve.api.chat_responses import ResponseBuilder
+from streamspec.serve.api.response_events import ResponseObject
+from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.api.tool_calls import CallParser, forced_prompt
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
-from streamspec.serve.requests import ParsedRequest, read_chat, read_completion
-from streamspec.serve.responses import ResponseBuilder
 
 PAGE = {
     ".html": "text/html",
@@ -87,6 +88,20 @@ class Service:
         """Answers `POST /v1/completions`."""
         return await self._answer(request, read_completion)
 
+    async def respond(self, request: Request) -> Response:
+        """Answers `POST /v1/responses`."""
+        return await self._answer(request, read_responses)
+
+    async def embed(self, request: Request) -> Response:
+        """Refuses `POST /v1/embeddings`: no bundle gives hidden states."""
+        raise ApiError(
+            400,
+            "embeddings of this server's bundles; expected a request for text: they are language models, whose graphs "
+            "give tokens and no hidden states; use a model made for embeddings",
+            "no_embeddings",
+            "model",
+        )
+
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
@@ -96,7 +111,7 @@ class Service:
             raise closing()
         parsed = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
         adapter = self._adapter(parsed.model)
-        prompt, field = _prompt(parsed), "messages" if parsed.chat else "prompt"
+        prompt, field = _prompt(parsed), "input" if parsed.echo else "messages" if parsed.chat else "prompt"
         options, tools, calls = parsed.options, parsed.tools, None
         if tools is not None:
             form = await asyncio.to_thread(self.pool.call_form)
@@ -109,14 +124,8 @@ class Service:
         except StreamspecError as error:
             raise _api_error(error, field) from None
         generation = self.pool.submit(adapter, prompt, options, hint)
-        answer = ResponseBuilder(
-            parsed.chat,
-            parsed.model,
-            None if adapter is None else str(parsed.model),
-            generation.tokenizer,
-            parsed.usage,
-            calls,
-        )
+        build = ResponseBuilder if parsed.echo is None else ResponseObject
+        answer = build(parsed, None if adapter is None else parsed.model, generation.tokenizer, calls)
         chunks = generation.chunks()
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
@@ -196,6 +205,8 @@ def create_app(
         Route("/v1/models/{name}", service.one_model),
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.complete, methods=["POST"]),
+        Route("/v1/responses", service.respond, methods=["POST"]),
+        Route("/v1/embeddings", service.embed, methods=["POST"]),
         Route("/metrics", service.metrics),
         Route("/health", _health),
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
@@ -241,28 +252,29 @@ def _prompt(parsed: ParsedRequest) -> Callable[[Session], Any]:
     return of
 
 
-async def _whole(answer: ResponseBuilder, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
+Answer = ResponseBuilder | ResponseObject
+
+
+async def _whole(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
     answer.push(first)
     async for chunk in chunks:
         answer.push(chunk)
     return answer.whole()
 
 
-async def _events(answer: ResponseBuilder, first: Chunk, chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
-    yield _event(answer.push(first))
+async def _events(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
+    for event in answer.events(first):
+        yield event
     try:
         async for chunk in chunks:
-            yield _event(answer.push(chunk))
+            for event in answer.events(chunk):
+                yield event
     except Exception as error:  # the status has been sent: an event has to say it
-        yield _event(_api_error(error).body)
+        for event in answer.failure(_api_error(error)):
+            yield event
         return
-    if answer.usage:
-        yield _event(answer.usage_chunk())
-    yield b"data: [DONE]\n\n"
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    for event in answer.ending():
+        yield event
 
 
 async def _while_connected(request: Request, work: Any) -> Any:

@@ -440,6 +440,11 @@ def run_pattern(data: bytes, folder: Path) -> object:
 
 def _requests() -> list[Any]:
     talk = [{"role": "system", "content": "be good"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "5"}]},
+    ]
     shared = {
         "model": "m",
         "stream": True,
@@ -464,18 +469,21 @@ def _requests() -> list[Any]:
         },
         {"model": "m", "messages": talk, "grammar": {"choice": ["a", "b"]}},
         shared | {"prompt": "abc", "logprobs": 2},
+        {"model": "m", "input": "hi", "text": {"format": {"type": "json_object"}}, "top_logprobs": 2},
+        {"model": "m", "input": items, "instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]},
         {"model": "m", "prompt": [1, 2, 3], "grammar": {"regex": "[a-z]+"}},
     ]
 
 
 def run_request(data: bytes, folder: Path) -> object:
-    """Refused with a status and one short line, or understood; a request is read as a chat and as a completion."""
+    """Refused with a status and one short line, or understood; a request is read as each path reads it."""
+    from streamspec.serve.api.chat_requests import read_chat, read_completion
+    from streamspec.serve.api.responses_request import read_responses
     from streamspec.serve.errors import ApiError
     from streamspec.serve.limits import Limits
-    from streamspec.serve.requests import read_chat, read_completion
 
     understood = 0
-    for read in (read_chat, read_completion):
+    for read in (read_chat, read_completion, read_responses):
         try:
             read(data, Limits())
             understood += 1
@@ -483,7 +491,7 @@ def run_request(data: bytes, folder: Path) -> object:
             if not 400 <= error.status < 500 or "\n" in error.message or len(error.message) > 2000:
                 raise AssertionError(f"{error.status} {error.message}") from error
     if not understood:
-        raise DataError("neither a chat nor a completion")
+        raise DataError("neither a chat nor a completion nor a response")
     return understood
 
 

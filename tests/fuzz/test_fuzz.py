@@ -34,7 +34,7 @@ def test_nothing_but_one_line_comes_out(name: str) -> None:
     from tests.fuzz.__main__ import run_batch
 
     if name == "request":
-        pytest.importorskip("streamspec.serve.requests", reason="the server is not installed")
+        pytest.importorskip("streamspec.serve.api.chat_requests", reason="the server is not installed")
     outcomes, slowest, failures = run_batch(name, 1, range(400))
     assert not failures, failures[0][1]
     assert len(outcomes) > 1, "every input had the same outcome: the target tells nothing apart"

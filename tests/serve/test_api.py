@@ -401,3 +401,9 @@ def test_an_idle_server_counts_what_it_did(running: Make) -> None:
         'streamspec_sessions{state="unopened"} 3',
     ):
         assert f"\n{line}\n" in metrics.text
+
+
+def test_embeddings_are_refused_with_the_reason(running: Make) -> None:
+    with pytest.raises(openai.BadRequestError, match="no hidden states; use a model made for embeddings") as caught:
+        running().client().embeddings.create(model="base", input="some text")
+    assert (caught.value.code, caught.value.param) == ("no_embeddings", "model")

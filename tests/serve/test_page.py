@@ -16,7 +16,7 @@ import pytest
 from streamspec.export import export_swappable
 from streamspec.runtime import load
 from streamspec.serve import Limits
-from streamspec.serve.responses import ResponseBuilder
+from streamspec.serve.api.chat_responses import ResponseBuilder
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 

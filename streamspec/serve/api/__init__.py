@@ -1,1 +1,1 @@
-"""Parts of OpenAI's API: fields of messages and tools, calls of tools in answers."""
+"""OpenAI's API: what requests of each path mean to the runtime, and what its answers look like."""

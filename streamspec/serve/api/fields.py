@@ -1,4 +1,4 @@
-"""Fields of messages and tools. `tests/serve/test_requests.py` covers this file."""
+"""Fields of messages and tools. `tests/serve/api/test_chat_requests.py` covers this file."""
 
 from __future__ import annotations
 

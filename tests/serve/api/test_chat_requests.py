@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from streamspec.errors import ConfigError
+from streamspec.serve.api.chat_requests import ONLY, ParsedRequest, read_chat, read_completion
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
-from streamspec.serve.requests import ONLY, ParsedRequest, read_chat, read_completion
 
 LIMITS = Limits(max_tokens=500, default_tokens=50, messages=3, text=100, grammar=200)
 

@@ -10,16 +10,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from streamspec.errors import ConfigError, DataError
-from streamspec.json_fields import parse_json
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
+from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.fields import Message, NamedTool, Strict, Tool
 from streamspec.serve.api.tool_calls import Tools
-from streamspec.serve.errors import ApiError, invalid
+from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
 
 MAX_TOP_LOGPROBS = 20
@@ -81,16 +81,12 @@ class GrammarRequest(Strict):
     choice: list[str] | None = None
 
 
-class Common(Strict):
-    """Fields that chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are
-    ours."""
+class Decoding(Strict):
+    """Fields that all requests share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are ours."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
-    n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=0, lt=2**64)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -102,10 +98,18 @@ class Common(Strict):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     speculate: bool | None = None
     grammar: GrammarRequest | None = None
-    response_format: ResponseFormat | None = None
     user: str | None = None  # changes nothing, as the next two
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class Common(Decoding):
+    """Fields that chats and completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1)
+    response_format: ResponseFormat | None = None
 
 
 class ChatRequest(Common):
@@ -141,22 +145,27 @@ class ParsedRequest:
     stream: bool
     usage: bool  # at the end of a stream
     tools: Tools | None = None  # that the answer may or has to call
+    echo: Mapping[str, Any] | None = None  # what the answer to `/v1/responses` repeats of its request
 
 
 def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field."""
-    values = _object(body)
+    values = json_object(body)
     messages = values.get("messages")
     if isinstance(messages, list):
         values["messages"] = [
-            _without(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
+            without_fixed(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
             for i, message in enumerate(messages)
         ]
-    request = _parse(ChatRequest, _without(values, ONLY))
+    return in_runtime_terms(parsed_as(ChatRequest, without_fixed(values, ONLY)), limits)
+
+
+def in_runtime_terms(request: ChatRequest, limits: Limits) -> ParsedRequest:
+    """Raises ApiError, status 400, naming the field of a chat."""
     if len(request.messages) > limits.messages:
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
     prompt = [message.plain(f"messages.{i}") for i, message in enumerate(request.messages)]
-    _bounded(sum(len(json.dumps(message, ensure_ascii=False)) for message in prompt), limits.text, "messages")
+    bounded(sum(len(json.dumps(message, ensure_ascii=False)) for message in prompt), limits.text, "messages")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs without logprobs; expected logprobs: true beside it", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
@@ -172,7 +181,7 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
     if not request.tools or choice == "none":
         return None
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+    tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
     names = [tool.function.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise invalid("two tools of one name; expected different names", "tools")
@@ -182,13 +191,13 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
     forced = (choice.function.name,) if isinstance(choice, NamedTool) else tuple(names) if choice == "required" else ()
     if named and forced[0] not in names:
         raise invalid(f"tool_choice of {forced[0]}; expected one of {', '.join(names)}", "tool_choice")
-    _bounded(len(json.dumps(tools)), limits.grammar if forced else limits.text, "tools")
+    bounded(len(json.dumps(tools)), limits.grammar if forced else limits.text, "tools")
     return Tools(tools, forced, named, request.parallel_tool_calls is not False)
 
 
 def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field."""
-    request = _parse(CompletionRequest, _without(_object(body), ONLY_IN_COMPLETION))
+    request = parsed_as(CompletionRequest, without_fixed(json_object(body), ONLY_IN_COMPLETION))
     prompt: Any = request.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:
@@ -196,7 +205,7 @@ def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
         prompt = prompt[0]
     if not prompt:
         raise invalid("an empty prompt; expected some text", "prompt")
-    _bounded(len(prompt), limits.text, "prompt")
+    bounded(len(prompt), limits.text, "prompt")
     return _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
 
 
@@ -234,7 +243,7 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
     return [replace(options, sampling=replace(options.sampling, seed=(seed + i) % 2**64)) for i in range(answers)]
 
 
-def _sampling(request: Common) -> Sampling:
+def _sampling(request: Decoding) -> Sampling:
     given = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
     if "logit_bias" in given:
         wrong = next((token for token in given["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
@@ -277,7 +286,7 @@ def _format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCall:
     if requested.json_schema is None:
         return None if requested.type == "text" else ("json_object", "response_format", ())
     param = "response_format.json_schema.schema"
-    _bounded(len(json.dumps(requested.json_schema.schema_)), limits.grammar, param)
+    bounded(len(json.dumps(requested.json_schema.schema_)), limits.grammar, param)
     return "json_schema", param, (requested.json_schema.schema_,)
 
 
@@ -287,69 +296,8 @@ def _own(requested: GrammarRequest | None, limits: Limits) -> _GrammarCall:
     if (requested.regex is None) == (requested.choice is None):
         raise invalid("grammar; expected one of regex and choice", "grammar")
     if requested.regex is not None:
-        _bounded(len(requested.regex), limits.grammar, "grammar.regex")
+        bounded(len(requested.regex), limits.grammar, "grammar.regex")
         return "regex", "grammar.regex", (requested.regex,)
     choices = requested.choice or []
-    _bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
+    bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
     return "choice", "grammar.choice", (choices,)
-
-
-def _bounded(size: int, most: int, param: str) -> None:
-    if size > most:
-        raise invalid(f"{param} of {size} characters; expected at most {most}", param, "too_large")
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        values = parse_json(body, "the request", DataError, "correct the request")
-    except DataError as error:
-        raise invalid(str(error), code="invalid_json") from None
-    if not isinstance(values, dict):
-        raise invalid("the request is no JSON object; expected one", code="invalid_json")
-    return values
-
-
-def _without(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
-    """`values` less the `fixed` fields, whose values have to be supported ones, or null."""
-    for name in fixed.keys() & values.keys():
-        value, supported = values[name], fixed[name]
-        if value is not None and not any(
-            value == right and isinstance(value, bool) == isinstance(right, bool) for right in supported
-        ):
-            expected = " or ".join(json.dumps(right) for right in (*supported, None))
-            raise invalid(f"{where}{name} is not supported; expected {expected}", f"{where}{name}", "unsupported_value")
-    return {name: value for name, value in values.items() if name not in fixed}
-
-
-Request = TypeVar("Request", bound=Strict)
-
-
-def _parse(kind: type[Request], values: dict[str, Any]) -> Request:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise _first(error, values) from None
-
-
-def _first(error: ValidationError, values: Any) -> ApiError:
-    """Returns the deepest fault, an unknown field before others, by its path in the request."""
-    faults = [(fault, _path(fault, values)) for fault in error.errors(include_url=False, include_context=False)]
-    unknown = [(fault, path) for fault, path in faults if fault["type"] == "extra_forbidden"]
-    fault, path = max(unknown or faults, key=lambda pair: len(pair[1]))
-    param = ".".join(path) or None
-    if unknown:
-        return invalid(f"unknown field {param}; expected fields of docs/guides/serve.md", param, "unknown_field")
-    if fault["type"] == "missing":
-        return invalid(f"no {param}; expected the field", param, "missing_field")
-    return invalid(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param)
-
-
-def _path(fault: Any, values: Any) -> list[str]:
-    """Returns the path of a fault in the request; names of alternatives, which pydantic has in between, left out."""
-    path: list[str] = []
-    for key in fault["loc"]:
-        inside = key in values if isinstance(values, dict) else isinstance(values, list) and isinstance(key, int)
-        if inside or (fault["type"] == "missing" and key == fault["loc"][-1]):
-            path.append(str(key))
-            values = values[key] if inside else None
-    return path

@@ -1,14 +1,19 @@
-"""Builds OpenAI's response objects of a session's chunks."""
+"""Builds OpenAI's response objects of chats and completions from a session's chunks. `tests/serve/test_api.py` covers
+this file.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
+from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.tool_calls import CallParser
+from streamspec.serve.errors import ApiError
 from streamspec.serve.text_deltas import TextDelta, TextDeltas
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
@@ -18,19 +23,12 @@ class ResponseBuilder:
     """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
 
     def __init__(
-        self,
-        chat: bool,
-        model: str,
-        adapter: str | None,
-        tokenizer: Any,
-        usage: bool = False,
-        calls: Callable[[], CallParser] | None = None,
+        self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
     ) -> None:
-        """`usage`: whether every chunk of the stream has the field, and another one follows them. `calls`: makes the
-        parser of an answer that may call tools.
-        """
-        self.chat, self.model, self.adapter, self.tokenizer, self.usage = chat, model, adapter, tokenizer, usage
-        self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        """`adapter`: of a swappable bundle. `calls`: makes the parser of an answer that may call tools."""
+        self.chat, self.model, self.adapter, self.tokenizer = request.chat, request.model, adapter, tokenizer
+        self.usage = request.usage  # whether every chunk of the stream has the field, and another one follows them
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.waited = 0.0  # seconds for a session
         self._choices: list[Choice] = []
@@ -45,44 +43,35 @@ class ResponseBuilder:
         choice = self._choices[-1]
         body, record = choice.push(chunk)
         if choice.reason is not None:
-            record |= self._record(choice)
+            record |= counters(choice, self.waited, self.adapter)
         return self._frame("chat.completion.chunk", [body], None) | {"streamspec": record}
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """Returns the last object of a stream with usage."""
-        return self._frame("chat.completion.chunk", [], self._usage())
+    def events(self, chunk: Chunk) -> list[bytes]:
+        """Takes the next chunk; returns what to send for it in a stream."""
+        return [event(self.push(chunk))]
+
+    def ending(self) -> list[bytes]:
+        """Returns what a stream ends with after its last chunk."""
+        usage = [event(self._frame("chat.completion.chunk", [], self._usage()))] if self.usage else []
+        return [*usage, b"data: [DONE]\n\n"]
+
+    def failure(self, error: ApiError) -> list[bytes]:
+        """Returns what a stream that fails ends with."""
+        return [event(error.body)]
 
     def whole(self) -> dict[str, Any]:
         """Returns the response that is no stream, once the last chunk was pushed. Several answers have a record each,
         one has it beside OpenAI's fields.
         """
         self.usage = True
-        bodies, records = [one.whole() for one in self._choices], [self._record(one) for one in self._choices]
+        bodies, records = (
+            [one.whole() for one in self._choices],
+            [counters(one, self.waited, self.adapter) for one in self._choices],
+        )
         if len(bodies) > 1:
             bodies = [body | {"streamspec": record} for body, record in zip(bodies, records, strict=True)]
         frame = self._frame("chat.completion", bodies, self._usage())
         return frame if len(bodies) > 1 else frame | {"streamspec": records[0]}
-
-    def _record(self, choice: Choice) -> dict[str, Any]:
-        """Counters of an answer (docs/guides/serve.md)."""
-        assert choice.last is not None
-        stats = choice.last.stats
-        return {
-            "speculation": stats.speculation,
-            "steps": stats.steps,
-            "plain_steps": stats.plain_steps,
-            "tokens_per_step": round(stats.tau, 3),
-            "new_tokens": stats.new_tokens,
-            "drafted_tokens": choice.drafted,
-            "tokens_per_second": round(stats.tokens_per_second, 2),
-            "queue_ms": _ms(self.waited),
-            "prefill_ms": _ms(stats.prefill_seconds),
-            "decode_ms": _ms(stats.decode_seconds),
-            "prompt_tokens": stats.prompt_tokens,
-            "reused_tokens": stats.reused_tokens,
-            "finish_reason": choice.last.finish_reason,
-            "adapter": self.adapter,
-        }
 
     def _usage(self) -> dict[str, Any]:
         each = [choice.last.stats for choice in self._choices if choice.last is not None]
@@ -177,6 +166,34 @@ class Choice:
 
     def _name(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+
+def counters(choice: Choice, waited: float, adapter: str | None) -> dict[str, Any]:
+    """Returns the counters of an answer (docs/guides/serve.md). `waited`: seconds for a session."""
+    assert choice.last is not None
+    stats = choice.last.stats
+    return {
+        "speculation": stats.speculation,
+        "steps": stats.steps,
+        "plain_steps": stats.plain_steps,
+        "tokens_per_step": round(stats.tau, 3),
+        "new_tokens": stats.new_tokens,
+        "drafted_tokens": choice.drafted,
+        "tokens_per_second": round(stats.tokens_per_second, 2),
+        "queue_ms": _ms(waited),
+        "prefill_ms": _ms(stats.prefill_seconds),
+        "decode_ms": _ms(stats.decode_seconds),
+        "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
+        "finish_reason": choice.last.finish_reason,
+        "adapter": adapter,
+    }
+
+
+def event(body: Mapping[str, Any], kind: str | None = None) -> bytes:
+    """Returns a server-sent event. `kind`: its name, where the stream has several."""
+    name = b"" if kind is None else b"event: " + kind.encode() + b"\n"
+    return name + b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _of_call(chunk: Chunk, pieces: list[TextDelta]) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Builds the response object of `/v1/responses` and the events of its stream, from a session's chunks.
+`tests/serve/api/test_responses.py` covers this file.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from streamspec.runtime import Chunk
+from streamspec.serve.api.chat_requests import ParsedRequest
+from streamspec.serve.api.chat_responses import Choice, counters, event
+from streamspec.serve.api.tool_calls import CallParser
+from streamspec.serve.errors import ApiError
+
+Event = dict[str, Any]
+
+
+class ResponseObject:
+    """Builds the response to one request: `push` every chunk of its answer, or send what `events` makes of them."""
+
+    def __init__(
+        self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
+    ) -> None:
+        """`calls`: makes the parser of an answer that may call tools."""
+        assert request.echo is not None
+        self.request, self.adapter, self.echo = request, adapter, request.echo
+        self.id, self.created = _id("resp"), int(time.time())
+        self.waited = 0.0  # seconds for a session
+        self._choice = Choice(True, tokenizer, 0, calls and calls())
+        self._output: list[dict[str, Any]] = []
+        self._open = False  # whether the last item of the output goes on
+        self._logprobs: list[Any] = []  # of tokens whose text is held back
+        self._numbers = 0
+
+    def push(self, chunk: Chunk) -> None:
+        """Takes the next chunk."""
+        for _ in self._push(chunk):
+            pass
+
+    def events(self, chunk: Chunk) -> list[bytes]:
+        """Takes the next chunk; returns what to send for it in a stream."""
+        return [self._send(one) for one in self._push(chunk)]
+
+    def ending(self) -> list[bytes]:
+        """Returns what a stream ends with after its last chunk: nothing more."""
+        return []
+
+    def failure(self, error: ApiError) -> list[bytes]:
+        """Returns what a stream that fails ends with."""
+        response = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
+        return [self._send({"type": "response.failed", "response": response})]
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the response, once the last chunk was pushed."""
+        assert self._choice.last is not None
+        cut = self._choice.reason == "length"
+        stats = self._choice.last.stats
+        usage = {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.reused_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.new_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": stats.prompt_tokens + stats.new_tokens,
+        }
+        return self._response("incomplete" if cut else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": usage,
+            "streamspec": counters(self._choice, self.waited, self.adapter),
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        head = {"id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None}
+        rest = {"model": self.request.model, "output": self._output, "incomplete_details": None, "usage": None}
+        return head | rest | dict(self.echo)
+
+    def _push(self, chunk: Chunk) -> Iterator[Event]:
+        """The events of a chunk; each has to be used before the next one is made."""
+        if self._choice.last is None:
+            for kind in ("response.created", "response.in_progress"):
+                yield {"type": kind, "response": self._response("in_progress")}
+        body, _ = self._choice.push(chunk)
+        delta, over = body["delta"], self._choice.reason is not None
+        self._logprobs += [_whole_bytes(entry) for entry in (body["logprobs"] or {}).get("content", [])]
+        calls = delta.get("tool_calls", ())
+        if delta["content"] or (over and not calls and not self._output):
+            yield from self._text(delta["content"])
+        for piece in calls:
+            yield from self._call(piece)
+        if over:
+            cut = self._choice.reason == "length"
+            yield from self._close("incomplete" if cut else "completed")
+            yield {"type": "response.incomplete" if cut else "response.completed", "response": self.whole()}
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if not self._open:
+            item: dict[str, Any] = {
+                "id": _id("msg"),
+                "type": "message",
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
+            yield self._added(item)
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield {"type": "response.content_part.added", **self._place(), "part": part}
+            item["content"] = [part]
+        part, logprobs, self._logprobs = self._output[-1]["content"][0], self._logprobs, []
+        part["text"] += text
+        part["logprobs"] += logprobs
+        if text:
+            yield {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}
+
+    def _call(self, piece: dict[str, Any]) -> Iterator[Event]:
+        """`piece`: of a call, as a chat's stream has it."""
+        function = piece["function"]
+        if "id" in piece:
+            yield from self._close("completed")
+            head = {"id": _id("fc"), "type": "function_call", "status": "in_progress", "call_id": piece["id"]}
+            yield self._added(head | {"name": function["name"], "arguments": ""})
+        if function["arguments"]:
+            self._output[-1]["arguments"] += function["arguments"]
+            yield {
+                "type": "response.function_call_arguments.delta",
+                **self._place(part=False),
+                "delta": function["arguments"],
+            }
+
+    def _added(self, item: dict[str, Any]) -> Event:
+        self._output.append(item)
+        self._open = True
+        return {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": item}
+
+    def _close(self, status: str) -> Iterator[Event]:
+        """Ends the item that goes on, if one does."""
+        if not self._open:
+            return
+        self._open, item = False, self._output[-1]
+        if item["type"] == "message":
+            part = item["content"][0]
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield {"type": "response.output_text.done", **self._place(), **done}
+            yield {"type": "response.content_part.done", **self._place(), "part": part}
+        else:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **self._place(part=False), **done}
+        item["status"] = status
+        yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
+
+    def _place(self, part: bool = True) -> dict[str, Any]:
+        """Where an event of the last item belongs."""
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return place | {"content_index": 0} if part else place
+
+    def _send(self, body: Event) -> bytes:
+        self._numbers += 1
+        return event(body | {"sequence_number": self._numbers - 1}, body["type"])
+
+
+def _whole_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    """The log-probability of a token with an empty list for bytes that are not known, where a chat has null."""
+    tops = [top | {"bytes": top["bytes"] or []} for top in entry["top_logprobs"]]
+    return entry | {"bytes": entry["bytes"] or [], "top_logprobs": tops}
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"

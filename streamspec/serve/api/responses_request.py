@@ -1,0 +1,277 @@
+"""Parses `POST /v1/responses`: its input items become messages, and all else what a chat would ask for.
+`tests/serve/api/test_responses.py` covers this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from streamspec.serve.api.body import json_object, parsed_as, without_fixed
+from streamspec.serve.api.chat_requests import MAX_TOP_LOGPROBS, ChatRequest, Decoding, ParsedRequest, in_runtime_terms
+from streamspec.serve.api.fields import Function, FunctionName, Strict
+from streamspec.serve.errors import ApiError, invalid
+from streamspec.serve.limits import Limits
+
+# Fields of OpenAI's API that are there with these values only, beside null.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "metadata": ({},),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning": ({},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "truncation": ("disabled",),
+}
+ONLY_IN_ITEM: dict[str, tuple[Any, ...]] = {"phase": (), "caller": (), "namespace": (), "async": (False,)}
+ONLY_IN_TOOL: dict[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "async": (False,),
+    "defer_loading": (False,),
+    "output_schema": (),
+}
+# names of a chat's fields here
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+LOGPROBS = "message.output_text.logprobs"
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class ItemText(Strict):
+    """A piece of text in an item, of a person or of an answer."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = Field(None, max_length=0)
+    logprobs: list[Any] | None = None  # of an answer before: they change nothing
+
+
+class InputMessage(Strict):
+    """A message among the input items."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ItemText]
+    id: str | None = None
+    status: Status | None = None
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """Appends it to the messages of a chat."""
+        messages.append({"role": self.role, "content": _joined(self.content)})
+
+
+class InputCall(Strict):
+    """A call of a function that an answer made before."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1)
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """Adds it to the answer's message before it, of which it was a part."""
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        messages[-1].setdefault("tool_calls", []).append(call)
+
+
+class InputCallOutput(Strict):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1)
+    output: str | list[ItemText]
+    id: str | None = None
+    name: str | None = None
+    status: Status | None = None
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """Appends it to the messages of a chat."""
+        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)})
+
+
+ITEMS: dict[str, type[InputMessage] | type[InputCall] | type[InputCallOutput]] = {
+    "message": InputMessage,
+    "function_call": InputCall,
+    "function_call_output": InputCallOutput,
+}
+
+
+class FlatTool(Function):
+    """A function that an answer may call, as this path spells it."""
+
+    type: Literal["function"]
+
+
+class FlatToolChoice(FunctionName):
+    """The function that has to be called, as this path spells it."""
+
+    type: Literal["function"]
+
+
+class TextFormat(Strict):
+    """The form of the text: free, any JSON object, or JSON that a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def of_chat(self) -> dict[str, Any]:
+        """Returns a chat's `response_format`."""
+        given = self.model_dump(by_alias=True, exclude_none=True)
+        kind = given.pop("type")
+        return {"type": kind} | ({"json_schema": given} if given else {})
+
+
+class TextOptions(Strict):
+    """The options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Obfuscation(Strict):
+    """Padding of a stream, which this server does not have."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(Decoding):
+    """The body of `POST /v1/responses`."""
+
+    input: str | list[Any] = Field(min_length=1)
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextOptions | None = None
+    tools: list[FlatTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    stream_options: Obfuscation | None = None
+
+
+def read_responses(body: bytes, limits: Limits) -> ParsedRequest:
+    """Raises ApiError, status 400, naming the field."""
+    values = json_object(body)
+    if isinstance(values.get("tools"), list):
+        values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
+    request = parsed_as(ResponsesRequest, without_fixed(values, ONLY))
+    if isinstance(request.input, list) and len(request.input) > limits.messages:
+        raise invalid(f"{len(request.input)} input items; expected at most {limits.messages}", "input", "too_large")
+    try:
+        parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits)
+    except ApiError as error:
+        raise _renamed(error) from None
+    return replace(parsed, echo=_echo(request))
+
+
+def _function(tool: Any, where: str) -> Any:
+    """A tool without what changes nothing, if it is a function. `where`: its path in the request."""
+    if not isinstance(tool, dict):
+        return tool
+    if tool.get("type") != "function":
+        raise invalid(f"{where}type {tool.get('type')!r:.40}; expected function", f"{where}type", "unsupported_value")
+    return without_fixed(tool, ONLY_IN_TOOL, where)
+
+
+def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
+    """The fields of the chat that a request asks for."""
+    shared = {name: getattr(request, name) for name in Decoding.model_fields}
+    chosen = request.tool_choice
+    form = request.text.format.of_chat() if request.text is not None and request.text.format is not None else None
+    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools or ()]
+    logprobs = LOGPROBS in (request.include or ()) or request.top_logprobs is not None
+    return shared | {
+        "grammar": request.grammar and request.grammar.model_dump(),
+        "messages": _messages(request),
+        "max_tokens": request.max_output_tokens,
+        "response_format": form,
+        "tools": [{"type": "function", "function": function} for function in functions] or None,
+        "tool_choice": {"type": "function", "function": {"name": chosen.name}}
+        if isinstance(chosen, FlatToolChoice)
+        else chosen,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "logprobs": logprobs or None,
+        "top_logprobs": request.top_logprobs,
+    }
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The messages that the input items stand for, the instructions before them."""
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*messages, {"role": "user", "content": request.input}]
+    for i, item in enumerate(request.input):
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or kind not in ITEMS:
+            known = ", ".join(ITEMS)
+            raise invalid(
+                f"input.{i}.type {kind!r:.40}; expected one of {known}", f"input.{i}.type", "unsupported_value"
+            )
+        parsed_as(ITEMS[kind], without_fixed(item, ONLY_IN_ITEM, f"input.{i}."), f"input.{i}.").add_to(messages)
+    return messages
+
+
+def _joined(content: str | list[ItemText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """The error with this path's name of the field."""
+    name = next((name for name in NAMES if error.param in (name, f"{name}.type")), None)
+    if name is None:
+        return error
+    message = error.message.replace(name, NAMES[name], 1)
+    return ApiError(error.status, message, error.code, NAMES[name], error.kind)
+
+
+def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
+    """What the answer repeats, defaults filled in."""
+    text = (request.text or TextOptions()).model_dump(by_alias=True, exclude_none=True)
+    chosen = request.tool_choice
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "temperature": request.temperature or 0.0,
+        "text": {"format": {"type": "text"}} | text,
+        "tool_choice": chosen.model_dump() if isinstance(chosen, FlatToolChoice) else chosen or "auto",
+        "tools": [{"strict": None, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "user": request.user,
+        "background": False,
+        "max_tool_calls": None,
+        "metadata": {},
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+    }
