@@ -46,6 +46,38 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LLAMA3,
         },
     ),
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 40960,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": ROPE | {"rope_theta": 1e6},
+        },
+    ),
+    "smollm3-3b": (
+        "smollm3",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "vocab_size": 128256,
+            "max_position_embeddings": 65536,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-6,
+            "no_rope_layer_interval": 4,
+            "rope_parameters": ROPE | {"rope_theta": 5e6},
+        },
+    ),
     "gemma-3-1b": (
         "gemma3_text",
         {

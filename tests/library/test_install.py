@@ -136,6 +136,11 @@ def test_a_name_is_found_that_a_killed_pull_had_set_aside(bundle: Path, library:
     assert path_of("half") == library / "half" and not installed()[0].problem
 
 
+def test_list_cleans_up_after_a_process_that_was_killed(library: Path) -> None:
+    (library / ".old.12345678.tmp").mkdir(parents=True)
+    assert not installed() and not list(library.iterdir())
+
+
 def test_list_tells_a_damaged_bundle(bundle: Path, library: Path) -> None:
     (pull(str(bundle), name="tiny") / "tokenizer.json").unlink()
     assert "damaged: " in run("list").stdout and "no tokenizer.json" in installed()[0].problem
