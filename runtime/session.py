@@ -349,14 +349,14 @@ class Session:
         finished: Callable[[list[Chunk]], None] = lambda chunks: None,
     ) -> Stream:
         if len(ids) >= self.context_length:
-            raise ContextOverflow(
-                f"a prompt of {len(ids)} tokens",
-                f"fewer than the context's {self.context_length}",
-                "shorten the prompt",
-            )
+            found, expected = f"a prompt of {len(ids)} tokens", f"fewer than the context's {self.context_length}"
+            raise ContextOverflow(found, expected, "shorten the prompt")
         options.sampling.check_vocabulary(self.manifest.model.vocab_size)
-        grammar = None if options.grammar is None else self.vocabulary.start(options.grammar)
-        decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive, grammar)
+        decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive)
+
+        def prepare(control: CancelToken) -> None:
+            given = options.grammar
+            decoder.grammar = None if given is None else self.vocabulary.start(given, control.check)
 
         @contextmanager
         def exclusive(control: CancelToken) -> Iterator[None]:
@@ -367,7 +367,7 @@ class Session:
                     )
                 yield
 
-        return Stream(decoder, ids, self.tokenizer, exclusive, finished)
+        return Stream(decoder, ids, self.tokenizer, exclusive, finished, prepare)
 
     @contextmanager
     def _exclusive(self, control: CancelToken | None = None, reload: bool = True) -> Iterator[bool]:

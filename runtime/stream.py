@@ -123,13 +123,14 @@ class Stream(Iterator[Chunk]):
         tokenizer: TokenDecoder,
         exclusive: Callable[[CancelToken], AbstractContextManager[None]],
         finished: Callable[[list[Chunk]], None] = lambda chunks: None,
+        prepare: Callable[[CancelToken], None] = lambda control: None,
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
-        of an answer that the chat keeps.
+        of an answer that the chat keeps. `prepare` runs before the model does and may be cancelled as it may.
         """
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
-        answer = _answer(decoder, prompt, tokenizer, self._control)
+        answer = _answer(decoder, prompt, tokenizer, self._control, prepare)
         self._chunks = _exclusively(decoder, answer, self._control, exclusive, finished)
 
     def __next__(self) -> Chunk:
@@ -189,11 +190,16 @@ def _exclusively(
 
 
 def _answer(
-    decoder: SpeculativeDecoder, prompt: Sequence[int], tokenizer: TokenDecoder, control: CancelToken
+    decoder: SpeculativeDecoder,
+    prompt: Sequence[int],
+    tokenizer: TokenDecoder,
+    control: CancelToken,
+    prepare: Callable[[CancelToken], None],
 ) -> Iterator[Chunk]:
     text, with_logprobs = TextStream(tokenizer, decoder.options.stops), decoder.options.logprobs is not None
     try:
         control.check()
+        prepare(control)
         for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
             count, shown, stopped = text.push(done.tokens[:-1] if ended else done.tokens)

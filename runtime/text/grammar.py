@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -20,13 +19,11 @@ import numpy as np
 
 from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.decoding.grammar_state import GrammarState
+from streamspec.runtime.text.grammar_builds import GrammarBuilds
+from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
 from streamspec.runtime.text.grammar_tokens import END, read_tokens
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
-MAX_PATTERN = 10_000  # characters of a regular expression
-MAX_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
-MAX_DEPTH = 100  # of a schema
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
 # half a gigabyte.
 LIMITS = {
@@ -36,6 +33,7 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabulary can follow
 LARGE = 65_536  # tokens from which on a vocabulary is prepared while the bundle loads: a second and more
 
 
@@ -69,9 +67,7 @@ class Grammar:
             raise ConfigError(f"a JSON schema that is a {type(parsed).__name__}", "a JSON object", "correct it")
         if isinstance(parsed, dict):
             parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
-        for pattern in _patterns(parsed):
-            _check_pattern(pattern)
-        _check_numbers(parsed)
+        check_schema(parsed)
         for separator, mark in zip(separators, ",:", strict=True):
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
                 raise ConfigError(
@@ -101,7 +97,7 @@ class Grammar:
         """
         if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
-        _check_pattern(pattern)
+        check_pattern(pattern)
         return _checked(
             "regular expression",
             pattern,
@@ -131,15 +127,23 @@ class Vocabulary:
         self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
+        self.builds = GrammarBuilds(self._match)
 
-    def start(self, grammar: Grammar) -> GrammarState:
+    def start(self, grammar: Grammar, check: Callable[[], None] = lambda: None) -> GrammarState:
         """Returns the state of a grammar at the beginning of an answer. Raises ConfigError where it is beyond the
-        limits, BundleError for a tokenizer that the library cannot take."""
+        limits, BundleError for a tokenizer that the library cannot take, and whatever `check` raises, which is called
+        many times a second meanwhile: the build may take part of a second, and wait for others."""
+        made = self.builds.get(grammar, check)
+        if isinstance(made, str):
+            raise _bad(grammar.kind, made)
+        matcher, end = made
+        return GrammarState(_LibraryMatcher(matcher, grammar.kind, self._size, end), self._eos)
+
+    def _match(self, grammar: Grammar) -> tuple[Any, int] | str:
+        """The grammar's matcher with the id of the end, or what is wrong with it."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
-        if made.is_error():
-            raise _bad(grammar.kind, made.get_error())
-        return GrammarState(_LibraryMatcher(made, grammar.kind, self._size, end), self._eos)
+        return str(made.get_error()) if made.is_error() else (made, end)
 
     def prepare(self, wanted: bool | None = None) -> None:
         """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
@@ -190,13 +194,19 @@ class _LibraryMatcher:
     """A `Matcher` of llguidance (`runtime/decoding/grammar_state.py`)."""
 
     def __init__(self, matcher: Any, kind: str, size: int, end: int) -> None:
-        self._matcher, self._kind, self._size, self._end = matcher, kind, size, end
+        """`matcher`: of the grammar, at the beginning of a text, where it stays."""
+        self._first, self._matcher, self._text = matcher, matcher.deep_copy(), list[int]()
+        self._kind, self._size, self._end = kind, size, end
         self._bits = np.zeros((end + 32) // 32, np.uint32)
 
     def allowed(self) -> tuple[np.ndarray, bool]:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise _bad(self._kind, self._matcher.get_error())
+            if DEAD_END not in (error := self._matcher.get_error()):
+                raise _bad(self._kind, error)
+            self._matcher = self._first.deep_copy()  # one that has met a dead end cannot go back
+            self._matcher.consume_tokens(self._text)
+            return np.zeros(self._size, np.bool_), False
         bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(np.bool_)
         mask = np.zeros(self._size, np.bool_)
         count = min(self._size, self._end)  # the end's own bit, and what lies after it, is no token of the bundle
@@ -204,9 +214,13 @@ class _LibraryMatcher:
         return mask, bool(bits[self._end])
 
     def consume(self, token: int) -> bool:
-        return bool(self._matcher.consume_token(token))
+        taken = bool(self._matcher.consume_token(token))
+        if taken:
+            self._text.append(token)
+        return taken
 
     def back(self, tokens: int) -> None:
+        del self._text[len(self._text) - tokens :]
         if not self._matcher.rollback(tokens):
             raise _bad(self._kind, self._matcher.get_error())
 
@@ -264,68 +278,3 @@ def _dumped(schema: Mapping[str, Any]) -> str:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
-
-
-def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
-    """Yields the regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
-    if depth > MAX_DEPTH:
-        raise ConfigError(f"a JSON schema of more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH}", "simplify it")
-    if isinstance(schema, dict):
-        if isinstance(schema.get("pattern"), str):
-            yield schema["pattern"]
-        if isinstance(schema.get("patternProperties"), dict):
-            yield from schema["patternProperties"]
-    below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    for part in below:
-        yield from _patterns(part, depth + 1)
-
-
-def _check_numbers(schema: Any, steering: bool = False) -> None:
-    """Refuses whole numbers that the library, which reads numbers as doubles, would round to others.
-
-    Only where they steer the grammar: a default or an example may be any number. A bound of 2^63 - 1 it reads as meant.
-    """
-    if isinstance(schema, dict):
-        for key, value in schema.items():
-            if key in BOUNDS and value == 2**63 - 1:
-                continue
-            _check_numbers(value, steering or key in BOUNDS or key in ("enum", "const"))
-    elif isinstance(schema, list):
-        for part in schema:
-            _check_numbers(part, steering)
-    elif steering and isinstance(schema, int) and (abs(schema) > 2**1023 or int(float(schema)) != schema):
-        raise ConfigError(
-            f"the number {str(schema)[:40]} in a JSON schema",
-            "whole numbers that a double holds: up to 2^53",
-            "give it as a text",
-        )
-
-
-_PIECES = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL
-)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Refuses regular expressions that are long, or whose counted repetitions multiply: the library would build them
-    out.
-    """
-    if len(pattern) > MAX_PATTERN:
-        raise ConfigError(f"a regular expression of {len(pattern)} characters", f"at most {MAX_PATTERN}", "simplify it")
-    inside = [1]  # largest product of counts in each open group
-    last = 1  # and in what a count would repeat
-    for piece in _PIECES.finditer(pattern):
-        if piece["least"] is not None:
-            last *= max(1, int((piece["most"] or piece["least"])[:9]))
-            inside[-1] = max(inside[-1], last)
-        elif piece[0] == "(":
-            inside.append(1)
-        elif piece[0] == ")" and len(inside) > 1:
-            last = inside.pop()
-            inside[-1] = max(inside[-1], last)
-        elif piece[0] not in "*+?":
-            last = 1
-        if last > MAX_REPEATS:
-            raise ConfigError(
-                f"a regular expression that repeats {last} times over", f"at most {MAX_REPEATS}", "simplify it"
-            )

@@ -8,6 +8,8 @@ HELP = {
     "requests_total": ("counter", "Generations by how they ended; refused: the queue was full."),
     "sessions": ("gauge", "Sessions by what they do; unopened ones have used no memory yet."),
     "waiting_requests": ("gauge", "Requests in the queue."),
+    "grammars_total": ("counter", "Grammars that were asked for, by whether they could be built."),
+    "grammar_seconds_total": ("counter", "Time spent building grammars."),
     "prompt_tokens_total": ("counter", "Tokens of prompts."),
     "reused_tokens_total": ("counter", "Tokens of prompts that lay in a cache."),
     "new_tokens_total": ("counter", "Tokens written."),
@@ -21,7 +23,7 @@ HELP = {
 
 def render(pool: Pool) -> str:
     """Writes the counters and gauges of `pool` in the Prometheus text format."""
-    counts, slots = pool.counts, pool.slots
+    counts, slots, builds = pool.counts, pool.slots, pool.first.vocabulary.builds
     values: dict[str, dict[str, float]] = {
         "requests_total": {
             f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")
@@ -32,6 +34,8 @@ def render(pool: Pool) -> str:
             'state="unopened"': sum(not slot.busy and slot.session is None for slot in slots),
         },
         "waiting_requests": {"": len(pool.waiting)},
+        "grammars_total": {'result="built"': builds.built, 'result="refused"': builds.refused},
+        "grammar_seconds_total": {"": builds.seconds},
     }
     lines = []
     for name, (kind, description) in HELP.items():

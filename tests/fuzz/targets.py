@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -412,13 +412,48 @@ def _schemas() -> list[Any]:
         {"anyOf": [{"type": "number"}, {"const": {"a": 1}}]},
         {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
         {"type": "string", "format": "date"},
+        {"allOf": [{"type": "integer", "multipleOf": 6, "maximum": 5000}, {"multipleOf": 4}]},
+        {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 0.25, "minimum": -1}}},
+        {"type": "object", "patternProperties": {"^x[0-9]+$": {"type": "null"}}, "maxProperties": 4},
+        {"type": "array", "prefixItems": [{"const": [1, {"b": "c"}]}], "items": {"type": "boolean"}},
     ]
 
 
-def run_schema(data: bytes, folder: Path) -> object:
+@cache
+def _vocabulary(size: int) -> Any:
+    """A vocabulary of so many tokens; of 49,152 that of SmolLM2, where it has been fetched."""
+    from tokenizers import Tokenizer
+
+    from streamspec.paths import cache_dir
+    from streamspec.runtime.text.grammar import Vocabulary
+    from tests.support.byte_tokenizers import EOS, byte_level_of
+
+    kept = cache_dir() / "bases" / "smollm2-135m" / "tokenizer.json"
+    real = size == SMALL and kept.is_file()
+    return Vocabulary(Tokenizer.from_file(str(kept)) if real else byte_level_of(size), size, [EOS])
+
+
+SMALL, LARGE = 49_152, 262_144
+STEPS = 12  # tokens that an answer is followed for
+
+
+def _follow(grammar: Any, size: int) -> int:
+    """Follows an answer of tokens drawn from those allowed."""
+    state, random, steps = _vocabulary(size).start(grammar), Random(grammar.source), 0
+    for steps in range(STEPS):  # noqa: B007
+        allowed = state.after()
+        if allowed.over or (tokens := np.flatnonzero(allowed.mask)[-2000:]).size == 0:
+            break
+        if (token := int(random.choice(tokens))) == 0:  # end-of-text
+            break
+        state.advance([token])
+    return steps
+
+
+def run_schema(data: bytes, folder: Path, size: int = SMALL) -> object:
     from streamspec.runtime.text.grammar import Grammar
 
-    return Grammar.json_schema(data.decode("utf-8", "replace"))
+    return _follow(Grammar.json_schema(data.decode("utf-8", "replace")), size)
 
 
 def make_pattern(random: Random) -> bytes:
@@ -432,10 +467,10 @@ def make_pattern(random: Random) -> bytes:
     return mutate_bytes(random, random.choice(samples), samples)
 
 
-def run_pattern(data: bytes, folder: Path) -> object:
+def run_pattern(data: bytes, folder: Path, size: int = SMALL) -> object:
     from streamspec.runtime.text.grammar import Grammar
 
-    return Grammar.regex(data.decode("utf-8", "replace"))
+    return _follow(Grammar.regex(data.decode("utf-8", "replace")), size)
 
 
 def _requests() -> list[Any]:
@@ -550,6 +585,8 @@ TARGETS = {
     "yaml": Target(make_yaml, run_yaml),
     "schema": Target(of_json(_schemas), run_schema),
     "pattern": Target(make_pattern, run_pattern),
+    "schema_large": Target(of_json(_schemas), partial(run_schema, size=LARGE)),
+    "pattern_large": Target(make_pattern, partial(run_pattern, size=LARGE)),
     "request": Target(of_json(_requests), run_request),
     "store": Target(make_store, run_store),
 }

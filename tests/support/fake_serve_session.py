@@ -17,7 +17,8 @@ from streamspec.runtime import Chunk, GenerationOptions
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationKwargs
-from tests.support.byte_tokenizers import byte_level
+from streamspec.runtime.text.grammar import Vocabulary
+from tests.support.byte_tokenizers import EOS, byte_level
 
 TOKENIZER = byte_level()
 CONTEXT = 4096
@@ -45,6 +46,7 @@ class FakeServeSession:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
         self.adapters = ["alpha", "beta"]
         self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
+        self.vocabulary = Vocabulary(TOKENIZER, 257, [EOS])
         self.cached_tokens: list[int] = []
         self.taken_back = CONTEXT  # most tokens that it can go back
 

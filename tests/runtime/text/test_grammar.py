@@ -22,7 +22,8 @@ from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Completion, Grammar, Logprob, Sampling, Session, load
 from streamspec.runtime.decoding.sampling_params import GREEDY
-from streamspec.runtime.text.grammar import MAX_PATTERN, MAX_TEXT, Vocabulary
+from streamspec.runtime.text.grammar import MAX_TEXT, Vocabulary
+from streamspec.runtime.text.grammar_checks import MAX_PATTERN
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
 
 Bundles = Callable[[str], Path]
