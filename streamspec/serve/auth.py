@@ -49,6 +49,7 @@ PREFLIGHT = [  # what pages of an allowed origin may ask with
     (b"access-control-max-age", b"600"),
 ]
 NAMES_OF_HEADERS = re.compile(rb"[A-Za-z0-9_, -]*")
+KNOWN = "streamspec.known"  # in a request's scope: it has the token
 log = logging.getLogger("streamspec.serve")
 
 
@@ -159,6 +160,7 @@ class RequestGuard:
     def _check(self, scope: Scope, headers: dict[bytes, list[bytes]]) -> None:
         if scope["path"] not in self.open_paths or scope["method"] not in ("GET", "HEAD"):
             self._check_token(headers.get(b"authorization", []))
+            scope[KNOWN] = True
         if scope["method"] not in METHODS:
             raise ApiError(405, f"the method {scope['method']}; expected GET or POST", "method_not_allowed")
         kinds = [kind.split(b";")[0].strip().lower() for kind in headers.get(b"content-type", [])]

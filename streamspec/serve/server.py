@@ -19,7 +19,7 @@ from streamspec.errors import ConfigError
 from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
-from streamspec.serve.auth import App, check_origins
+from streamspec.serve.auth import KNOWN, App, check_origins
 from streamspec.serve.kept_token import check_token, kept_token, new_token
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool
@@ -220,14 +220,34 @@ def _bounded(limits: Limits) -> type[H11Protocol]:
     """uvicorn's protocol with ends to what a client may draw out: its head, and reading its answer."""
 
     class Bounded(H11Protocol):
+        since: float = 0.0  # in the loop's time
         _head: asyncio.TimerHandle | None = None  # runs until a request's head is there
         _reading: asyncio.TimerHandle | None = None  # runs while the client leaves its answer unread
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.since = self.loop.time()
             if len(self.connections) > limits.connections:
-                transport.abort()
+                self._make_room()
             self._head = self.loop.call_later(limits.head_seconds, transport.abort)
+
+        @property
+        def rank(self) -> tuple[bool, float]:
+            """Of two connections without the token the one of lower rank is closed first: without a head, then
+            older."""
+            return self.cycle is not None, self.since
+
+        def _make_room(self) -> None:
+            """Closes a connection that has not shown the token; this one, which has said nothing yet, if all others
+            have."""
+            strangers = [
+                one
+                for one in self.connections
+                if isinstance(one, Bounded) and one is not self and not (one.cycle is not None and one.scope.get(KNOWN))
+            ]
+            closed = min(strangers, key=lambda one: one.rank, default=self)
+            self.connections.discard(closed)
+            closed.transport.abort()
 
         def handle_events(self) -> None:
             super().handle_events()
