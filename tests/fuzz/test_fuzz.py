@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the runner limits memor
         "pattern_large",
         "request",
         "store",
+        "packed",
     ],
 )
 def test_nothing_but_one_line_comes_out(name: str) -> None:

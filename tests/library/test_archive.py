@@ -85,9 +85,9 @@ def entries(packed: Path) -> list[Entry]:
 def written(file: Path, content: list[Entry]) -> Path:
     with open(file, "wb") as out:
         for member, data in content:
-            member.size = len(data) if member.isreg() else 0
+            member.size = len(data)
             padding = (b"\1" if member.pax_headers.get("padding") else b"\0") * (-len(data) % 512)
-            out.write(member.tobuf(tarfile.GNU_FORMAT) + (data + padding if member.isreg() else b""))
+            out.write(member.tobuf(tarfile.GNU_FORMAT) + data + padding)
         out.write(bytes(1024))
     return file
 
@@ -112,8 +112,14 @@ def renamed(old: str, new: str) -> Callable[[list[Entry]], None]:
     return change
 
 
+def marked(at: int, name: str, value: Any) -> Callable[[list[Entry]], None]:
+    """An entry of the same length whose header says something besides."""
+    return lambda content: setattr(content[at][0], name, value)
+
+
 def linked(content: list[Entry]) -> None:
     content[2][0].type, content[2][0].linkname = tarfile.SYMTYPE, "/etc/passwd"
+    content[2] = content[2][0], b""
 
 
 def spoiled(content: list[Entry]) -> None:
@@ -159,8 +165,12 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], Any], str]] = {
         lambda c: relist(c, lambda x: x["files"].update({"MODEL.onnx": x["files"]["model.onnx"]})),
         "but for capitals",
     ),
-    "a link": (linked, "no regular file|bytes as it lists"),
-    "an extension of the format": (extended, "no regular file|bytes as it lists"),
+    "a link": (linked, "bytes as it lists"),
+    "a link in the place of an empty file": (marked(2, "type", tarfile.SYMTYPE), "something else before"),
+    "a device": (marked(2, "type", tarfile.CHRTYPE), "something else before"),
+    "a file that runs": (marked(2, "mode", 0o4755), "something else before"),
+    "an owner": (marked(2, "uid", 1000), "something else before"),
+    "an extension of the format": (extended, "bytes as it lists"),
     "a wrong byte": (spoiled, "has sha256"),
     "a list that is no list": (lambda c: relist(c, lambda x: x.update(files=[1])), "files is .*expected an object"),
     "sizes out of bounds": (
@@ -178,14 +188,14 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], Any], str]] = {
     ),
     "a name twice in the list": (twice, "a key is repeated"),
     "an entry twice": (lambda c: c.insert(3, c[2]), "bytes as it lists"),
-    "an entry twice in place of another": (repeated, "out of order"),
+    "an entry twice in place of another": (repeated, "something else before"),
     "data between files": (smuggled, "data between two files"),
     "no manifest": (renamed("manifest.json", "manifest.txt"), "a list without manifest.json"),
-    "entries in another order": (lambda c: c.reverse() or c.insert(0, c.pop()), "out of order"),
+    "entries in another order": (lambda c: c.reverse() or c.insert(0, c.pop()), "something else before"),
     "a file that the manifest does not know": (renamed("tokenizer.json", "x.json"), "is not listed|is not what"),
     "a manifest that says otherwise": (forged_manifest, "is not what the manifest says"),
     "no list": (lambda c: c.pop(0), "does not begin with"),
-    "nothing": (lambda c: c.clear(), "no entry of a tar"),
+    "nothing": (lambda c: c.clear(), "does not begin with"),
 }
 
 
@@ -253,7 +263,7 @@ def test_what_would_be_unpacked_to_more_is_refused_at_its_first_block(kind: str,
     else:
         with tarfile.open(file, f"w:{kind}") as packed_tar:  # type: ignore[call-overload]
             packed_tar.add(bundle / "manifest.json", LISTING)
-    with pytest.raises(BundleError, match="no entry of a tar"):
+    with pytest.raises(BundleError, match="does not begin with"):
         pull(str(file), tmp_path / "out")
     assert [one.name for one in tmp_path.iterdir()] == ["bomb"]
 
