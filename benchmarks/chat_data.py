@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes prompts for a chat drafter: `python benchmarks/chat_data.py --data DIR --out chat`.
 
-Writes chat/train.jsonl and chat/dev.jsonl. `DIR` holds train.jsonl of `sgd/`, `gsm8k/`, `dialogsum/`, `wikisql/` and
-`e2e/`, and `books/train.jsonl.gz`. The same number of prompts of each kind in `SOURCES`: a drafter that saw few kinds
-of prompts drafts well for those alone. It learns what the model itself answers; completions here only add their tokens
-to the draft vocabulary and measure the next-token loss on validation data. Where no reference answer exists a sentence
-of the prompt or the prompt itself is the completion. The same seed gives the same files.
+Writes chat/train.jsonl and chat/dev.jsonl. `DIR` holds train.jsonl of `sgd/`, `gsm8k/`, `wikisql/` and `e2e/`, and
+`books/train.jsonl.gz`: a drafter trained on them may be shipped. The same number of prompts of each kind in `SOURCES`:
+a drafter that saw few kinds of prompts drafts well for those alone. It learns what the model itself answers;
+completions here only add their tokens to the draft vocabulary and measure the next-token loss on validation data. Where
+no reference answer exists a sentence of the prompt or the prompt itself is the completion. The same seed gives the same
+files.
 """
 
 from __future__ import annotations
@@ -238,6 +239,7 @@ GERMAN = (
         "im Winter mehr Strom gebraucht wird .",
     ),
 )
+NAMES = {"user": "Customer", "assistant": "Agent"}
 LANGUAGES = ("German", "French", "Spanish", "Italian")
 OPENINGS = ("", "", "", "Please help me. ", "Hello! ", "I have a question. ", "Keep it short. ")
 Row = tuple[list[dict[str, str]], str]
@@ -284,8 +286,9 @@ def excerpt(texts: list[str], rng: random.Random, least: int, most: int) -> str:
 
 def summaries(data: Path, rng: random.Random) -> Iterator[Row]:
     texts = books(data)
-    for row in shuffled(data / "dialogsum" / "train.jsonl", rng):
-        yield user(f"{rng.choice(SUMMARY_TASKS)} {row['prompt']}"), row["completion"]
+    for row in shuffled(data / "sgd" / "train.jsonl", rng):
+        lines = [f"{NAMES[m['role']]}: {m['content']}" for m in row["messages"]]
+        yield user(f"{rng.choice(SUMMARY_TASKS)} " + "\n".join(lines)), lines[0]
         passage = excerpt(texts, rng, 150, 420)
         yield user(f"{rng.choice(SUMMARY_TASKS)} {passage}"), passage.split(". ")[0]
 

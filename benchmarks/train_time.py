@@ -28,7 +28,7 @@ def seconds_a_step(recipe: str, base: str, data: Path, out: Path, threads: int |
     shortest = {"val_rows": 1, "max_new_tokens": 1}  # validation is not part of the comparison
     shortest["separator"] = "\n"
     train(TrainConfig(base=base, data=data, out=out, threads=threads, save_steps=10**6, **shortest, **RECIPES[recipe]))
-    log = next(iter(json.loads((out / PROVENANCE).read_text())["log"].values()))
+    log = next(part for part in json.loads((out / PROVENANCE).read_text())["log"].values() if isinstance(part, list))
     entries = [entry for entry in log if entry["step"] % LOGGED == 0]
     return 60 * (entries[-1]["minutes"] - entries[0]["minutes"]) / (entries[-1]["step"] - entries[0]["step"])
 

@@ -39,10 +39,10 @@ def card(folder: Path, description: Mapping[str, Any], provenance: Mapping[str, 
         _front_matter(base["id"], task, drafts, method),
         f"# {folder.name}",
         f"{'An adapter' if task else 'A drafter'} for `{base['id']}` (weights {base['sha256'][:12]}) by "
-        f"[streamspec](https://github.com/streamspec/streamspec){_drafter(description) if drafts else ''}.",
+        f"[streamspec](https://github.com/streamspec/streamspec){_drafter(description, task) if drafts else ''}.",
         "## Use",
         f"```\nstreamspec export --base {base['id']} --adapter {folder.name} --out bundle\n"
-        'streamspec generate bundle --prompt "..."\n```',
+        'streamspec generate bundle "..."\n```',
     ]
     if task:
         parts.append(f"`{TASK_WEIGHTS}` is a LoRA as PEFT saves it, which `PeftModel.from_pretrained` loads too.")
@@ -60,11 +60,12 @@ def _front_matter(base: str, task: bool, drafts: bool, method: str) -> str:
     return "\n".join(["---", *lines, *(f"- {tag}" for tag in tags), "---"])
 
 
-def _drafter(description: Mapping[str, Any]) -> str:
+def _drafter(description: Mapping[str, Any], task: bool) -> str:
     streams = description["streams"]
     return (
-        f", with a drafter (`{description['method']}`, {description['recipe']} recipe) in `{STREAM_WEIGHTS}` that "
-        f"proposes up to {streams['gamma']} tokens at once. The output is that of the model without it, token for token"
+        f"{', with a drafter' if task else ''} (`{description['method']}`, {description['recipe']} recipe) in "
+        f"`{STREAM_WEIGHTS}` that proposes up to {streams['gamma']} tokens at once. The output is that of the model "
+        "without it, token for token"
     )
 
 

@@ -1,9 +1,9 @@
 """Says in words what a trained adapter promises: the expected speed-up, and whether more training would help.
 
-The speed-up is derived, not measured: simulated tau over what a step costs. Step costs are those measured for int8 on
-two Zen 4 cores (docs/lab/benchmarks/providers.md and drafters.md): `ROW_COSTS` of a Llama of 1.2 B parameters, and on
-top of them what each drafter adds (`DRAFTER_COSTS`). It is a lower bound: the runtime draws another tree at each step
-and adds n-grams (docs/lab/decisions/2026-11-23-expected-speed-up.md). Free of torch.
+The speed-up is derived, not measured: simulated tau over what a step costs. Step costs are those measured for SmolLM2
+in int8, native operators, two Zen 5 cores: `ROW_COSTS`, and on top of them what each drafter adds (`DRAFTER_COSTS`). It
+is a lower bound: the runtime draws another tree at each step and drafts from earlier text too
+(docs/lab/decisions/2026-11-23-expected-speed-up.md). Free of torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from streamspec.acceptance_stats import Ranks, node_order, simulated_tau
 from streamspec.draft_tree import DraftTree
 from streamspec.progress import duration
 
-ROW_COSTS = {2: 1.12, 4: 1.30, 8: 1.69, 12: 1.79, 16: 2.13}  # a step of so many rows over a plain one
-LAYER_COST = 1.2  # of streams through all layers; ten of thirty cost 0.4 plain steps
-PASS_COST = 0.07  # of a draft layer; six passes make a step of 8 rows cost 2.0 to 2.2 plain steps
+ROW_COSTS = {2: 1.09, 4: 1.24, 8: 1.51, 12: 1.86, 16: 2.29}  # a step of so many rows over a plain one
+STREAMS_COST, LAYER_COST = 0.1, 1.1  # of streams, and on top of it through all layers; ten of thirty cost 0.43
+PASS_COST = 0.09  # of a draft layer; five passes cost 0.46
 FLAT_TAU, FLAT_LOSS = 0.03, 0.01  # share by which tau or loss changes at least, for its trend to be one
 HARDLY = 1.1  # expected speed-up below which speculation hardly pays
 Options = Mapping[str, Any]
@@ -28,7 +28,7 @@ def _passes(options: Options, share: float) -> float:
 
 
 DRAFTER_COSTS: dict[str, Callable[[Options, float], float]] = {  # by resolved options and the share of MSA layers
-    "streaming": lambda options, share: LAYER_COST * share,
+    "streaming": lambda options, share: STREAMS_COST + LAYER_COST * share,
     "medusa": lambda options, share: 0.0,
     "jakiro": _passes,
     "eagle": _passes,
