@@ -21,6 +21,7 @@ from streamspec.cli.shared_options import (
     PrepareGrammar,
     Provider,
     Threads,
+    installed,
 )
 from streamspec.runtime.options import LoadOptions
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from streamspec.serve import Server
 
 TOKEN = "STREAMSPEC_TOKEN"
+
+
+def _installed(bundles: list[Path] | None) -> list[Path] | None:
+    return bundles and [folder for bundle in bundles if (folder := installed(bundle))]
 
 
 def command(
@@ -57,6 +62,12 @@ def command(
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Model id of the bundle; default: its folder's name.", show_default=False)
+    ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Further bundle to serve under its folder's name; repeatable.", callback=_installed, show_default=False
+        ),
     ] = None,
     use: Annotated[
         list[str] | None,
@@ -118,6 +129,7 @@ def command(
         allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
+        also=also or (),
         limits=limits,
         page=not no_page,
         host=host,

@@ -49,26 +49,38 @@ class ClientDisconnected(Exception):
 
 
 class Service:
-    """Holds what the routes share. `models`: names that requests may ask for -> adapters, None: none."""
+    """Holds what the routes share. `models`: names that requests may ask for -> a bundle's session and an adapter of
+    it, None: none.
+    """
 
-    def __init__(self, session: Session, name: str, adapters: Mapping[str, str | Path], limits: Limits) -> None:
-        self.pool, self.limits, self.created = Pool(session, limits), limits, int(time.time())
-        self.models: dict[str, str | None] = {
-            name: session.adapter,
-            **{model: str(adapter) for model, adapter in adapters.items()},
-        }
-        for model in (name, *adapters):
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        adapters: Mapping[str, str | Path],
+        limits: Limits,
+        more: Mapping[str, Session],
+    ) -> None:
+        self.pool, self.limits, self.created = Pool([session, *more.values()], limits), limits, int(time.time())
+        offered: list[tuple[str, Session, str | None]] = [(name, session, session.adapter)]
+        offered += [(model, session, str(adapter)) for model, adapter in adapters.items()]
+        for bundle, other in more.items():
+            offered += [(bundle, other, other.adapter), *((adapter, other, adapter) for adapter in other.adapters)]
+        self.models = {model: (base, adapter) for model, base, adapter in offered}
+        for model, _, _ in offered:
             if not NAME.fullmatch(model):
                 raise ConfigError(
                     f"a model named {model!r}",
                     "letters, digits, dots, dashes and underscores, at most 128",
                     "give it another name",
                 )
-        if len(self.models) != 1 + len(adapters):
+        if len(self.models) != len(offered):
+            names = [model for model, _, _ in offered]
+            twice = next(model for model in names if names.count(model) > 1)
             raise ConfigError(
-                f"an adapter and the bundle of one name, {name}",
+                f"an adapter and the bundle of one name, {twice}" if not more else f"two models named {twice}",
                 "two names",
-                "give the bundle another name with --name",
+                "give the bundle another name with --name, or rename a folder",
             )
 
     async def list_models(self, request: Request) -> Response:
@@ -77,7 +89,7 @@ class Service:
 
     async def one_model(self, request: Request) -> Response:
         """Answers `GET /v1/models/{name}`. Raises ApiError for an unknown name."""
-        self._adapter(request.path_params["name"])
+        self._model_of(request.path_params["name"])
         return JSONResponse(self._model(request.path_params["name"]))
 
     async def chat(self, request: Request) -> Response:
@@ -110,20 +122,20 @@ class Service:
         if self.pool.closed:
             raise closing()
         parsed = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
-        adapter = self._adapter(parsed.model)
+        base, adapter = self._model_of(parsed.model)
         prompt, field = _prompt(parsed), "input" if parsed.echo else "messages" if parsed.chat else "prompt"
         options, tools, calls = parsed.options, parsed.tools, None
         if tools is not None:
-            form = await asyncio.to_thread(self.pool.call_form)
+            form = await asyncio.to_thread(self.pool.call_form, base)
             prompt, calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
             if tools.forced:
                 grammar = await asyncio.to_thread(tools.grammar, form)
                 options = [replace(one, grammar=grammar) for one in options]
         try:
-            hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
+            hint = await asyncio.to_thread(self.pool.encode, adapter, prompt, base)
         except StreamspecError as error:
             raise _api_error(error, field) from None
-        generation = self.pool.submit(adapter, prompt, options, hint)
+        generation = self.pool.submit(adapter, prompt, options, hint, base)
         build = ResponseBuilder if parsed.echo is None else ResponseObject
         answer = build(parsed, None if adapter is None else parsed.model, generation.tokenizer, calls)
         chunks = generation.chunks()
@@ -140,7 +152,7 @@ class Service:
             generation.cancel()
             raise _api_error(error, field) from None
 
-    def _adapter(self, model: str) -> str | None:
+    def _model_of(self, model: str) -> tuple[Session, str | None]:
         if model not in self.models:
             known = ", ".join(self.models)
             raise ApiError(404, f"the model {model!r}; expected one of {known}", "model_not_found", "model")
@@ -186,6 +198,7 @@ def create_app(
     limits: Limits = DEFAULT,
     page: bool = True,
     allow_origins: Collection[str] = (),
+    more: Mapping[str, Session] | None = None,
 ) -> tuple[App, Pool]:
     """Creates the ASGI application over a loaded session, and its session pool, which has to be closed with it.
 
@@ -193,12 +206,13 @@ def create_app(
     - `port`: the port that clients use, checked against the Host header.
     - `name`: model id of the session itself. `adapters`: further model ids with their adapters (`Session.swap`).
     - `limits`: bounds on requests and sessions. `page`: whether to serve the web page.
+    - `more`: sessions of further bundles by model id, to serve with their adapters. They share the limits.
     - `allow_origins`: web origins, such as `https://app.example`, whose pages may ask with the token.
 
     Serve it with `Server`, which binds loopback addresses only; any other server must do the same. Raises ConfigError
     for model ids that collide or are invalid, and for what is no web origin.
     """
-    service = Service(session, name, adapters or {}, limits)
+    service = Service(session, name, adapters or {}, limits, more or {})
     files = _page_files() if page else {}
     routes = [
         Route("/v1/models", service.list_models),

@@ -1,7 +1,7 @@
-"""Schedules requests over a bounded number of sessions with one set of weights.
+"""Schedules requests over a bounded number of sessions with one set of weights for each bundle.
 
-A request gets the free session of its adapter whose cache holds most of its prompt; queued ones are served in order of
-arrival. Lives in the event loop's thread; every session has a thread of its own.
+A request gets the free session of its bundle and adapter whose cache holds most of its prompt; queued ones are served
+in order of arrival. Lives in the event loop's thread; every session has a thread of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from streamspec.serve.limits import Limits
 
 @dataclass
 class Slot:
-    """Holds a session, opened when it is first needed, and its thread. `used`: when it last answered."""
+    """Holds a session, opened when it is first needed, and its thread. `base`: its bundle's session in `Pool.bases`.
+    `used`: when it last answered.
+    """
 
     session: Session | None = None
+    base: Session | None = None
     busy: bool = False
     used: float = 0.0
     _tasks: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
@@ -42,6 +45,13 @@ class Slot:
             self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
             self._thread.start()
         self._tasks.put(task)
+
+    def of(self, base: Session) -> Session:
+        """Returns its session, a new one where it has none or another bundle's, whose cache is freed."""
+        if self.session is None or self.base is not base:
+            self.session, self.base = None, base
+            self.session = base.another()
+        return self.session
 
     def end(self) -> None:
         """Ends the thread after its task."""
@@ -76,12 +86,15 @@ class QueuedRequest:
         prompt: Callable[[Session], Any],
         options: Sequence[GenerationOptions],
         hint: list[int] | None,
+        base: Session | None = None,
     ) -> None:
+        """`base`: its bundle's session in `Pool.bases`, by default the first."""
         self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
+        self.base: Session = pool.first if base is None else base
         self.arrived = time.perf_counter()
         self.began: float | None = None
         self.slot: Slot | None = None
-        self.tokenizer = pool.first.tokenizer
+        self.tokenizer = self.base.tokenizer
         self._inbox: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
         self._stream: Stream | None = None
         self._cancelled = self._over = False
@@ -141,9 +154,7 @@ class QueuedRequest:
         ends: list[Chunk] = []
         failure: BaseException | None = None
         try:
-            if slot.session is None:
-                slot.session = self.pool.first.another()
-            session = slot.session
+            session = slot.of(self.base)
             if session.adapter != self.adapter:
                 session.swap(self.adapter)
             prompt = self.prompt(session)
@@ -171,16 +182,21 @@ class QueuedRequest:
 
 
 class Pool:
-    """`first`: the session that was loaded; others are opened beside it when they are needed."""
+    """`bases`: the sessions that were loaded, one of each bundle; others are opened beside them when they are needed.
+    With several bundles none of `bases` answers, so that any of them may have all sessions.
+    """
 
-    def __init__(self, first: Session, limits: Limits) -> None:
-        self.first, self.limits = first, limits
-        self.slots = [Slot(first), *(Slot() for _ in range(limits.sessions - 1))]
+    def __init__(self, bases: Session | Sequence[Session], limits: Limits) -> None:
+        self.bases: list[Session] = list(bases) if isinstance(bases, Sequence) else [bases]
+        self.first, self.limits = self.bases[0], limits
+        self.slots = [Slot() for _ in range(limits.sessions)]
+        if len(self.bases) == 1:
+            self.slots[0] = Slot(self.first, self.first)
         self.waiting: deque[QueuedRequest] = deque()
         self.requests: set[QueuedRequest] = set()
         self.counts = Counts()
         self.closed = False
-        self._form: CallForm | None = None
+        self._forms: dict[int, CallForm] = {}  # by their places in `bases`
 
     def submit(
         self,
@@ -188,9 +204,10 @@ class Pool:
         prompt: Callable[[Session], Any],
         options: Sequence[GenerationOptions],
         hint: list[int] | None = None,
+        base: Session | None = None,
     ) -> QueuedRequest:
         """A request under way or in the queue. `options`: of each answer. `hint`: the prompt's tokens, to find the
-        cache that holds most of them.
+        cache that holds most of them. `base`: its bundle's session in `bases`, by default the first.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
         """
@@ -199,17 +216,17 @@ class Pool:
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
             self.counts.refused += 1
             raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
-        request = QueuedRequest(self, adapter, prompt, options, hint)
+        request = QueuedRequest(self, adapter, prompt, options, hint, base)
         self.requests.add(request)
         self.waiting.append(request)
         self._dispatch()
         return request
 
-    def encode(self, adapter: str | None, prompt: Callable[[Session], Any]) -> list[int] | None:
-        """Tokens of a prompt as a session of that adapter sees them; None where there is none or it refuses. From any
-        thread.
+    def encode(self, adapter: str | None, prompt: Callable[[Session], Any], base: Session) -> list[int] | None:
+        """Tokens of a prompt as a session of that bundle and adapter sees them; None where there is none or it refuses.
+        From any thread.
         """
-        for session in (slot.session for slot in self.slots):
+        for session in (*(slot.session for slot in self.slots if slot.base is base), base):
             if session is not None and session.adapter == adapter:
                 try:
                     return session.encode(prompt(session))
@@ -217,11 +234,12 @@ class Pool:
                     return None
         return None
 
-    def call_form(self) -> CallForm:
-        """How the bundle's template writes calls of tools; found once. From any thread. Raises ApiError."""
-        if self._form is None:
-            self._form = CallForm.of(self.first)
-        return self._form
+    def call_form(self, base: Session) -> CallForm:
+        """How a bundle's template writes calls of tools; found once. From any thread. Raises ApiError."""
+        place = self.bases.index(base)
+        if place not in self._forms:
+            self._forms[place] = CallForm.of(base)
+        return self._forms[place]
 
     def close(self) -> None:
         """Ends every generation, waiting or running, with an error for its reader."""
@@ -270,11 +288,13 @@ class Pool:
             request.begin(slot)
 
     def _choose(self, request: QueuedRequest) -> Slot:
-        """Chooses, of the free sessions with the request's adapter, the one that can reuse most of the prompt, where
-        that is nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a new one: what
-        merely begins alike may be gone on with yet. Else the one longest unused."""
+        """Chooses, of the free sessions with the request's bundle and adapter, the one that can reuse most of the
+        prompt, where that is nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a
+        new one: what merely begins alike may be gone on with yet. Else the one longest unused.
+        """
         free = [slot for slot in self.slots if not slot.busy]
-        same = [slot for slot in free if slot.session is not None and slot.session.adapter == request.adapter]
+        own = [slot for slot in free if slot.session is not None and slot.base is request.base]
+        same = [slot for slot in own if slot.session is not None and slot.session.adapter == request.adapter]
         prompt = request.hint or []
         reusable = [(slot.session.reusable_tokens(prompt), slot) for slot in same if slot.session is not None]
         best, kept = max(reusable, key=lambda pair: pair[0], default=(0, None))

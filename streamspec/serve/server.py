@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +48,7 @@ class Server:
         limits: Limits = DEFAULT,
         page: bool = True,
         allow_origins: Collection[str] = (),
+        more: Mapping[str, Session] | None = None,
     ) -> None:
         """Opens the port. `port` 0 takes a free one, `token` None creates one; the rest as for `create_app`.
 
@@ -75,6 +76,7 @@ class Server:
                 limits=limits,
                 page=page,
                 allow_origins=allow_origins,
+                more=more,
             )
         except BaseException:
             self.socket.close()
@@ -104,6 +106,7 @@ def serve(
     token_file: str | Path | None = None,
     name: str | None = None,
     adapters: list[str | Path] | None = None,
+    also: Sequence[str | Path] = (),
     limits: Limits = DEFAULT,
     page: bool = True,
     allow_origins: Collection[str] = (),
@@ -117,11 +120,15 @@ def serve(
     - `token_file`: instead of `token`, a file that keeps it, with mode 0600; made with a new one where there is none.
     - `name`: model id of the bundle (default: its folder's name).
     - `adapters`: adapters of a swappable bundle to offer (default: all in the bundle).
+    - `also`: further bundles, loaded with the same options and named after their folders. Their memory beside the
+      weights is freed until a request needs it; with `idle` the weights, too.
     - `ready`: called with the `Server` before it begins to serve.
     """
     if token is not None and token_file is not None:
         raise ConfigError("a token and a token file", "one of them", "leave one out")
     check_origins(allow_origins)
+    if also and (adapters is not None or keywords.get("past_answers") or (options and options.past_answers)):
+        raise ConfigError("several bundles with --use or --past-answers", "one bundle", "leave them out")
     token = token if token_file is None else kept_token(token_file)
     session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
@@ -132,6 +139,14 @@ def serve(
     by_name = {Path(adapter).name: adapter for adapter in chosen}
     if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
+    more: dict[str, Session] = {}
+    for other in also:
+        session.close()  # before the next is loaded
+        folder = Path(other).resolve().name
+        if folder in more:
+            raise ConfigError(f"two bundles named {folder}", "bundles of different names", "rename the folder of one")
+        more[folder] = load(other, options, **keywords)
+        more[folder].close()
     server = Server(
         session,
         host=host,
@@ -142,6 +157,7 @@ def serve(
         limits=limits,
         page=page,
         allow_origins=allow_origins,
+        more=more,
     )
     if ready is not None:
         ready(server)

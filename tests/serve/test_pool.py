@@ -20,13 +20,14 @@ def session(tokens: str, adapter: str | None = None) -> Any:
     return made
 
 
-def choose(slots: list[Slot], prompt: str, adapter: str | None = None) -> int:
-    pool = Pool(session(""), Limits(sessions=len(slots)))
+def choose(slots: list[Slot], prompt: str, adapter: str | None = None, bases: Any = None, which: int = 0) -> int:
+    """`bases`: of bundles, the one with the place `which` asked for; without them all slots are of one bundle."""
+    pool = Pool(bases or session(""), Limits(sessions=len(slots)))
+    for slot in slots if bases is None else ():
+        slot.base = pool.first
     pool.slots = slots
-    slot = pool._choose(
-        QueuedRequest(pool, adapter, lambda session: prompt, GenerationOptions(), list(prompt.encode()))
-    )
-    return slots.index(slot)
+    hint, options = list(prompt.encode()), [GenerationOptions()]
+    return slots.index(pool._choose(QueuedRequest(pool, adapter, str, options, hint, pool.bases[which])))
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,20 @@ def test_busy_sessions_and_those_of_other_adapters_are_left_alone() -> None:
     assert choose(slots, "abcdefgh", "beta") == 1  # no session has it: the one longest unused
     slots.append(Slot())
     assert choose(slots, "abcdefgh", "beta") == 3
+
+
+def test_caches_of_other_bundles_are_none() -> None:
+    bases = [session(""), session("")]
+    slots = [Slot(session("abcdef"), bases[0], used=1), Slot(session("xyz"), bases[1], used=2)]
+    assert choose(slots, "abcdefgh", bases=bases) == 0 and choose(slots, "abcdefgh", bases=bases, which=1) == 1
+    assert choose([slots[0]], "abcdefgh", bases=bases, which=1) == 0  # it gives way
+    slots.append(Slot())
+    assert choose(slots, "abcdefgh", bases=bases, which=1) == 2
+
+
+def test_a_slot_changes_its_bundle_and_keeps_one_session() -> None:
+    bases = [session("", "alpha"), session("", "beta")]
+    slot = Slot()
+    first = slot.of(bases[0])
+    assert first.adapter == "alpha" and slot.of(bases[0]) is first
+    assert slot.of(bases[1]).adapter == "beta" and slot.base is bases[1]

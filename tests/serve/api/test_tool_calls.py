@@ -75,6 +75,11 @@ def test_a_call_cut_short_has_the_arguments_so_far(tool_server: Running) -> None
         assert got == whole[: max(0, tokens - head)] and answer.finish_reason == "length"
 
 
+def test_a_call_that_a_stop_string_cuts_is_no_call_to_make(tool_server: Running) -> None:
+    cut = ask(tool_server, tools=[WEATHER], tool_choice="required", stop=['"unit"']).choices[0]
+    assert cut.finish_reason == "stop" and cut.message.tool_calls[0].function.arguments.endswith(", ")
+
+
 def test_the_clients_own_example_of_a_conversation_with_tools(tool_server: Running) -> None:
     """Ask, call, send the result back, ask again; and a function made of a pydantic model, streamed by its helper."""
     messages: list[Any] = user("What is the weather like in Rome?")
