@@ -13,8 +13,6 @@ A text of a few thousand tokens says more about single inputs than about pairs: 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from streamspec.export.quantization.arithmetic import Array, Blocks
 
@@ -22,9 +20,9 @@ LARGEST = 15  # code
 SHRINK = 0.7  # of the moments of two different inputs
 DAMPING = 0.01  # of the mean square, added to every input's
 RANGES = (1.0, 0.9, 0.8)  # of what a block's weights span
-COLUMNS = 32  # inputs whose errors reach the others at once
+COLUMNS = 8  # inputs that are rounded one after the other; the errors of more reach the others as one product
 ROWS = 1 << 13  # outputs at a time
-TINY = 1e-12
+TINY = np.float32(1e-12)
 
 
 def moments(x: Array) -> Array:
@@ -40,12 +38,12 @@ def round_weight(weight: Array, second: Array, block: int) -> Blocks:
     """
     if spare := -weight.shape[1] % block:
         weight, second = np.pad(weight, ((0, 0), (0, spare))), np.pad(second, (0, spare))
-    order, spread = _spread(torch.from_numpy(second))
+    order, spread = _spread(second)
     parts = [
-        _round_rows(torch.from_numpy(np.ascontiguousarray(weight[at : at + ROWS])), second, order, spread, block)
+        _round_rows(np.asarray(weight[at : at + ROWS], np.float32), second, order, spread, block)
         for at in range(0, len(weight), ROWS)
     ]
-    codes, scales, zeros = (torch.cat(side).numpy() for side in zip(*parts, strict=True))
+    codes, scales, zeros = (np.concatenate(side) for side in zip(*parts, strict=True))
     return pairs(codes.reshape(len(weight), -1, block)), scales, pairs(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))))
 
 
@@ -55,68 +53,77 @@ def pairs(codes: Array) -> Array:
     return packed
 
 
-def _spread(second: Tensor) -> tuple[Tensor, Tensor]:
+def _spread(second: Array) -> tuple[Array, Array]:
     """The order of inputs, and U [in, in] in that order, with ones on its diagonal: an error of input i adds U[i, j] of
     itself to what input j > i is rounded from. U D U^T are the moments, shrunk.
     """
-    mean = second.diagonal().mean().clamp(min=TINY)
-    shrunk = second * (SHRINK / mean)
-    shrunk.diagonal().copy_(second.diagonal() / mean + DAMPING)
-    order = torch.argsort(shrunk.diagonal(), descending=True, stable=True)
-    last_first = order.flip(0)
-    upper = torch.linalg.cholesky(shrunk[last_first][:, last_first]).flip(0, 1)
-    return order, upper / upper.diagonal()
+    mean = np.maximum(second.diagonal().mean(), TINY)
+    shrunk = second * (np.float32(SHRINK) / mean)
+    np.fill_diagonal(shrunk, second.diagonal() / mean + np.float32(DAMPING))
+    order = np.argsort(-shrunk.diagonal(), kind="stable")
+    last_first = order[::-1]
+    upper = np.linalg.cholesky(shrunk[np.ix_(last_first, last_first)])[::-1, ::-1]
+    return order, np.ascontiguousarray(upper / upper.diagonal())
 
 
-def _round_rows(
-    weight: Tensor, second: Array, order: Tensor, spread: Tensor, block: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _round_rows(weight: Array, second: Array, order: Array, spread: Array, block: int) -> tuple[Array, Array, Array]:
     rows, width = weight.shape
-    power = torch.from_numpy(second).diagonal()
-    scales, zeros = ranges(weight.reshape(rows, -1, block), (power + power.mean() * DAMPING).reshape(-1, block))
-    steps, low = scales.T.contiguous(), -zeros.T.contiguous()
-    high = low + LARGEST
-    inverse = torch.where(steps == 0, 0.0, 1 / steps)
-    exact, levels = weight.T[order].contiguous(), torch.empty(width, rows)
-    wanted = exact.clone()
-    where = (order // block).tolist()
-    for start in range(0, width, COLUMNS):
-        stop = min(start + COLUMNS, width)
-        errors = torch.empty(stop - start, rows)
+    power = second.diagonal()
+    shares = (power + power.mean() * np.float32(DAMPING)).reshape(-1, block)
+    scales, zeros = ranges(weight.reshape(rows, -1, block), shares)
+    steps, low = np.ascontiguousarray(scales.T), -np.ascontiguousarray(zeros.T)
+    high = low + np.float32(LARGEST)
+    inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
+    exact = np.ascontiguousarray(weight.T[order])
+    wanted, where = exact.copy(), (order // block).tolist()
+
+    def round_inputs(start: int, stop: int) -> None:
+        """Rounds inputs `start` to `stop`, half of them first: their levels take the place of `exact`, their errors of
+        `wanted`."""
+        if stop - start > COLUMNS:
+            middle = (start + stop) // 2
+            round_inputs(start, middle)
+            wanted[middle:stop] += spread[start:middle, middle:stop].T @ wanted[start:middle]
+            round_inputs(middle, stop)
+            return
         for i in range(start, stop):
-            at, level, error = where[i], levels[i], errors[i - start]
-            torch.mul(wanted[i], inverse[at], out=level)
-            torch.clamp(level.round_(), low[at], high[at], out=level)
-            torch.addcmul(exact[i], level, steps[at], value=-1, out=error)
-            if i + 1 < stop:
-                wanted[i + 1 : stop].addr_(spread[i, i + 1 : stop], error)
-        if stop < width:
-            wanted[stop:].addmm_(spread[start:stop, stop:].T, errors)
-    codes = torch.empty_like(levels)
-    codes[order] = levels
+            at, level, error = where[i], exact[i], wanted[i]
+            found = np.rint(error * inverse[at])
+            np.minimum(np.maximum(found, low[at], out=found), high[at], out=found)
+            np.subtract(level, found * steps[at], out=error)
+            level[:] = found
+            for j in range(i + 1, stop):
+                wanted[j] += spread[i, j] * error
+
+    round_inputs(0, width)
+    codes = np.empty_like(exact)
+    codes[order] = exact
     codes = codes.reshape(-1, block, rows) - low[:, None]
-    return codes.reshape(width, rows).T.to(torch.uint8), scales, zeros.to(torch.uint8)
+    return codes.reshape(width, rows).T.astype(np.uint8), scales, zeros.astype(np.uint8)
 
 
-def ranges(blocks: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+def ranges(blocks: Array, shares: Array) -> tuple[Array, Array]:
     """Scales and zero points [rows, count] of blocks [rows, count, block], the best of a few ranges for squared errors
     that weigh `shares` [count, block]; each scale is fitted to its codes and rounded to float16.
     """
-    lowest = blocks.amin(-1).clamp_(max=0)
-    span = (blocks.amax(-1).clamp_(min=0) - lowest).clamp_(min=TINY)
-    least, scales, zeros = torch.full_like(span, torch.inf), torch.zeros_like(span), torch.zeros_like(span)
-    weighed = blocks * shares
-    for rounding in (torch.floor, torch.ceil):
-        zero = rounding(lowest * (-LARGEST / span)).clamp_(0, LARGEST)
-        low, high = -zero[..., None], LARGEST - zero[..., None]
+    lowest = np.minimum(blocks.min(axis=-1), 0)
+    span = np.maximum(np.maximum(blocks.max(axis=-1), 0) - lowest, TINY)
+    least, scales, zeros = np.full_like(span, np.inf), np.zeros_like(span), np.zeros_like(span)
+    weighed, level = blocks * shares, np.empty_like(blocks)
+    for rounding in (np.floor, np.ceil):
+        zero = np.clip(rounding(lowest * (np.float32(-LARGEST) / span)), 0, np.float32(LARGEST))
+        low, high = -zero[..., None], np.float32(LARGEST) - zero[..., None]
         for share in RANGES:
-            level = (blocks * (LARGEST / (share * span))[..., None]).round_()
-            torch.clamp(level, low, high, out=level)
-            product = (weighed * level).sum(-1)
-            square = level.square_().mul_(shares).sum(-1).clamp_(min=TINY)
-            scale = (product / square).half().float()
-            error = scale * (scale * square - 2 * product)
+            np.multiply(blocks, (np.float32(LARGEST) / (np.float32(share) * span))[..., None], out=level)
+            np.rint(level, out=level)
+            np.minimum(np.maximum(level, low, out=level), high, out=level)
+            product = np.einsum("rcb,rcb->rc", weighed, level)
+            np.square(level, out=level)
+            square = np.maximum(np.einsum("rcb,cb->rc", level, shares), TINY)
+            with np.errstate(over="ignore"):  # of a scale that float16 cannot hold
+                scale = (product / square).astype(np.float16).astype(np.float32)
+                error = scale * (scale * square - 2 * product)
             better = error < least
-            least = torch.where(better, error, least)
-            scales, zeros = torch.where(better, scale, scales), torch.where(better, zero, zeros)
+            least = np.where(better, error, least)
+            scales, zeros = np.where(better, scale, scales), np.where(better, zero, zeros)
     return scales, zeros

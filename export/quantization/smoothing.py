@@ -35,6 +35,7 @@ from streamspec.export.quantization.arithmetic import (
     mixed_inputs,
     unmixed,
 )
+from streamspec.export.quantization.gptq import moments, round_weight
 from streamspec.export.validate.reference import reference_of
 from streamspec.export.weights.source import ChangedSource, Source
 
@@ -164,8 +165,6 @@ class SmoothedSource(ChangedSource):
 
     def round(self, modules: Sequence[str], inputs: Array, block: int) -> None:
         """Rounds fused `modules` with the unscaled `inputs` [rows, in] to 4 bits in blocks of `block`."""
-        from streamspec.export.quantization.gptq import moments, round_weight
-
         scale, mixed = self.columns.get(modules[0]), self.mixed(modules[0])
         inputs = inputs if scale is None else inputs / scale
         weight = np.concatenate([self.weight(f"{module}.weight") for module in modules])
