@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from streamspec.adapters.base_models.base_names import check_named_base
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, tensor_shapes
 from streamspec.bundle.manifest import TOKENIZER
@@ -89,7 +88,7 @@ def check_shapes(adapter: Path, base: Base) -> None:
     saved = {mapped: shapes[name] for name, mapped in text_names(shapes).items()}
     kept = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
     for name in saved.keys() - kept.keys():  # PEFT keeps copies of embeddings that it adapts
-        rows = read_config(base.path).get_text_config().vocab_size
+        rows = read_config(base.path).vocab_size
         if saved[name][:1] != (rows,):
             raise AdapterError(
                 f"{adapter}: {name} for {saved[name][0]} tokens",
@@ -138,6 +137,8 @@ def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
+
+    from streamspec.adapters.base_models.text_part import quiet
 
     log = logging.getLogger("peft")
     level, log.level = log.level, logging.ERROR

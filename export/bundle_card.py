@@ -15,7 +15,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 
 
 def card(manifest: Manifest) -> str:
-    """Renders Markdown: the bundle's contents, how to run it, and how close it is to PyTorch."""
+    """Renders Markdown: the bundle's contents, how to run it, and how close it is to PyTorch, or to numpy."""
     streams, model = manifest.streams, manifest.model
     drafter = "none"
     if streams:
@@ -39,12 +39,13 @@ def card(manifest: Manifest) -> str:
     if manifest.static:
         facts.append(("shapes", f"fixed: {manifest.static.rows} rows in every call"))
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    reference = manifest.parity.get("reference", "PyTorch")
     return (
         f"# {manifest.base.id}, {manifest.precision}\n\n"
         "A streamspec bundle: one ONNX graph that verifies a draft tree and drafts the next one.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
         '```python\nfrom streamspec.runtime import load\n\nsession = load("path/to/this/folder")\n```\n\n'
-        f"## Compared with PyTorch in float32\n\n{_parity_table(manifest.parity)}\n"
+        f"## Compared with {reference} in float32\n\n{_parity_table(manifest.parity)}\n"
         + "".join(f"{sentence}.\n\n" for sentence in costs(manifest).values())
         + ("Measure your own task with `streamspec export --val DATA`.\n\n" if TEXT in manifest.parity else "")
         + "The licence of the base applies to these weights.\n"

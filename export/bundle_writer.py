@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import onnx
 from tokenizers import Tokenizer
 
-from streamspec import __version__
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.dataset.token_rows import TokenRow
@@ -46,7 +44,7 @@ from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WE
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
@@ -60,6 +58,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.source import Source
+from streamspec.export.weights.target import TORCH, ReadTarget, computed_by, need_torch, read_target, source_of, tools
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token
@@ -77,7 +76,7 @@ class Parts:
 
     base: Base
     adapter: Adapter | None
-    model: Any
+    target: ReadTarget
     spec: DecoderSpec
     streams: DraftSpec | None
     trees: DraftTreeInfo | None
@@ -119,9 +118,14 @@ def export_bundle(
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
     - `store`: answers or other texts that the runtime drafts from as well.
 
+    numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
+    becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
+
     Raises StreamspecError; `out` then stays as it was.
     """
     say = progress or to_stderr
+    need_torch(None if adapter is None else "an adapter")
+    need_torch(None if held_out is None else "held-out data")
     kind = target.precision(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
@@ -148,13 +152,14 @@ def export_bundle(
             manifest = add_store(folder, manifest, stored, store.most, tokenizer)
         rows = _held_out_rows(held_out, parts, manifest) if held_out else []
         texts = {ANSWERS: rows} | texts_for(precision, tokenizer, parts.spec, slow=parts.static is not None)
-        reference = _run_pytorch(parts, tokenizer, texts, say)
+        reference = _compute_reference(parts, tokenizer, texts, say)
+        parts = replace(parts, target=parts.target.weights_only())
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
         manifest = replace(manifest, opset=_write_graphs(folder, graph, parts, target))
         static = parts.static is not None
         del graph, parts  # the session and the model need not be in memory together
-        say("comparing with PyTorch")
+        say(f"comparing with {reference.by}")
         manifest = _measured(manifest, folder, open_session(folder / MODEL, static=static), reference)
         if (folder / NATIVE).exists():
             manifest = _with_native(manifest, folder, reference, say)
@@ -221,21 +226,22 @@ def _check_template(base: Base, adapter: Adapter | None) -> None:
 
 @dataclass(frozen=True)
 class _Reference:
-    """PyTorch's results over `tokens` and over texts (`measure_all`), to compare a graph with."""
+    """The reference's results over `tokens` and over texts (`measure_all`), to compare a graph with; `by`: of what."""
 
+    by: str
     tokens: Array
     expected: Expected
     texts: Mapping[str, Measured]
 
 
-def _run_pytorch(
+def _compute_reference(
     parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress
 ) -> _Reference:
     tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
-    say("computing the reference in PyTorch")
+    say(f"computing the reference in {computed_by(parts.target.model)}")
     most = parts.static.rows if parts.static else TREE_ROWS
-    expected = expect(parts.model, parts.streams, tokens, most, parts.spec, say)
-    return _Reference(tokens, expected, measure_all(parts.model, texts))
+    expected = expect(parts.target.model, parts.streams, tokens, most, parts.spec, say)
+    return _Reference(computed_by(parts.target.model), tokens, expected, measure_all(parts.target.model, texts))
 
 
 def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
@@ -256,6 +262,7 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
 def _measured(manifest: Manifest, folder: Path, session: Any, reference: _Reference) -> Manifest:
     """The manifest with parity, perplexity, probe and size of the graph that `session` has open."""
     parity = check_parity(session, reference.expected, manifest.precision) | perplexities(session, reference.texts)
+    parity |= {} if reference.by == TORCH else {"reference": reference.by}
     return replace(
         manifest,
         parity=parity,
@@ -275,16 +282,14 @@ def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: P
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:
     whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
-    from streamspec.export.weights.load_weights import load_model
-
-    model = load_model(base, adapter, whole=whole)
-    spec = describe(model)
+    target = read_target(base, adapter, whole)
+    spec = target.spec
     if adapter is None or adapter.streams is None:
-        return Parts(base, adapter, model, spec, None, None, most_candidates(None, spec.vocab))
+        return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
     streams = read_drafter(adapter, spec)
     candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
-    return Parts(base, adapter, model, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
 def _static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
@@ -307,7 +312,7 @@ def _static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
 def _graph(
     parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress
 ) -> StepGraph | StaticStepGraph:
-    source = weights(parts.model, parts.spec, kind, tokenizer, say)
+    source = weights(parts.target.weighed, parts.spec, kind, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and streams is not None:
         streams = source.drafter(streams, parts.spec)
@@ -328,9 +333,7 @@ def _graph(
 
 def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
     """The model's weights, smoothed where the precision rounds."""
-    from streamspec.export.weights.load_weights import ModelSource
-
-    source = ModelSource(model, spec)
+    source = source_of(model, spec)
     if precision.simulation is None:
         return source
     if not precision.simulation.block:
@@ -371,8 +374,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
         streams=parts.streams.info(parts.candidates) if parts.streams else None,
         trees=parts.trees,
         static=parts.static,
-        tools={"streamspec": __version__}
-        | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
+        tools=tools(parts.target.model),
     )
 
 

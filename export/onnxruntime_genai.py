@@ -36,6 +36,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
 from streamspec.export.weights.source import Source
+from streamspec.export.weights.target import need_torch
 from streamspec.model_families import FAMILIES
 from streamspec.step_graph import (
     CACHE_KINDS,
@@ -152,6 +153,7 @@ def export_genai(
     Returns the differences from PyTorch. `precision`, `progress`, `allow_base_mismatch` and errors as for
     `export_bundle`; `force` replaces an older folder of this kind, and no other.
     """
+    need_torch("a model for onnxruntime-genai")
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if (
         os.path.lexists(target)

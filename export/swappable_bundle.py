@@ -74,6 +74,7 @@ from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
+from streamspec.export.weights.target import need_torch, read_target
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
@@ -98,6 +99,7 @@ def export_swappable(
     record none. Raises also AdapterError for drafters other than streams, for a LoRA that is more than low-rank updates
     of linear maps, and for one with a chat template or an end token of its own.
     """
+    need_torch("a swappable bundle")
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
     check_cache_dtype(kv_cache_dtype)
@@ -146,17 +148,15 @@ def _write_base(
 ) -> _Bundle:
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
-    from streamspec.export.weights.load_weights import load_model
-
-    model = load_model(base, None, whole=False)
-    spec = replace(describe(model), cache_dtype=cache_dtype)
+    target = read_target(base, None, whole=False)
+    model, spec = target.model, replace(target.spec, cache_dtype=cache_dtype)
     room = capacity_for([read_drafter(one, spec) for one in adapters if one.streams is not None], spec)
     tokenizer = copy_tokenizer(base, folder)
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say("computing the reference in PyTorch")
     expected = expect(model, None, tokens, spec=spec, say=say)
     texts = measure_all(model, texts_for(kind.name, tokenizer, spec))
-    source = weights(model, spec, kind, tokenizer, say)
+    source = weights(target.weighed, spec, kind, tokenizer, say)
     say(f"writing the {kind.name} graph")
     store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
     graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
@@ -164,11 +164,11 @@ def _write_base(
     scales = source.scales if isinstance(source, SmoothedSource) else Scales()
     if scales.columns or scales.mixed:
         scales.save(folder / SCALES)
-    parts = Parts(base, None, None, spec, None, None, room.candidates)
+    parts = Parts(base, None, target, spec, None, None, room.candidates)
     manifest = describe_bundle(parts, kind.name, tokenizer, layout)
     for adapter in adapters:
         _check_end(adapter, manifest, tokenizer)
-    del graph, source, model  # the session and the model need not be in memory together
+    del graph, source, model, target, parts  # the session and the model need not be in memory together
     say("comparing with PyTorch")
     session = open_session(folder / MODEL)
     manifest = replace(
@@ -202,6 +202,7 @@ def adapt(
     Writes the folder whole or not at all. Raises AdapterError for an adapter of another base or one that exceeds the
     bundle's capacity, BundleError and ConfigError.
     """
+    need_torch("an adapter")
     say, folder, source = progress or to_stderr, Path(bundle), Path(adapter)
     manifest = verify_files(folder)
     check_swappable(manifest)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedConfig
 
-from streamspec.adapters.base_models.config_fields import check_config, quantized, read_config
-from streamspec.adapters.base_models.text_part import left_out, load_reported
+from streamspec.adapters.base_models.config_fields import BaseConfig, check_config, quantized, read_config
 from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
+from streamspec.adapters.base_models.without_torch import has_torch
+from streamspec.adapters.base_models.without_torch.parameters import report_tensors
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 
@@ -32,8 +32,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     tokens that are left alone.
     """
     config = read_config(folder)
-    source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, "fetch the base again")
-    if modules := left_out(folder, str(source.get("model_type"))):
+    if modules := _left_out(folder) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     if left := check_config(config):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
@@ -44,7 +43,14 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
-def ends_beyond(folder: Path, config: PreTrainedConfig) -> list[str]:
+def _left_out(folder: Path) -> tuple[str, ...]:
+    from streamspec.adapters.base_models.text_part import left_out
+
+    source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN)
+    return left_out(folder, str(source.get("model_type")))
+
+
+def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
     """Returns the tokens that begin or end texts, by config or generation config, beyond the model's vocabulary. Raises
     BaseModelError for a generation config that transformers would pass over without a word, or without whole numbers.
     """
@@ -67,7 +73,9 @@ def check_tensors(folder: Path) -> None:
         if PACKED.match(tensor.dtype) and not HARMLESS.search(tensor.name):
             raise quantized(f"{tensor.name} is of type {tensor.dtype}")
     try:
-        _, missing, besides, shapes = load_reported(folder, device_map="meta", ignore_mismatched_sizes=True)
+        missing, besides, shapes = (_report if has_torch() else report_tensors)(folder)
+    except BaseModelError:
+        raise
     except Exception as error:  # transformers and torch raise all kinds of errors for sizes that do not go together
         raise BaseModelError(
             f"{folder}: transformers cannot make its model ({type(error).__name__}: {error})",
@@ -84,12 +92,19 @@ def check_tensors(folder: Path) -> None:
         )
 
 
+def _report(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Tensors that are missing, that the model has no place for, and that have another shape."""
+    from streamspec.adapters.base_models.text_part import load_reported
+
+    return load_reported(folder, device_map="meta", ignore_mismatched_sizes=True)[1:]
+
+
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(sorted(names)[:3]) + more
 
 
-def check_tokens(folder: Path, config: PreTrainedConfig) -> list[str]:
+def check_tokens(folder: Path, config: BaseConfig) -> list[str]:
     """Returns the added tokens that lie beyond the model's vocabulary and that neither its template nor its special
     tokens use. Raises BaseModelError for any other token there, and for a folder without a fast tokenizer.
     """

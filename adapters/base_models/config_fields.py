@@ -1,7 +1,8 @@
 """Refuses a base whose `config.json` says something that its Hugging Face model reads and streamspec does not compute.
 
 Needs the config alone, no weights: training and export both ask before any work. What a model reads is taken from the
-source of its classes (`fields_read`), since configs carry along fields of other tools and of older versions.
+source of its classes (`fields_read`), since configs carry along fields of other tools and of older versions; without
+PyTorch and transformers from a table (`without_torch`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.modeling_rope_utils import RopeParameters
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from streamspec.adapters.base_models.text_part import quiet, text_config
+from streamspec.adapters.base_models.without_torch import has_torch
+from streamspec.adapters.base_models.without_torch.config import (
+    ROPE_PARAMETERS,
+    SHARED,
+    CompletedConfig,
+    completed,
+    read_completed,
+)
+from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES, Family, family_of
+from streamspec.model_families import FAMILIES, Family, family_of, switched
 
+BaseConfig: TypeAlias = Any  # of transformers, a PreTrainedConfig; or a CompletedConfig
 ACTIVATIONS = {  # of Hugging Face -> of the graph
     "silu": "silu",
     "gelu": "gelu",
@@ -81,7 +87,7 @@ NOTES = frozenset(
 FOLLOWED = ("transformers.models.", "transformers.modeling_rope_utils", "transformers.masking_utils")
 
 
-def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
+def check_config(config: BaseConfig) -> tuple[str, ...]:
     """Returns the fields with unusual values that no code of the model reads, as `name = value`. Raises BaseModelError
     that names everything its code reads and streamspec does not compute.
     """
@@ -100,14 +106,31 @@ def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
     return tuple(left + _unread_rope(config))
 
 
-def read_field(config: PreTrainedConfig, name: str) -> Any:
+def read_field(config: BaseConfig, name: str) -> Any:
     """Returns the config's `name` where its model reads that field, else None."""
-    if name not in fields_read(config.model_type) or name in (getattr(config, "per_layer_attributes", None) or ()):
+    if name not in _read_by(config) or name in (getattr(config, "per_layer_attributes", None) or ()):
         return None  # of layers that differ the modules show it
     return getattr(config, name, None)
 
 
-def activation(config: PreTrainedConfig) -> str:
+def layer_window(config: BaseConfig, family: Family, index: int) -> int | None:
+    """Returns the sliding attention window of layer `index` in tokens, or None."""
+    window = read_field(config, "sliding_window")
+    kinds = getattr(config, "layer_types", None)
+    if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
+        return None
+    return int(window) if not family.window_switch or switched(config, family.window_switch) else None
+
+
+def layer_rotates(config: BaseConfig, family: Family, index: int) -> bool:
+    """Tells whether layer `index`, one with attention, rotates queries and keys."""
+    everywhere = not family.local_rotary or getattr(config, "sliding_window", None) is None
+    if not family.rotary or not (everywhere or layer_window(config, family, index) is not None):
+        return False
+    return family.rotary_layers is None or bool(getattr(config, family.rotary_layers)[index])
+
+
+def activation(config: BaseConfig) -> str:
     """Returns the name of the MLP's activation, as in `ACT2FN` of transformers."""
     named = (str(value) for name in ACTIVATION_FIELDS if (value := read_field(config, name)) is not None)
     return next(named, FAMILIES[config.model_type].activation)
@@ -118,16 +141,14 @@ def activations(family: Family) -> dict[str, str]:
     return ACTIVATIONS | LEARNED if family.activation_module else ACTIVATIONS
 
 
-def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
+def _unknown_fields(config: BaseConfig) -> tuple[list[str], list[str]]:
     """Returns the fields with unusual values that nothing reads, and those that the model reads and nobody here."""
-    kind, family = type(config), FAMILIES[config.model_type]
-    names, read = kind.attribute_map, fields_read(config.model_type)
-    usual, shared = kind().to_dict(), PreTrainedConfig().to_dict()
+    family, read, (usual, shared, names) = FAMILIES[config.model_type], _read_by(config), _usual(config)
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only}
     known |= {names[name] for name in known if name in names}
     known = known & {*read, *usual} | {*shared, *family.ignored, *CONVERTED, *NOTES}
     left, unknown = [], []
-    for name, value in config.to_dict().items():
+    for name, value in _values(config).items():
         defaults = [usual[name]] if name in usual else read.get(name, [None])
         if name in known or any(value == default or not (value or default) for default in defaults):
             continue
@@ -138,7 +159,7 @@ def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
     return left, unknown
 
 
-def _other_values(config: PreTrainedConfig) -> list[str]:
+def _other_values(config: BaseConfig) -> list[str]:
     """Returns the fields that are understood with other values only."""
     family = FAMILIES[config.model_type]
     if odd := sorted(set(getattr(config, "per_layer_attributes", None) or ()) - LAYER_SIZES):
@@ -169,7 +190,7 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
     return faults
 
 
-def _head_sizes(config: PreTrainedConfig) -> list[int]:
+def _head_sizes(config: BaseConfig) -> list[int]:
     """The sizes of heads, of each kind of layer."""
     if "head_dim" in (getattr(config, "per_layer_attributes", None) or ()):
         return sorted({int(layer.head_dim) for layer in config.per_layer_config})
@@ -191,10 +212,10 @@ def quantized(how: str) -> BaseModelError:
     )
 
 
-def _unread_rope(config: PreTrainedConfig) -> list[str]:
+def _unread_rope(config: BaseConfig) -> list[str]:
     """Returns the parameters of the rotary embedding that transformers does not read; other programs may."""
-    usual = {name for parameters in rope_parameters(type(config)()).values() for name in parameters}
-    known = {*RopeParameters.__annotations__, *usual, "type"}
+    usual = {name for parameters in rope_parameters(_default(config)).values() for name in parameters}
+    known = {*_rope_names(config), *usual, "type"}
     unread = {
         name: value
         for parameters in rope_parameters(config).values()
@@ -204,7 +225,7 @@ def _unread_rope(config: PreTrainedConfig) -> list[str]:
     return [f"{_quoted(name, value)} of the rotary embedding" for name, value in unread.items()]
 
 
-def rope_parameters(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
+def rope_parameters(config: BaseConfig) -> dict[str, dict[str, Any]]:
     """Returns the parameters of the rotary embedding of each kind of layer, by the kind's name; those of a model with
     one kind by an empty name; nothing where there is no rotary embedding.
     """
@@ -218,12 +239,47 @@ def _quoted(name: str, value: Any) -> str:
     return f"`{name}` = {str(value)[:60]}"
 
 
+def _read_by(config: BaseConfig) -> dict[str, list[Any]]:
+    """The fields that the config's model reads, as `fields_read`."""
+    return (read_by_model if isinstance(config, CompletedConfig) else fields_read)(config.model_type)
+
+
+def _default(config: BaseConfig) -> BaseConfig:
+    """The config of a file that says nothing but its model type."""
+    return completed({"model_type": config.model_type}) if isinstance(config, CompletedConfig) else type(config)()
+
+
+def _values(config: BaseConfig) -> dict[str, Any]:
+    return vars(config) if isinstance(config, CompletedConfig) else config.to_dict()
+
+
+def _usual(config: BaseConfig) -> tuple[dict[str, Any], frozenset[str], dict[str, str]]:
+    """The default values of a model type, the fields that all have, and other names of its fields."""
+    usual = _values(_default(config))
+    if isinstance(config, CompletedConfig):
+        return usual, SHARED, {}
+    from transformers import PreTrainedConfig
+
+    return usual, frozenset(PreTrainedConfig().to_dict()), config.attribute_map
+
+
+def _rope_names(config: BaseConfig) -> frozenset[str]:
+    if isinstance(config, CompletedConfig):
+        return ROPE_PARAMETERS
+    from transformers.modeling_rope_utils import RopeParameters
+
+    return frozenset(RopeParameters.__annotations__)
+
+
 @cache
 def fields_read(model_type: str) -> dict[str, list[Any]]:
     """Returns the config fields that the causal LM of this model type reads, by the source of the classes and
     functions that it is made of: `config.x`, `self.config.x`, `getattr(config, "x", default)`. With each come its
     defaults: what it is read as where the config does not have it.
     """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     config_class = CONFIG_MAPPING[model_type]
     module = config_class.__module__.replace(".configuration_", ".modeling_")
     if find_spec(module) is None:  # a family that is another's model with a config of its own
@@ -287,10 +343,16 @@ def _names_of(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str
     return defined, imported
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> BaseConfig:
     """Returns the config of a Hugging Face folder, of a multimodal model that of its text part. Raises BaseModelError
-    where transformers cannot read it.
+    where transformers cannot read it, and without PyTorch for what needs it.
     """
+    if not has_torch():
+        return read_completed(folder)
+    from transformers import AutoConfig
+
+    from streamspec.adapters.base_models.text_part import quiet, text_config
+
     try:
         with quiet():  # it warns of fields that make no difference here, and what does we say in one line
             config = text_config(AutoConfig.from_pretrained(folder))

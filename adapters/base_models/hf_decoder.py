@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
-from streamspec.adapters.base_models.config_fields import read_field
+from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
-from streamspec.model_families import Family, factor, family_of, switched
+from streamspec.model_families import Family, factor, family_of
 
 
 @dataclass
@@ -83,14 +83,7 @@ class HFDecoder:
 
     def window(self, index: int) -> int | None:
         """Sliding attention window of layer `index` in tokens, or None."""
-        config = self.model.config
-        window = read_field(config, "sliding_window")
-        kinds = getattr(config, "layer_types", None)
-        if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
-            return None
-        if self.family.window_switch and not switched(config, self.family.window_switch):
-            return None
-        return int(window)
+        return layer_window(self.model.config, self.family, index)
 
     def _kv_sources(self) -> tuple[int, ...]:
         """Of each layer: the one whose keys and values it attends to, mostly itself."""
@@ -105,11 +98,7 @@ class HFDecoder:
 
     def rotates(self, index: int) -> bool:
         """Whether layer `index` rotates queries and keys."""
-        everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
-        if self.rotary is None or self.conv(index) is not None or not (everywhere or self.window(index) is not None):
-            return False
-        listed = self.family.rotary_layers
-        return listed is None or bool(getattr(self.model.config, listed)[index])
+        return self.conv(index) is None and layer_rotates(self.model.config, self.family, index)
 
     @property
     def last_attention(self) -> int:

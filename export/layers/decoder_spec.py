@@ -248,7 +248,7 @@ def describe(model: Any) -> DecoderSpec:
         widths=widths,
         shapes=_shapes(last) | _bare_shapes(family, config.hidden_size),
         eos_token_ids=_eos(model),
-        bos_token_id=next(iter(_known(model, config.bos_token_id)), None),
+        bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
         kv_sources=decoder.kv_sources if differ else (),
         per_layer_width=decoder.per_layer.width if decoder.per_layer else 0,
@@ -335,13 +335,12 @@ def _eos(model: Any) -> tuple[int, ...]:
     value = getattr(generation, "eos_token_id", None)
     if value is None:
         value = model.config.eos_token_id
-    return _known(model, value)
+    return known_tokens(value, model.get_input_embeddings().weight.shape[0])
 
 
-def _known(model: Any, tokens: int | list[int] | None) -> tuple[int, ...]:
-    """Those of the tokens that the model has an embedding for; `check_folder` has told of the others."""
+def known_tokens(tokens: int | list[int] | None, rows: int) -> tuple[int, ...]:
+    """Those of the tokens that an embedding of so many rows has; `check_folder` has told of the others."""
     listed = tokens if isinstance(tokens, (list, tuple)) else [] if tokens is None else [tokens]
-    rows = model.get_input_embeddings().weight.shape[0]
     return tuple(int(token) for token in listed if 0 <= token < rows)
 
 

@@ -134,7 +134,7 @@ def expect(
     logits = reference.logits(output)
     if not np.isfinite(logits).all():
         raise BaseModelError(
-            "PyTorch's own logits of this base are not finite",
+            "this base's own logits are not finite",
             "numbers",
             "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
         )
@@ -217,7 +217,7 @@ def _judge(report: dict[str, Any], precision: str, limit: float) -> None:
             )
         if not np.isfinite(relative) or relative > limit:
             raise StreamspecError(
-                f"the exported graph's {part} logits differ from PyTorch by {relative:.2g} of their spread",
+                f"the exported graph's {part} logits differ from the reference by {relative:.2g} of their spread",
                 f"at most {min(limit, 1):g}",
                 "report this base: its graph is not computed correctly",
             )

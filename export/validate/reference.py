@@ -13,6 +13,7 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.long_context import LongText
+from streamspec.export.weights.checkpoint import Checkpoint
 
 Around = Callable[[int], AbstractContextManager[None]]
 
@@ -51,7 +52,11 @@ class Reference(Protocol):
 
 
 def reference_of(model: Any, drafter: Any = None) -> Reference:
-    """The reference of a model of transformers, with what its `drafter` reads, if any."""
+    """The reference of a checkpoint, or of a model of transformers with what its `drafter` reads, if any."""
+    if isinstance(model, Checkpoint):
+        from streamspec.export.validate.numpy_reference import NumpyReference
+
+        return NumpyReference(model)
     from streamspec.export.validate.pytorch_reference import ReferenceModel
 
     return ReferenceModel(model, drafter)

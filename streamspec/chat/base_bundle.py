@@ -20,7 +20,7 @@ from streamspec.errors import BundleError, ConfigError, meant, names_in
 from streamspec.library.installed import path_of
 from streamspec.paths import cache_dir
 
-EXTRA = 'run: pip install "streamspec[export]", or give a bundle'
+EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
 def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | None = None) -> Path:
@@ -51,7 +51,7 @@ def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | N
         export_bundle(name, None, target, precision=precision, progress=say)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
-        raise ConfigError(found, "a bundle, or the extra export", EXTRA) from None
+        raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
     return target
 
 
@@ -76,7 +76,7 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
         folder = resolve_base(name, say).path
     except ModuleNotFoundError as error:
         found = f"{name} is a name on the hub, and fetching it takes the Python package {error.name}"
-        raise ConfigError(found, "a bundle, or the extra export", EXTRA) from None
+        raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
     return _content(str(folder), folder, say)[0], name
 
 

@@ -23,13 +23,13 @@ EXTRA_OF = {
     "psutil": "bench",
     "peft": "train",
     "accelerate": "train",
-    "gguf": "train",
+    "gguf": "cpu",
     "filelock": "train",
     "yaml": "train",
     "starlette": "serve",
     "uvicorn": "serve",
     "pydantic": "serve",
-    "onnx": "export",
+    "onnx": "cpu",
     "torch": "train",
     "transformers": "train",
     "safetensors": "train",
@@ -60,7 +60,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             if module not in EXTRA_OF:
                 raise
             extra = EXTRA_OF[module]  # a command may measure as well, with the extra bench
-            if extra != "bench" or name == "demo":
+            if extra not in ("bench", "cpu") or name == "demo":
                 extra = EXTRA_OF_COMMAND.get(name, extra)
             fail(f'`{name}` needs the Python package {module}; run: pip install "streamspec[{extra}]"', 2)
 

@@ -106,11 +106,11 @@ def test_without_the_exports_libraries_it_says_so_and_still_finds_what_was_expor
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
-        if name in ("torch", "streamspec.export"):
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        if name in ("onnx", "streamspec.export"):
+            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert bundle_of(str(base), "fp32", quiet) == bundle
-    with pytest.raises(ConfigError, match=r"takes the Python package torch.*streamspec\[export\]"):
+    with pytest.raises(ConfigError, match=r"takes the Python package onnx.*streamspec\[cpu\]"):
         bundle_of(str(base), "int8", quiet)

@@ -65,6 +65,7 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
         ),
         ("train", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[train]"'),
         ("export", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[export]"'),
+        ("export", ModuleNotFoundError("", name="onnx"), 2, 'pip install "streamspec[cpu]"'),
         ("serve", ModuleNotFoundError("", name="uvicorn"), 2, 'pip install "streamspec[serve]"'),
         ("bench", ModuleNotFoundError("", name="rouge_score.x"), 2, 'pip install "streamspec[bench]"'),
     ],

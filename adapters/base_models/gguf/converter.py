@@ -18,6 +18,10 @@ from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.tensors import Shapes, parameters_of, write_safetensors
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
+from streamspec.adapters.base_models.without_torch import has_torch
+from streamspec.adapters.base_models.without_torch.config import completed
+from streamspec.adapters.base_models.without_torch.families import facts_of
+from streamspec.adapters.base_models.without_torch.parameters import parameter_shapes
 from streamspec.errors import BaseModelError
 
 
@@ -31,7 +35,7 @@ def convert(gguf: Path, folder: Path) -> None:
     try:
         import_module("gguf")
     except ImportError:
-        raise BaseModelError("the package gguf is missing", "gguf", "pip install streamspec[train]") from None
+        raise BaseModelError("the package gguf is missing", "gguf", "pip install streamspec[cpu]") from None
     try:
         _convert(gguf, folder)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
@@ -50,12 +54,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     fields = config_of(model, row)
     tokens = tokenizer_of(model)
     fields |= {name: token for name, token in tokens.special.items() if name != "unk_token_id"}
-    config, shapes, name = _skeleton(model, fields, row.names["output"])
+    config, shapes = _skeleton(model, fields, row.names["output"])
     parameters = parameters_of(model, row, fields, shapes)
 
-    config.architectures = [name]
-    config.dtype = "float32"
-    config.save_pretrained(folder)
+    _write_json(folder / "config.json", config)
     ids = {key: token for key, token in fields.items() if key.endswith("_token_id")}
     ends: int | list[int] = list(tokens.ends) if len(tokens.ends) > 1 else tokens.ends[0]
     _write_json(folder / "generation_config.json", {"_from_model_config": True} | ids | {"eos_token_id": ends})
@@ -63,15 +65,32 @@ def _convert(gguf: Path, folder: Path) -> None:
     write_safetensors(parameters, folder / "model.safetensors")
 
 
-def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Any, Shapes, str]:
-    """The config object, the shapes of the model's parameters and the name of its class; no memory is taken. `head` is
-    what files call the output map, whatever its module is called in this version of transformers.
+def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shapes]:
+    """What config.json is to hold, and the shapes of the model's parameters; no memory is taken. `head` is what files
+    call the output map, whatever its module is called in this version of transformers.
     """
+    config, shapes = _of_transformers(model, fields, head) if has_torch() else _of_table(model, fields)
+    tied = {f"{head}.weight"} if fields["tie_word_embeddings"] else set()
+    return config, {name: shape for name, shape in shapes.items() if name not in tied}
+
+
+def _of_table(model: GgufFile, fields: Config) -> tuple[Config, Shapes]:
+    whole = completed(fields, model.path.name)
+    named = {"architectures": [facts_of(whole.model_type).class_name], "dtype": "float32"}
+    return fields | named, parameter_shapes(whole)
+
+
+def _of_transformers(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shapes]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {key: value for key, value in fields.items() if key != "model_type"}
     config = AutoConfig.for_model(fields["model_type"], **values)
+    for key in ("vocab_size", "tie_word_embeddings"):
+        if getattr(config, key) != fields[key]:
+            raise BaseModelError(
+                f"{model.path.name}: {key} is {fields[key]}", str(getattr(config, key)), "take another"
+            )
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     output = empty.get_output_embeddings()
@@ -80,14 +99,9 @@ def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Any, Shapes, 
         head + name.removeprefix(module) if name.startswith(module + ".") else name: tuple(tensor.shape)
         for name, tensor in empty.state_dict().items()
     }
-    if fields["tie_word_embeddings"]:
-        shapes.pop(f"{head}.weight")
-    for key in ("vocab_size", "tie_word_embeddings"):
-        if getattr(config, key) != fields[key]:
-            raise BaseModelError(
-                f"{model.path.name}: {key} is {fields[key]}", str(getattr(config, key)), "take another"
-            )
-    return config, shapes, type(empty).__name__
+    config.architectures, config.dtype = [type(empty).__name__], "float32"
+    written: Config = json.loads(config.to_json_string())
+    return written, shapes
 
 
 def _write_tokenizer(tokens: GgufTokenizer, folder: Path) -> None:

@@ -1,0 +1,132 @@
+"""Describes a decoder by its config alone, as `decoder_spec.describe` does by the modules of transformers, of which
+PyTorch is a part.
+
+tests/export/test_without_torch.py compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamspec.adapters.base_models.config_fields import (
+    activation,
+    activations,
+    check_config,
+    layer_rotates,
+    layer_window,
+    read_field,
+    rope_parameters,
+)
+from streamspec.adapters.base_models.without_torch import INSTALL
+from streamspec.adapters.base_models.without_torch.families import facts_of
+from streamspec.adapters.base_models.without_torch.parameters import (
+    HEAD,
+    head_norms,
+    head_size,
+    layer_shapes,
+    map_widths,
+)
+from streamspec.errors import BaseModelError
+from streamspec.export.layers.decoder_spec import DecoderSpec, Rotary, known_tokens
+from streamspec.export.weights.checkpoint import Checkpoint
+from streamspec.model_families import FAMILIES, factor, switched
+
+
+def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
+    """DecoderSpec of a base. Raises BaseModelError for anything that takes PyTorch to be described."""
+    config = model.config
+    check_config(config)
+    family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
+    layers, head_dim = range(config.num_hidden_layers), head_size(config)
+    rotaries, rotary_of = _rotaries(config)
+    ends = model.generation.get("eos_token_id")
+    scaling = head_dim if facts.scaling is None else getattr(config, facts.scaling)
+    root = config.hidden_size**0.5 if facts.scaled_embedding else 1.0
+    return DecoderSpec(
+        model_type=config.model_type,
+        family=family,
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        vocab=config.vocab_size,
+        context_length=int(config.max_position_embeddings),
+        eps=float(config.rms_norm_eps),
+        activation=_activation(config),
+        parallel=switched(config, family.parallel),
+        mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
+        head_norms=head_norms(config),
+        joint_head_norms=facts.joint_head_norms,
+        tied=HEAD not in model.tensors or bool(config.tie_word_embeddings),
+        windows=tuple(layer_window(config, family, layer) for layer in layers),
+        taps=(0,) * len(layers),
+        rotaries=rotaries,
+        rotary_of=rotary_of,
+        embedding_scale=root * factor(config, family.embedding_multiplier),
+        residual_scale=factor(config, family.residual_multiplier),
+        attention_scale=float(scaling**facts.power),
+        attention_cap=read_field(config, "attn_logit_softcapping"),
+        logit_scale=factor(config, family.logit_multiplier) / factor(config, family.logit_divisor),
+        logit_cap=read_field(config, "final_logit_softcapping"),
+        clip=None,
+        widths=map_widths(config),
+        shapes=layer_shapes(config),
+        eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
+        bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
+    )
+
+
+def _activation(config: Any) -> str:
+    name = activations(FAMILIES[config.model_type])[activation(config)]
+    if name == "gelu":
+        raise BaseModelError("the activation gelu without PyTorch", "one that numpy has", INSTALL)
+    return name
+
+
+def _rotaries(config: Any) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | None, ...]]:
+    """The rotary frequencies, and which of them each layer has."""
+    family, every = FAMILIES[config.model_type], rope_parameters(config)
+    kinds = [""] if "" in every else [kind for kind in sorted(set(config.layer_types)) if every.get(kind)]
+    rotaries = tuple(Rotary(_frequencies(every[kind], head_size(config)), 1.0) for kind in kinds)
+    of = []
+    for layer in range(config.num_hidden_layers):
+        kind = 0 if "" in every else kinds.index(config.layer_types[layer])
+        of.append((kind, kind) if layer_rotates(config, family, layer) else None)
+    return rotaries, tuple(of)
+
+
+def _frequencies(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+    """float32 [head_dim / 2], as transformers computes them but for the last bit of a power here and there."""
+    kind = str(rope.get("rope_type"))
+    if kind not in SCALINGS or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        found = f"rotary embedding of type `{kind}`" if kind not in SCALINGS else "a head that turns in part"
+        raise BaseModelError(f"{found} without PyTorch", f"a whole head of type {', '.join(SCALINGS)}", INSTALL)
+    share = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = np.power(float(np.float32(rope["rope_theta"])), share.astype(np.float64)).astype(np.float32)
+    return SCALINGS[kind](np.float32(1) / powers, rope).astype(np.float32)
+
+
+def _llama3(frequencies: NDArray[np.float32], rope: dict[str, Any]) -> NDArray[np.float32]:
+    """As `_compute_llama3_parameters` of transformers, sums and products in its order."""
+    low, high, original = (
+        rope[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    length = np.float32(1) / frequencies * np.float32(2 * math.pi)
+    scaled = np.where(length > original / low, frequencies / np.float32(rope["factor"]), frequencies)
+    share = (np.float32(1) / length * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    between = (1 - share) * scaled / np.float32(rope["factor"]) + share * scaled
+    medium = ~(length < original / high) & ~(length > original / low)
+    return np.where(medium, between, scaled)
+
+
+SCALINGS = {
+    "default": lambda frequencies, _: frequencies,
+    "linear": lambda frequencies, rope: frequencies / np.float32(rope["factor"]),
+    "llama3": _llama3,
+}

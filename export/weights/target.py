@@ -1,0 +1,103 @@
+"""Reads the target that is exported: the weights and the description of a base alone by numpy where its family allows
+it, all others by PyTorch; what a graph is compared with is PyTorch's model wherever PyTorch is installed.
+
+So a base alone becomes the same bundle with PyTorch and without. tests/export/test_without_torch.py covers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from streamspec import __version__
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
+from streamspec.bundle.adapter_folder import Adapter
+from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
+from streamspec.export.weights.config_spec import describe_checkpoint
+from streamspec.export.weights.source import Source
+
+TOOLS = ("onnxruntime", "onnx", "torch", "transformers")
+TORCH, NUMPY = "PyTorch", "numpy"
+LAST_BITS = 3e-7  # of rotary frequencies: PyTorch's powers are not always rounded correctly
+
+
+@dataclass(frozen=True)
+class ReadTarget:
+    """`model`: what a graph is compared with, a model of transformers (`load_weights.load_model`) or a `Checkpoint`.
+    `weighed`: one of the two, too: where weights come from, and what they are rounded on."""
+
+    model: Any
+    weighed: Any
+    spec: DecoderSpec
+
+    def weights_only(self) -> ReadTarget:
+        """The same without a model that is only compared with: its memory is free."""
+        return replace(self, model=self.weighed)
+
+
+def need_torch(what: str | None) -> None:
+    """Raises ConfigError for `what` is asked for, if anything, where PyTorch is not installed."""
+    if what is not None and not has_torch():
+        raise ConfigError(f"{what} without PyTorch", "a base alone, in a bundle of this runtime", INSTALL)
+
+
+def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
+    """Reads a base and its adapter. Raises BaseModelError for what is not computed correctly, or needs PyTorch."""
+    if not has_torch():
+        checkpoint = Checkpoint(base.path)
+        return ReadTarget(checkpoint, checkpoint, describe_checkpoint(checkpoint))
+    from streamspec.export.weights.load_weights import load_model
+
+    model = load_model(base, adapter, whole=whole)
+    spec = describe(model)
+    if adapter is None and (found := _checkpoint(base, spec)) is not None:
+        return ReadTarget(model, *found)
+    return ReadTarget(model, model, spec)
+
+
+def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec] | None:
+    """A base as numpy reads it; None where that differs from what PyTorch's modules say (`spec`), or takes them."""
+    try:
+        checkpoint = Checkpoint(base.path)
+        described = describe_checkpoint(checkpoint)
+    except BaseModelError:
+        return None
+    return (checkpoint, described) if alike(described, spec) else None
+
+
+def alike(one: DecoderSpec, other: DecoderSpec) -> bool:
+    """Whether two descriptions are the same but for the last bits of rotary frequencies."""
+    names = (field.name for field in fields(one) if field.name != "rotaries")
+    if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.rotaries) != len(other.rotaries):
+        return False
+    return all(
+        (mine.scale, mine.growth, len(mine.inv_freq)) == (own.scale, own.growth, len(own.inv_freq))
+        and np.allclose(mine.inv_freq, own.inv_freq, rtol=LAST_BITS, atol=0)
+        for mine, own in zip(one.rotaries, other.rotaries, strict=True)
+    )
+
+
+def source_of(model: Any, spec: DecoderSpec) -> Source:
+    """The weights of a target."""
+    if isinstance(model, Checkpoint):
+        return CheckpointSource(model, spec)
+    from streamspec.export.weights.load_weights import ModelSource
+
+    return ModelSource(model, spec)
+
+
+def computed_by(model: Any) -> str:
+    """What computes a target: PyTorch or numpy."""
+    return NUMPY if isinstance(model, Checkpoint) else TORCH
+
+
+def tools(model: Any) -> dict[str, str]:
+    """The versions of what made a bundle."""
+    used = (name for name in TOOLS if name.startswith("onnx") or computed_by(model) == TORCH)
+    return {"streamspec": __version__} | {name: version(name) for name in used}
