@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
@@ -11,6 +13,7 @@ from streamspec.bundle.files import COPY_AGAIN, read_manifest, read_small, verif
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
+from streamspec.errors import ResourceError
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
@@ -22,6 +25,17 @@ from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
 from streamspec.runtime.tuning.choose_policy import choose_policy
 
 
+@contextmanager
+def _memory_in_words() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise ResourceError(
+            "no memory or address space is left for the bundle", "more", "close something, or give a smaller context"
+        ) from None
+
+
+@_memory_in_words()
 def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> Session:
     """Opens the bundle in folder `bundle` and returns a session. Safe to call from several threads.
 

@@ -49,7 +49,8 @@ def choose_policy(
                 # What steps cost that are pruned as nobody's else are is nobody else's business.
                 keep = CostKeeper(file) if pruning is None else None
                 costs = LearnedRowCosts(rows, runner.gamma > 0, known, keep)
-            if known is not None and known.min_probability and pruning is None and manifest.streams is not None:
+            exits = manifest.streams is not None and manifest.streams.pruning
+            if known is not None and known.min_probability and pruning is None and exits:
                 pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
     eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH

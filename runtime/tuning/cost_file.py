@@ -72,7 +72,8 @@ def read_record(file: Path | None) -> CostRecord | None:
             both = Fields(dict(zip("ab", raw.raw("context"), strict=True)), "context")
             context = both.number("a", 0.0, 1e4), both.number("b", 0.0, 1e4)
         steps = raw.integer("steps", 0, 10**12) if "steps" in raw.values else 0
-        return CostRecord(seconds, price, context, steps, raw.number("least", 0.0, 1.0))
+        least = raw.number("least", 0.0, 1.0)
+        return CostRecord(seconds, price, context, steps, least) if least < 1 else None
     except (OSError, TypeError, ValueError, StreamspecError):
         return None
 

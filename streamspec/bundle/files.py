@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from streamspec.atomic import sha256_file
 from streamspec.background import Background
@@ -19,6 +20,7 @@ from streamspec.errors import BundleError
 from streamspec.json_fields import MAX_JSON
 
 WEIGHTS = ".data"  # how their file's name ends
+PIECE = 1 << 20  # bytes read at once
 COPY_AGAIN = "copy the bundle again or export it again"
 
 
@@ -43,12 +45,20 @@ def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(handle, "rb") as stream:
             info = os.fstat(handle)
-            data = stream.read(most + 1) if stat.S_ISREG(info.st_mode) else None
+            data = _read(stream, most + 1) if stat.S_ISREG(info.st_mode) else None
     except OSError as error:
         raise BundleError(f"{file}: {error.strerror}", "a readable file", fix) from None
     if data is None or len(data) > most:
         raise BundleError(f"{name} has {info.st_size} bytes", f"a file of at most {most}", "do not use this bundle")
     return data
+
+
+def _read(stream: BinaryIO, most: int) -> bytes:
+    """Reads `most` bytes, or as many as there are: `read(most)` alone takes memory for all of them first."""
+    out = bytearray()
+    while len(out) < most and (piece := stream.read(min(PIECE, most - len(out)))):
+        out += piece
+    return bytes(out)
 
 
 def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: bool = True) -> Manifest:

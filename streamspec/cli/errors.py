@@ -52,6 +52,8 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:  # stdout was closed early, for example by `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
+        except MemoryError:
+            fail("no memory is left; expected more; give a smaller --context, or close something", 1)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             fail(f"{where}{error.strerror or error}", 2)

@@ -55,6 +55,7 @@ def test_a_calibration_of_0_1_is_read(tmp_path: Path) -> None:
         '{"format_version": 1, "costs": {"2": 1}, "least": 0}',
         '{"format_version": 1, "costs": {"1": 1, "65": 2}, "least": 0}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 2}',
+        '{"format_version": 1, "costs": {"1": 1}, "least": 1.0}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "steps": -1}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "drafter": "much"}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "drafter": NaN}',
