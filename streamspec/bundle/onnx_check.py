@@ -39,6 +39,9 @@ from streamspec.errors import BundleError
 
 MAX_BYTES = 128 << 20  # weights lie beside the graph
 MAX_NODES = 500_000
+MAX_FIELDS = (
+    1_000_000  # and numbers listed one by one, of all messages: each takes some 130 bytes while it is looked at
+)
 MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
 Span = tuple[int, int]
@@ -92,7 +95,8 @@ def check_graph(file: Path, outside: int) -> None:
 class _Reader:
     def __init__(self, data: bytes, beside: str, outside: int) -> None:
         """`outside`: bytes of the file `beside` the graph."""
-        self.data, self.beside, self.outside, self.nodes = data, beside.encode(), outside, 0
+        self.data, self.beside, self.outside = data, beside.encode(), outside
+        self.nodes, self.seen = 0, 0
 
     def model(self) -> None:
         model = self.message((0, len(self.data)), MODEL_FIELDS, "the model")
@@ -196,9 +200,12 @@ class _Reader:
         """Values of its fields by their number; spans of those that have a length."""
         out: Message = {}
         for number, wire, value in self.fields(*span):
+            self.count()
             expected, many = known.get(number, (None, False))
             if wire == BYTES and expected in (VARINT, NARROW) and many:  # packed
                 assert isinstance(value, tuple)
+                if expected == NARROW:
+                    self.count((value[1] - value[0]) // 4)
                 out.setdefault(number, []).extend(
                     self.packed(*value) if expected == VARINT else [0] * ((value[1] - value[0]) // 4)
                 )
@@ -233,8 +240,14 @@ class _Reader:
             else:
                 raise _MalformedGraph(f"a field of wire type {wire}")
 
+    def count(self, fields: int = 1) -> None:
+        self.seen += fields
+        if self.seen > MAX_FIELDS:
+            raise _MalformedGraph(f"more than {MAX_FIELDS} fields")
+
     def packed(self, at: int, end: int) -> Iterator[int]:
         while at < end:
+            self.count()
             value, at = self.varint(at, end)
             yield value
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from streamspec.bundle import onnx_check
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.onnx_check import check_graph, check_graphs
 from streamspec.errors import BundleError
@@ -295,3 +297,35 @@ def test_swapped_tensors_of_one_shape(bundle: Path) -> None:
 
 def test_the_bundle_as_it_was_passes(original: Path) -> None:
     check_graphs(original, read_manifest(original))
+
+
+@pytest.mark.parametrize("what", ["nodes", "inputs of a node", "sizes", "packed sizes", "values"])
+def test_eight_megabytes_of_empty_fields_are_refused_while_they_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(onnx_check, "MAX_FIELDS", 20_000)
+    count = 1 << 22
+
+    def field(number: int, content: bytes) -> bytes:
+        size, length = len(content), b""
+        while size > 127:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+    graphs = {
+        "nodes": b"\x0a\x00" * count,
+        "inputs of a node": field(1, b"\x0a\x00" * count),
+        "sizes": field(5, b"\x08\x00" * count),
+        "packed sizes": field(5, field(1, b"\x00" * 2 * count)),
+        "values": b"\x6a\x00" * count,
+    }
+    opset = field(8, b"\x10\x15")
+    (tmp_path / "model.onnx").write_bytes(opset + field(7, graphs[what]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="more than 20000 fields"):
+            check_graph(tmp_path / "model.onnx", 0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
