@@ -20,6 +20,7 @@ from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_sources.registry import NO_DATA, SourceData
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
@@ -59,6 +60,7 @@ class AdapterSwapper:
         """Returns a swapper of another runner over the same model: adapters are read and measured once for all, the
         adaptive states are each one's own.
         """
+        runner = runner.target if isinstance(runner, TwoModelRunner) else runner
         assert isinstance(runner, OrtRunner)
         new = AdapterSwapper(self.folder, self.bundle, runner, self.options, self._data)
         new._policies = {key: (policy, AdaptiveState(policy)) for key, (policy, _) in self._policies.copy().items()}

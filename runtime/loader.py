@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -14,6 +15,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
 from streamspec.errors import ResourceError
+from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
@@ -57,6 +59,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `pruning`: which rows of a draft continue after the early exit (default: what `tune` found to pay here, else all).
       The output never depends on it.
     - `adapter`: adapter of a swappable bundle, by name or folder (default: the base alone).
+    - `draft`: folder of another bundle, of a smaller model with the same tokenizer: it drafts in place of a drafter in
+      the bundle, as many tokens for each step as pay. Its adapters and its own drafter are not used.
     - `context`: maximum tokens of prompt and answer (default: the model's). It caps the memory of the KV cache.
     - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
       `context` tokens, or 1,024 without one, before anything large is opened.
@@ -66,8 +70,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
       first grammar).
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
-    ConfigError for a provider that cannot be used or does not exist, AdapterError for an adapter that does not fit,
-    ResourceError where memory is too small.
+    ConfigError for a provider that cannot be used or does not exist, ConfigError for a draft model of another
+    tokenizer, AdapterError for an adapter that does not fit, ResourceError where memory is too small.
     """
     from streamspec.runtime.tuning.select_provider import open_runner
 
@@ -77,6 +81,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     manifest = read_manifest(folder)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
+    draft = None if options.draft is None else read_draft(folder, manifest, options)
     if options.pruning is not None and options.adapter is None:
         manifest.check_prunes()
     with verified(folder, manifest, options.verify):
@@ -91,14 +96,16 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)
+    both = runner if draft is None else with_draft(runner, draft, options)
+    data = replace(data, draft=draft)
     if manifest.swappable is None:
         policy = choose_policy(runner, manifest, options, data)
-        session = Session(runner, manifest, tokenizer, template, policy, provider)
+        session = Session(both, manifest, tokenizer, template, policy, provider)
     else:
         from streamspec.runtime.adapter_swap import AdapterSwapper
 
         swapper = AdapterSwapper(folder, manifest, runner, options, data)
-        session = Session(runner, manifest, tokenizer, template, provider=provider, swapper=swapper)
+        session = Session(both, manifest, tokenizer, template, provider=provider, swapper=swapper)
         session.swap(options.adapter)
         if options.pruning is not None:
             session.manifest.check_prunes()

@@ -145,6 +145,7 @@ class LoadKwargs(TypedDict, total=False):
     past_answers: bool | str | Path
     pruning: Pruning | None
     adapter: str | Path | None
+    draft: str | Path | None
     context: int | None
     memory: int | None
     idle: float | None
@@ -179,6 +180,10 @@ class LoadOptions:
     pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.")
     adapter: str | Path | None = option(
         None, "Adapter of a swappable bundle, by name or folder; default: the base alone."
+    )
+    draft: str | Path | None = option(
+        None,
+        "Bundle of a smaller model with the same tokenizer, which drafts; default: the bundle's own drafter, if any.",
     )
     context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.")
     memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")

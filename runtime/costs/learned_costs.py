@@ -1,6 +1,7 @@
 """Learns what steps cost by their rows from the times of the steps that answers take.
 
-The time of a step with n rows and L tokens in the cache, with the drafter (D = 1) or without it (D = 0), is taken to be
+The time of a step with n rows and L tokens in the cache, with the drafter (D = 1; a second model's calls) or without it
+(D = 0), is taken to be
 
     plain * (c[n] + D * price + (a + b * n) * L / 1024),    c[1] = 1,
 
@@ -77,7 +78,7 @@ class _Time(NamedTuple):
     """Of a step: `again`: not the first of its kind, `steps`: those before it."""
 
     rows: int
-    drafter: bool
+    calls: float  # of the drafter
     seconds: float
     cached: int
     again: bool
@@ -113,7 +114,7 @@ class LearnedRowCosts(RowCosts):
         self._common = FORGET * prior - self._own
         self._noise = NOISE**2
         self._times: list[_Time] = []  # that were not learned from yet
-        self._called: set[tuple[int, bool]] = set()
+        self._called: set[tuple[int, bool]] = set()  # rows, and whether the drafter ran
         self._seen: dict[int, int] = {}  # steps by rows
         self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MOST / 2, 0
 
@@ -125,16 +126,16 @@ class LearnedRowCosts(RowCosts):
             self._catch_up()
             self._spread[PLAIN, PLAIN] += PAUSE_DRIFT**2
 
-    def observe(self, rows: int, drafter: bool, seconds: float, cached: int) -> None:
+    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
         try:
-            again = (rows, drafter) in self._called
+            again = (rows, calls > 0) in self._called
             if again:
                 self._seen[rows] = self._seen.get(rows, 0) + 1
             else:
-                self._called.add((rows, drafter))
-            self._times.append(_Time(rows, drafter, seconds, cached, again, self.steps))
+                self._called.add((rows, calls > 0))
+            self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
             self.steps += 1
             self._since += 1
             self._cached = cached
@@ -155,11 +156,11 @@ class LearnedRowCosts(RowCosts):
     def plain_due(self) -> bool:
         return 1 not in self._seen and (not self.known.seconds or self.steps >= EVERY)
 
-    def trial(self, drafter: bool) -> Trial | None:
+    def trial(self, calls: float) -> Trial | None:
         if self._since < EVERY or self._saved_up <= 0:
             return None
         self._since = 0
-        plus = self.price if drafter else 0.0
+        plus = calls * self.price
         return Trial(self._low + plus, self._high + plus, self._saved_up)
 
     def tried(self, loss: float) -> None:
@@ -198,18 +199,18 @@ class LearnedRowCosts(RowCosts):
 
     def _catch_up(self) -> None:
         """Learns from the times that it has not learned from yet."""
-        for rows, drafter, seconds, cached, again, steps in self._times:
+        for rows, calls, seconds, cached, again, steps in self._times:
             if again:
-                off, variance = self._update(rows, drafter, math.log(seconds), cached / UNIT, self._noise)
+                off, variance = self._update(rows, calls, math.log(seconds), cached / UNIT, self._noise)
                 beyond = min(off * off, CLIP * CLIP * variance) - (variance - self._noise)
                 self._noise += max(NOISE_WEIGHT, 1 / (steps + NOISE_STEPS)) * (beyond - self._noise)
                 self._noise = min(max(self._noise, MIN_NOISE**2), MAX_NOISE**2)
             else:
-                self._update(rows, drafter, math.log(seconds) - FIRST_CALL, cached / UNIT, FIRST_NOISE**2)
+                self._update(rows, calls, math.log(seconds) - FIRST_CALL, cached / UNIT, FIRST_NOISE**2)
             self._spread[PLAIN, PLAIN] += DRIFT**2
         self._times.clear()
 
-    def _update(self, rows: int, drafter: bool, log_seconds: float, tokens: float, noise: float) -> tuple[float, float]:
+    def _update(self, rows: int, calls: float, log_seconds: float, tokens: float, noise: float) -> tuple[float, float]:
         """Learns from one time. `tokens`: in the cache, in `UNIT`s. Returns how far it was off, and the variance of
         that."""
         state, slope = self._state, np.zeros(len(self._state))
@@ -218,8 +219,8 @@ class LearnedRowCosts(RowCosts):
             knot, weight = FIRST + int(self._knot[rows - 1]), float(self._weight[rows - 1])
             slope[knot], slope[knot + 1] = 1 - weight, weight
             ratio = float(state[knot]) * (1 - weight) + float(state[knot + 1]) * weight
-        slope[PRICE], slope[CACHE], slope[ROW_CACHE] = drafter, tokens, rows * tokens
-        ratio += drafter * float(state[PRICE]) + (float(state[CACHE]) + rows * float(state[ROW_CACHE])) * tokens
+        slope[PRICE], slope[CACHE], slope[ROW_CACHE] = calls, tokens, rows * tokens
+        ratio += calls * float(state[PRICE]) + (float(state[CACHE]) + rows * float(state[ROW_CACHE])) * tokens
         ratio = max(ratio, 0.3)
         slope /= ratio
         slope[PLAIN] = 1.0

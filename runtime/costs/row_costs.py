@@ -36,7 +36,7 @@ class RowCosts:
     the drafter, over a plain step's; curve[0] is 1, the plain step.
 
     - `without_drafter`, `with_drafter` [rows]: a step with 1.. rows that does or does not run it.
-    - `price`: how much more the drafter makes a step take, in plain steps.
+    - `price`: how much more the drafter makes a step take, in plain steps; of a second model, each call of it.
     """
 
     def __init__(self, curve: np.ndarray) -> None:
@@ -48,20 +48,31 @@ class RowCosts:
         self.curve, self.without_drafter, self.price = curve, without_drafter, price
         self.with_drafter = without_drafter + price
 
+    def with_calls(self, calls: float) -> np.ndarray:
+        """The cost [rows] of steps in which the drafter takes so many calls: 0 or 1, or of a second model one for each
+        token that it drafts."""
+        if calls in (0, 1):
+            return self.with_drafter if calls else self.without_drafter
+        return self.without_drafter + calls * self.price
+
+    def verify(self, rows: float) -> float:
+        """What a step of so many rows, also a mean of several, takes without the drafter, in plain steps."""
+        return float(np.interp(rows, np.arange(1, len(self.without_drafter) + 1), self.without_drafter))
+
     def begin(self) -> None:
         """An answer begins."""
 
-    def observe(self, rows: int, drafter: bool, seconds: float, cached: int) -> None:
-        """Reports the time of a step of `rows` rows with `cached` tokens in the cache, and whether it ran the
-        drafter."""
+    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+        """Reports the time of a step of `rows` rows with `cached` tokens in the cache and so many calls of the drafter
+        (`with_calls`)."""
 
     @property
     def plain_due(self) -> bool:
         """Whether nothing is known before a plain step was timed."""
         return False
 
-    def trial(self, drafter: bool) -> Trial | None:
-        """What the next step may try in order to learn, if anything: with or without the drafter."""
+    def trial(self, calls: float) -> Trial | None:
+        """What the next step may try in order to learn, if anything, with so many calls of the drafter."""
         return None
 
     def tried(self, loss: float) -> None:

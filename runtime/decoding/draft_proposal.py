@@ -69,6 +69,12 @@ class DraftProposal(ABC):
         return rows
 
     @cached_property
+    def firsts(self) -> list[int]:
+        """Of each depth the first candidate, where those before it came true."""
+        rows = (self.row(depth, 0) for depth in range(self.depths))
+        return [self._tokens[row[0]][0] for row in rows if row is not None]
+
+    @cached_property
     def _logits(self) -> np.ndarray:
         return np.frombuffer(self.logits, np.float32).reshape(-1, self.width)
 

@@ -32,22 +32,22 @@ class DrafterGate:
         """Whether the drafter is to run in the next step."""
         return self._advantage > 0 or self._since >= PAUSE
 
-    def costs(self, drafter: bool) -> np.ndarray:
-        """Returns the cost [rows] of a step with 1.. rows, with or without the drafter."""
-        return self._costs.with_drafter if drafter else self._costs.without_drafter
+    def costs(self, calls: float) -> np.ndarray:
+        """Returns the cost [rows] of a step with 1.. rows, in which the drafter takes so many calls."""
+        return self._costs.with_calls(calls)
 
     def begin(self) -> None:
         """Begins a new answer."""
         self._advantage, self._since = (self._advantage + PRIOR) / 2, 0
 
-    def step(self, tokens: int, rows: int, drafter: bool) -> None:
-        """Reports a step."""
+    def step(self, tokens: int, rows: int, calls: float) -> None:
+        """Reports a step, with the drafter's calls in it."""
         self._tokens = FADE * self._tokens + tokens
-        self._spent = FADE * self._spent + self.costs(drafter).item(rows - 1)
-        self._since = 0 if drafter else self._since + 1
+        self._spent = FADE * self._spent + self.costs(calls).item(rows - 1)
+        self._since = 0 if calls else self._since + 1
 
-    def compare(self, tokens: int, rows: int, ngram_tokens: int, ngram_rows: int) -> None:
-        """Reports how many tokens a step drafted with the drafter brought, and n-grams alone would have."""
+    def compare(self, tokens: int, rows: int, ngram_tokens: int, ngram_rows: int, calls: float = 1) -> None:
+        """Reports how many tokens a step drafted with `calls` of the drafter brought, and n-grams alone would have."""
         rate, without = self._tokens / self._spent, self._costs.without_drafter
-        saved = without.item(rows - 1) - without.item(ngram_rows - 1) + self._costs.price
+        saved = without.item(rows - 1) - without.item(ngram_rows - 1) + calls * self._costs.price
         self._advantage += (tokens - ngram_tokens - rate * saved - self._advantage) / MEMORY

@@ -15,6 +15,7 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.costs.theory import DraftCounts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import DRAFTER, Draft, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
@@ -56,7 +57,7 @@ class SpeculativeDecoder:
         self.consumer_seconds = 0.0  # that the consumer spent between calls: no decode time
         self._controller = self.adaptive.controller
         self._step_began = 0.0  # in `_clock`
-        self._ran_drafter = False  # in the last step
+        self._calls = 0  # of the drafter in the last step
         self._root = -1
         self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._proposal: DraftProposal | None = None
@@ -72,7 +73,10 @@ class SpeculativeDecoder:
         self._others: CandidateTree | None = None  # as one tree
         self._keep = [source.keep for source in sources if source.keep is not None]
         self._answer: list[int] = []
-        self._gate = self.adaptive.gate if runner.gamma and sources else None
+        self._depth = (
+            self.adaptive.depth if self.policy.deepest and self.rows > 1 else None
+        )  # of a second model's drafts
+        self._gate = self.adaptive.gate if runner.gamma and (sources or self._depth is not None) else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -116,7 +120,7 @@ class SpeculativeDecoder:
             else:
                 done = self._tree_step(draft, remaining)
             if costs is not None:
-                costs.observe(self.stats.rows, self._ran_drafter, self._clock() - began, cached)
+                costs.observe(self.stats.rows, self._calls, self._clock() - began, cached)
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""
@@ -138,6 +142,9 @@ class SpeculativeDecoder:
         progress = options.progress
         report = None if progress is None else lambda read: progress(known + read, total)
         drafts, allowed = self._runs_drafter() and self._may_draft(total - 1), self._allowed()
+        if self._depth is not None:
+            drafts = drafts and self._controller.on  # it would have to read the prompt, too
+            self._set_depth()
         first = self.runner.prefill(prompt[known:], drafts, report, allowed)
         first = self._choose(first, [-1], ROOT_ONLY, allowed)
         self.stats.prefill_seconds = time.perf_counter() - started
@@ -167,7 +174,7 @@ class SpeculativeDecoder:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
         costs, learned = self._costs(), self.policy.costs
         proposal = None if paused else self._proposal
-        trial = None if learned is None or forced or paused else learned.trial(self._runs_drafter())
+        trial = None if learned is None or forced or paused else learned.trial(self._planned_calls())
         sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
         draft = build_draft_tree(self._root, proposal, self._others, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
@@ -187,10 +194,11 @@ class SpeculativeDecoder:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
         paused = not self._controller.on
         costs, drafter = self._costs(), self._runs_drafter() and not paused
-        self._ran_drafter = drafter
+        self._set_depth()
         grammar = self.grammar
         masks = None if grammar is None else grammar.tree_masks(tree, tokens)
         result = self.runner.verify(tokens, tree, drafter, pruning, priors, masks)
+        self._calls = self._calls_of(result, drafter)
         result = self._choose(result, tokens, tree, masks)
         node, path = accept(tree, tokens, result.choices)
         self._learn_choices(tokens, tree.parents, result.choices, path)
@@ -205,15 +213,20 @@ class SpeculativeDecoder:
         proposal, self._proposal = self._proposal, result.proposal
         done = commit(tokens, result.choices, path, self.policy.eos, remaining)
         self._count_sources(draft.sources, path[: 1 + sum(done.drafted)])
+        self._count_draft(tree, path)
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
             self._controller.step(len(path), cost, self._clock() - self._step_began)
         if self._gate is not None:
             if proposal is not None:
-                self._gate.compare(len(done.tokens), len(tree), *self._without_drafter(self._gate, done.tokens))
-            self._gate.step(len(done.tokens), len(tree), drafter)
+                calls = 1 if self._depth is None else proposal.depths
+                without = self._without_drafter(self._gate, done.tokens)
+                self._gate.compare(len(done.tokens), len(tree), *without, calls)
+            self._gate.step(len(done.tokens), len(tree), self._calls)
         if grammar is None:  # what a grammar lets through says nothing about other texts
             self.adaptive.calibration.observe(proposal, self._found, done.tokens, self.policy.search)
+            if self._depth is not None and proposal is not None:
+                self._depth.observe(proposal.firsts, done.tokens)
         done = self._finish_step(done, result, path)
         self._count(done, len(tree))
         return done
@@ -222,16 +235,17 @@ class SpeculativeDecoder:
         controller = self._controller
         speculates_next = (controller.on and not self._probe_due) or controller.about_to_resume
         draft_next = speculates_next and remaining > 1 and self._runs_drafter() and self._may_draft(self.runner.length)
-        self._ran_drafter = draft_next
+        self._set_depth()
         allowed = self._allowed()
         result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=allowed)
+        self._calls = self._calls_of(result, draft_next)
         result = self._choose(result, [self._root], ROOT_ONLY, allowed)
         self.runner.commit((0,))
         self._learn_choices([self._root], (0,), result.choices, (0,))
         self._proposal = result.proposal
         controller.plain_step(None if draft_next else self._clock() - self._step_began)
         if self._gate is not None:
-            self._gate.step(1, 1, draft_next)
+            self._gate.step(1, 1, self._calls)
         done = self._finish_step(cut([result.choices[0]], [False], self.policy.eos, remaining), result, (0,))
         self._count(done, 1)
         return done
@@ -296,9 +310,24 @@ class SpeculativeDecoder:
         """Whether the drafter is to run at the end of the step under way."""
         return self.runner.gamma > 0 and (self._gate is None or self._gate.open)
 
+    def _set_depth(self) -> None:
+        """Tells a second model how many tokens to draft."""
+        if self._depth is not None:
+            self.runner.draft_depth = self._depth.best(self.policy.costs, self.rows)
+
+    def _planned_calls(self) -> int:
+        """Calls of the drafter in the step under way, as it seems before."""
+        return 0 if not self._runs_drafter() else 1 if self._depth is None else self.runner.draft_depth
+
+    def _calls_of(self, result: StepResult, drafter: bool) -> int:
+        """Calls of the drafter, which was to run or not, for this result."""
+        if self._depth is None:
+            return int(drafter)
+        return 0 if result.proposal is None else result.proposal.depths
+
     def _costs(self) -> np.ndarray | None:
         if self._gate is not None:
-            return self._gate.costs(self._runs_drafter())
+            return self._gate.costs(self._planned_calls())
         return None if self.policy.costs is None else self.policy.costs.curve
 
     def _read(self, tokens: Sequence[int]) -> None:
@@ -353,6 +382,13 @@ class SpeculativeDecoder:
                 before, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
                 counts[name] = SourceCounts(before.drafted + drafted, before.accepted + accepted)
         self.stats.sources = counts
+
+    def _count_draft(self, tree: DraftTree, path: Sequence[int]) -> None:
+        """Counts a draft of which `path` was accepted."""
+        accepted = len(path) - 1
+        tried = accepted + bool(tree.children[path[-1]])
+        counts = DraftCounts(1, len(tree), tree.depth, tried, accepted, self._calls)
+        self.stats.drafts = DraftCounts.sum((self.stats.drafts, counts))
 
     def _count(self, done: Committed, rows: int) -> None:
         """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""

@@ -101,6 +101,8 @@ class ModelRunner(Protocol):
     def gamma(self) -> int:
         """Draft tokens that the model's own drafter proposes per call; 0 for a plain model."""
 
+    draft_depth: int  # tokens that a second model drafts from the next call on, 1 to `gamma`; 0: there is none
+
     @property
     def context_length(self) -> int:
         """Most tokens of a sequence."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts
+
 
 class SourceCounts(NamedTuple):
     """Draft tokens that a source proposed among those verified, and how many of them came true."""
@@ -25,6 +27,7 @@ class Stats:
     - `rows`: rows that the newest call verified; 1 for a plain step, 0 for prefill.
     - `sources`: draft tokens of verification steps by what proposed them: `drafter`, `n-grams`, `store`. One that
       several proposed counts for each of them.
+    - `drafts`: how large the drafts of verification steps were and how far they came true (`runtime.costs.theory`).
     - `forced_tokens`: tokens for which the grammar allowed a single choice.
     - `prefill_seconds`, `decode_seconds`; of the latter, `graph_seconds` inside the model and `waited_seconds` in the
       scheduler's queue.
@@ -40,6 +43,7 @@ class Stats:
     plain_steps: int = 0
     rows: int = 0  # that the newest call verified; 1: a plain step, 0: it read the prompt
     sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # never changed, but replaced
+    drafts: DraftCounts = NO_DRAFTS  # likewise
     forced_tokens: int = 0  # that a grammar left no choice about
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

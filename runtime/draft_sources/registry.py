@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.draft_sources.store import AnswerStore, GrowingStore, past_source, store_source
 
+if TYPE_CHECKING:
+    from streamspec.bundle.manifest import Manifest
+
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a loaded bundle has for sources. `store`: its answers; `past`: those given since."""
+    """What a loaded bundle has to draft with. `store`: its answers; `past`: those given since; `draft`: the manifest of
+    the bundle that drafts for it, which is no source but a drafter."""
 
     store: AnswerStore | None = None
     past: GrowingStore | None = None
+    draft: Manifest | None = None
 
 
 # By the option of `load` that turns it on or off: makes the source; None where there is nothing for it.

@@ -78,6 +78,7 @@ class LoadedModel:
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
         self.unloader = IdleUnloader(self._close, self._reopen)
+        self.companion: LoadedModel | None = None  # is unloaded and opened again with this one
         self.hashes = True  # whether files are hashed again before they are opened again
         self._runners: WeakSet[Unloadable] = WeakSet()
         self._open_sessions(profile)
@@ -99,6 +100,9 @@ class LoadedModel:
                 self._open_sessions()
                 for runner in list(self._runners):
                     runner.reload()
+            if self.companion is not None:
+                with self.companion.unloader.in_use():
+                    pass
         except BaseException:  # all are loaded together, or none
             self._close()
             raise
@@ -106,6 +110,8 @@ class LoadedModel:
     def _close(self) -> None:
         for runner in list(self._runners):
             runner.unload()
+        if self.companion is not None:
+            self.companion.unloader.unload()
         self.session = self.sampler = None
         self.adapter_inputs = {}  # they hold on to the session
         trim()

@@ -33,6 +33,8 @@ class OrtRunner:
     excepted.
     """
 
+    draft_depth = 0
+
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
         """`context`: most tokens that the cache is to hold, by default as many as the model can.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
+from streamspec.runtime.costs.draft_depth import MOST as DEEPEST
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -28,30 +29,34 @@ def choose_policy(
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     rows, costs, expected = 1, None, None
-    reason = PLAIN_REQUESTED if manifest.streams is not None else "the bundle has no streams"
+    second = data.draft is not None  # another model drafts
+    reason = PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams"
     pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
     sources = chosen(options, data)
-    if (manifest.trees is not None or sources) and options.tree not in ("plain", 1):
+    if (manifest.trees is not None or sources or second) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):
             rows = min(options.tree, runner.rows or options.tree)
         else:
-            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir)
+            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft)
             known = read_record(file)
-            if manifest.trees is not None:
+            if manifest.trees is not None and not second:
                 expected = np.cumsum([node[2] for node in manifest.trees.nodes])
             # What n-grams alone draft is a chain.
-            most = CONTINUATION + 1 if manifest.trees is None and sources == (NGRAM,) else MAX_ROWS
-            if runner.rows is not None:  # every step is the same call
+            most = MAX_ROWS
+            if manifest.trees is None and sources == (NGRAM,) and not second:
+                most = CONTINUATION + 1
+            if runner.rows is not None and not second:  # every step is the same call
                 rows = min(runner.rows, most)
                 costs = RowCosts(np.ones(rows))
             else:
-                rows = most
+                rows = min(most, runner.rows or most)
                 # What steps cost that are pruned as nobody's else are is nobody else's business.
                 keep = CostKeeper(file) if pruning is None else None
-                costs = LearnedRowCosts(rows, runner.gamma > 0, known, keep)
-            exits = manifest.streams is not None and manifest.streams.pruning
+                costs = LearnedRowCosts(rows, runner.gamma > 0 or second, known, keep)
+            exits = manifest.streams is not None and manifest.streams.pruning and not second
             if known is not None and known.min_probability and pruning is None and exits:
                 pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
     eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
-    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search)
+    deepest = DEEPEST if second else 0
+    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search, deepest)

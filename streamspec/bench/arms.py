@@ -68,6 +68,7 @@ class Arm:
             stats.decode_seconds,
             stats.graph_seconds,
             stats.sources,
+            stats.drafts,
         )
         return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 

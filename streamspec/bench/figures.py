@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts, Prediction
 from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.hardware.providers import ProviderChoice
 
@@ -27,6 +28,7 @@ class Measure:
     decode: float
     graph: float
     sources: Mapping[str, SourceCounts] | None = None  # of its drafts
+    drafts: DraftCounts = NO_DRAFTS
 
 
 Pass = list[Measure]  # all prompts, one repetition
@@ -60,6 +62,7 @@ class Figures:
     speedup_total: Spread  # prefill included
     mismatches: int = 0
     sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # drafts of a pass, the mean of all
+    theory: Prediction | None = None  # beside the speed-up measured; None without drafts or without known costs
 
 
 def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches: int = 0) -> Figures:
@@ -168,6 +171,7 @@ class Report:
             "plain_ms": plain.step_ms,
             "host_share": spec.host_share,
             "drafts": {name: counts._asdict() for name, counts in spec.sources.items()},
+            "theory": None if spec.theory is None else asdict(spec.theory),
             "peak_rss_mb": self.peak_rss_mb,
             "quality": self.quality,
             "threads": self.threads,

@@ -44,6 +44,7 @@ def bench(
     recycling: bool = True,
     store: bool = True,
     adapter: str | Path | None = None,
+    draft: str | Path | None = None,
     sampling: Sampling = GREEDY,
 ) -> Report:
     """Compares plain and speculative decoding of `bundle` on prompts: speed, exactness and quality.
@@ -53,8 +54,8 @@ def bench(
     - `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision.
     - `rows`: tree sizes that are measured too, each forced. `prune`: likewise, probabilities below which rows of a
       draft stop at the early exit.
-    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `store`, `adapter`: as for `streamspec.runtime.load`;
-      `provider` applies to all bundles.
+    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `store`, `adapter`, `draft`: as for
+      `streamspec.runtime.load`; `provider` applies to all bundles.
     - `sampling`: greedy by default; with a temperature it needs a seed, so that all arms draw alike.
     - `save_outputs`: JSONL file for the answers, to be read by `compare`.
 
@@ -72,7 +73,7 @@ def bench(
     from streamspec.runtime import load
 
     opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
-    session = opened(bundle, tree=tree, ngram=ngram, recycling=recycling, store=store, adapter=adapter)
+    session = opened(bundle, tree=tree, ngram=ngram, recycling=recycling, store=store, adapter=adapter, draft=draft)
     check_rows(rows, session)
     check_length(cases, session)
     if prune:
@@ -103,7 +104,7 @@ def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_
 
 def check_rows(rows: Sequence[int], session: Session) -> None:
     """Raises ConfigError for tree sizes that the bundle cannot verify."""
-    if rows and session.manifest.trees is None:
+    if rows and session.manifest.trees is None and not session.policy.deepest:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     static = session.manifest.static
     if static and max(rows, default=0) > static.rows:

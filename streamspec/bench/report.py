@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamspec.bench.arms import SessionTieBreaker
@@ -14,6 +14,7 @@ from streamspec.bench.figures import Measure as Measure  # pickles of 0.1 have i
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.tie_breaker import Agreement, compare_outputs
+from streamspec.runtime.costs.theory import predict
 
 
 @dataclass
@@ -98,7 +99,10 @@ class Summary:
 
     def _figures(self, name: str) -> Figures:
         mismatches = sum(a.mismatches for a in self.comparisons.of(name))
-        return figures(name, self.record.passes[name], self.record.passes[PLAIN], mismatches)
+        passes = self.record.passes[name]
+        policy = next(arm for arm in self.record.arms if arm.name == name).session.policy
+        theory = predict([(m.drafts, m.plain_steps) for one in passes for m in one], policy.costs, policy.deepest)
+        return replace(figures(name, passes, self.record.passes[PLAIN], mismatches), theory=theory)
 
     def _quality(self) -> dict[str, Any]:
         """The speculative answers' metrics, plain's beside them; empty without references."""

@@ -10,6 +10,7 @@ import typer
 
 from streamspec.cli.shared_options import (
     Bundle,
+    Draft,
     MinP,
     NoNgram,
     NoRecycling,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from streamspec.bench.figures import Report, Spread
+    from streamspec.runtime.costs.theory import Prediction
 
 
 def command(
@@ -62,6 +64,7 @@ def command(
     ] = None,
     tree: Annotated[str, load_flag("tree")] = str(LoadOptions.tree),
     use: Use = None,
+    draft: Draft = None,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
@@ -103,6 +106,7 @@ def command(
         recycling=not no_recycling,
         store=not no_store,
         adapter=use,
+        draft=draft,
         sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )
     if as_json:
@@ -165,6 +169,9 @@ def show(report: Report) -> None:
     if report.speculative.sources:
         shares = (f"{name} {n.accepted} of {n.drafted}" for name, n in report.speculative.sources.items())
         print(f"drafts accepted in a pass: {', '.join(shares)}")
+    for one in (report.speculative, *report.rows):
+        if one.theory is not None:
+            print(_theory(one.name, one.theory, one.speedup.median))
     for category, figures in report.categories.items():
         print(
             f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "
@@ -192,6 +199,14 @@ def speeds(report: Report) -> Table:
             str(one.mismatches),
         )
     return table
+
+
+def _theory(name: str, theory: Prediction, measured: float) -> str:
+    best = "" if theory.best_gamma is None else f"; best gamma {theory.best_gamma}: {theory.best_speedup:.2f}x"
+    return (
+        f"theory, {name}: alpha {theory.alpha:.3f}, gamma {theory.gamma:.2f}, verifying {theory.verify:.2f} plain "
+        f"steps, drafting {theory.draft:.2f}: {theory.speedup:.2f}x predicted, {measured:.2f}x measured{best}"
+    )
 
 
 def _spread(spread: Spread) -> str:

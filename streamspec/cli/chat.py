@@ -9,6 +9,7 @@ import typer
 from streamspec.cli.shared_options import (
     BUNDLE,
     Context,
+    Draft,
     MinP,
     NoNgram,
     NoRecycling,
@@ -44,6 +45,7 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = NEW_TOKENS,
     stop: Stop = None,
     use: Use = None,
+    draft: Draft = None,
     context: Context = LoadOptions.context,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
@@ -78,6 +80,7 @@ def command(
         store=not no_store,
         past_answers=past_answers or False,
         adapter=use,
+        draft=draft,
         context=context,
         prepare_grammar=False,
     )

@@ -10,6 +10,7 @@ import typer
 
 from streamspec.cli.shared_options import (
     Bundle,
+    Draft,
     MaxNewTokens,
     MinP,
     NoNgram,
@@ -50,6 +51,7 @@ def command(
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step.", show_default=False),
     ] = None,
     use: Use = None,
+    draft: Draft = None,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
@@ -95,6 +97,7 @@ def command(
         store=not no_store,
         past_answers=past_answers or False,
         adapter=use,
+        draft=draft,
         prepare_grammar=options.grammar is not None,
     )
     last = None

@@ -13,6 +13,7 @@ import typer
 from streamspec.cli.shared_options import (
     Bundle,
     Context,
+    Draft,
     Idle,
     NoNgram,
     NoRecycling,
@@ -82,6 +83,7 @@ def command(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds per request.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
+    draft: Draft = None,
     context: Context = LoadOptions.context,
     idle: Idle = LoadOptions.idle,
     prepare_grammar: PrepareGrammar = LoadOptions.prepare_grammar,
@@ -108,6 +110,7 @@ def command(
         recycling=not no_recycling,
         store=not no_store,
         past_answers=past_answers or False,
+        draft=draft,
         context=context,
         idle=idle,
         prepare_grammar=prepare_grammar,

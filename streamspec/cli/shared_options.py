@@ -58,6 +58,7 @@ AllowBaseMismatch = Annotated[
 Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
 Provider = Annotated[str, load_flag("provider")]
 Use = Annotated[str | None, load_flag("adapter", show_default=False)]
+Draft = Annotated[Path | None, load_flag("draft", callback=installed, show_default=False)]
 Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]
 Idle = Annotated[float | None, load_flag("idle", show_default=False)]
 PrepareGrammar = Annotated[bool | None, load_flag("prepare_grammar", show_default=False)]

@@ -70,7 +70,7 @@ class ToyRunner:
     probabilities.
     """
 
-    threads = 1
+    threads, draft_depth = 1, 0
 
     def __init__(
         self,

@@ -1,0 +1,87 @@
+"""Predicts how fast speculative decoding is: Leviathan et al. 2023 (arXiv 2211.17192, section 3).
+
+Where every draft token is accepted with probability `alpha`, whatever came before, a step that drafts `gamma` of them
+brings (1 - alpha^(gamma + 1)) / (1 - alpha) tokens (their equation 1). It takes `gamma * c + verify` plain steps, `c`
+the price of a draft token, `verify` of checking them. The paper has verify = 1, as rows are free on its hardware; on
+a CPU they are not (the ratio T_V / T_T of MagicDec, arXiv 2408.11049). Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamspec.runtime.costs.row_costs import RowCosts
+
+
+class DraftCounts(NamedTuple):
+    """Verification steps, and over all of them: `rows` verified, the text's last token included; `depth` of the drafts;
+    depths `tried`, of which `accepted` came true; `calls` of a drafter, of which a second model takes one a token."""
+
+    steps: int = 0
+    rows: int = 0
+    depth: int = 0
+    tried: int = 0
+    accepted: int = 0
+    calls: int = 0
+
+    @classmethod
+    def sum(cls, counts: Iterable[DraftCounts]) -> DraftCounts:
+        """All of them together."""
+        return cls(*map(sum, zip(cls(), *counts, strict=True)))
+
+
+NO_DRAFTS = DraftCounts()
+
+
+def expected_tokens(alpha: float, gamma: float) -> float:
+    """Tokens per step, the target's own included. `alpha` 0 to 1; `gamma` >= 0, also a mean of several."""
+    return gamma + 1 if alpha >= 1 else float((1 - alpha ** (gamma + 1)) / (1 - alpha))
+
+
+def expected_speedup(alpha: float, gamma: float, c: float, verify: float = 1.0) -> float:
+    """Speed over plain decoding's. `c`: a draft token's price, `verify`: a verification's, both in plain steps."""
+    return expected_tokens(alpha, gamma) / (gamma * c + verify)
+
+
+def best_gamma(alpha: float, c: float, most: int, verify: Callable[[int], float] = lambda gamma: 1.0) -> int:
+    """The gamma from 1 to `most` with the largest `expected_speedup`; `verify` says what checking so many takes."""
+    return max(range(1, most + 1), key=lambda gamma: expected_speedup(alpha, gamma, c, verify(gamma)))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the theory says of a measurement.
+
+    - `alpha`: share of the draft tokens looked at that were accepted; those after a rejected one are not looked at. Of
+      a tree: of the depths, where any candidate may be right.
+    - `gamma`: mean depth of a draft. `draft`, `verify`: plain steps that drafting and verifying one take.
+    - `speedup`: the one expected over plain decoding, the plain steps between counted.
+    - `best_gamma`, `best_speedup`: of a drafter that takes one call for each token; None of others.
+    """
+
+    alpha: float
+    gamma: float
+    draft: float
+    verify: float
+    speedup: float
+    best_gamma: int | None = None
+    best_speedup: float | None = None
+
+
+def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, most: int = 0) -> Prediction | None:
+    """Predicts the speed of answers from their drafts and plain steps, and what steps cost. `most`: the largest `gamma`
+    to choose from; 0: there is nothing to choose. None without drafts or costs."""
+    drafts, plain_steps = DraftCounts.sum(drafts for drafts, _ in counts), sum(plain for _, plain in counts)
+    if costs is None or not drafts.tried:
+        return None
+    alpha, gamma = drafts.accepted / drafts.tried, drafts.depth / drafts.steps
+    draft, verify = costs.price * drafts.calls / drafts.steps, costs.verify(drafts.rows / drafts.steps)
+    tokens = drafts.steps * expected_tokens(alpha, gamma) + plain_steps
+    speedup = tokens / (drafts.steps * (draft + verify) + plain_steps)
+    if not most:
+        return Prediction(alpha, gamma, draft, verify, speedup)
+    best = best_gamma(alpha, costs.price, most, lambda depth: costs.verify(depth + 1))
+    reached = expected_speedup(alpha, best, costs.price, costs.verify(best + 1))
+    return Prediction(alpha, gamma, draft, verify, speedup, best, reached)

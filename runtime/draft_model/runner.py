@@ -1,0 +1,179 @@
+"""Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own.
+
+To the decoding loop both are one model with a drafter: a call verifies with the target, then the draft model reads what
+was accepted and writes `draft_depth` tokens, one call each. What it proposes is a chain with the likeliest tokens
+beside it. Its cache holds its own drafts until the next call, and is taken back to the last token that came true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+
+from streamspec.draft_tree import DraftTree
+from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.decoding.draft_proposal import TreeProposal
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Pruning, StepResult
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.decoding.verify import accept
+from streamspec.runtime.draft_model.candidates import likeliest
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.ort_runner import OrtRunner, shared_prefix
+
+CANDIDATES = 4  # tokens offered at each depth; the first of them is drafted from
+
+
+class TwoModelRunner:
+    """See `streamspec.runtime.decoding.model_runner.ModelRunner`. Its cache, tokens and logits are the target's."""
+
+    def __init__(self, target: OrtRunner, draft: OrtRunner) -> None:
+        self.target, self.draft = target, draft
+        self.gamma = self.draft_depth = MOST
+        self._eos = frozenset(target.model.manifest.model.eos_token_ids)
+        self._same = 0  # tokens, at least, that both caches begin with
+
+    # ---- the target's
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.target.model
+
+    @property
+    def threads(self) -> int:
+        return self.target.threads
+
+    @property
+    def context_length(self) -> int:
+        return self.target.context_length
+
+    @property
+    def length(self) -> int:
+        return self.target.length
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.target.tokens
+
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return self.target.reusable(prompt)
+
+    def commit(self, path: Sequence[int]) -> None:
+        self.target.commit(path)
+
+    def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
+        return self.target.snapshot()
+
+    # ---- both
+
+    @property
+    def graph_seconds(self) -> float:
+        return self.target.graph_seconds + self.draft.graph_seconds
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.target.waited_seconds + self.draft.waited_seconds
+
+    def fork(self, context: int | None = None) -> Self:
+        return type(self)(self.target.fork(context), self.draft.fork())
+
+    def reset(self) -> None:
+        self.target.reset()
+        self.draft.reset()
+        self._same = 0
+
+    def release(self) -> None:
+        self.target.release()
+        self.draft.release()
+        self._same = 0
+
+    def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
+        """The draft model reads the text when it next drafts."""
+        self.target.restore(tokens, rows)
+        self._same = 0
+
+    def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
+        self._same = 0
+        return self.target.score(ids, start)
+
+    def cancel(self) -> None:
+        self.target.cancel()
+        self.draft.cancel()
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        with self.target.generation(), self.draft.generation():
+            yield
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+        known = self.target.begin(prompt, sampling, logits)
+        self._same = min(known, self.draft.begin(prompt, GREEDY, logits=True))
+        return known
+
+    # ---- calls
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        draft: bool,
+        progress: Callable[[int], None] | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> StepResult:
+        found = self.target.prefill(ids, False, progress, allowed)
+        return found._replace(accepted=0, proposal=self._propose(found.choices)) if draft else found
+
+    def verify(
+        self,
+        tokens: Sequence[int],
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> StepResult:
+        found = self.target.verify(tokens, tree, False, pruning, priors, allowed)
+        if not draft:
+            return found
+        node, path = accept(tree, tokens, found.choices)
+        came = [*(tokens[i] for i in path), found.choices[node]]
+        return found._replace(accepted=node, proposal=self._propose(came))
+
+    def _propose(self, came: Sequence[int]) -> TreeProposal | None:
+        """Drafts after the target's tokens and `came`, which are about to be committed. None beyond the draft model's
+        context, and after a token that it does not have."""
+        unread = self._rewind(came)
+        room = self.draft.context_length - self.draft.length - len(unread)
+        if room < self.draft_depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:
+            return None
+        logits = self.draft.prefill(unread, draft=False).logits
+        vocabulary = min(self.target.vocab_size, self.draft.vocab_size)
+        tokens, scores = list[np.ndarray](), list[np.ndarray]()
+        while True:
+            assert logits is not None
+            best = likeliest(logits[0, :vocabulary], CANDIDATES)
+            tokens.append(best)
+            scores.append(logits[0, best])
+            drafted = best.item(0)
+            if len(tokens) >= self.draft_depth or drafted in self._eos:
+                break
+            logits = self.draft.verify([drafted], ROOT_ONLY, draft=False).logits
+            self.draft.commit((0,))
+        depths = len(tokens)
+        # Each row follows the first candidate of the one before.
+        return TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+
+    def _rewind(self, came: Sequence[int]) -> list[int]:
+        """Takes the draft model's cache back to what it shares with the target's tokens and `came`. Returns the rest of
+        those, one token at least."""
+        self._same = min(self._same, self.draft.length)
+        text = [*self.target.tokens[self._same :], *came]
+        shared = self._same + shared_prefix(self.draft.tokens[self._same :], text[:-1])
+        reached = self.draft.cache.reachable(shared)
+        self.draft.rewind(reached)
+        if reached < self._same:
+            text, self._same = [*self.target.tokens, *came], 0
+        unread = text[reached - self._same :]
+        self._same = min(reached, self.target.length)
+        return unread

@@ -1,0 +1,49 @@
+"""How deep a second model drafts: what is learned of its drafts, and the theory's choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamspec.runtime.costs.draft_depth import ASSUMED, MOST, DraftDepth
+from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.costs.theory import best_gamma
+
+
+def costs(price: float, row: float) -> RowCosts:
+    return RowCosts(np.array([1.0, *(1 + row * n + price for n in range(1, 64))]))
+
+
+def learned(alpha: float, steps: int = 400) -> DraftDepth:
+    depth, random = DraftDepth(), np.random.default_rng(0)
+    for _ in range(steps):
+        right = int(random.geometric(1 - alpha)) - 1
+        depth.observe([1] * 6, ([1] * min(right, 6)) + [2])
+    return depth
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
+def test_alpha_is_learned_from_the_tokens_that_came(alpha: float) -> None:
+    assert learned(alpha).alpha == pytest.approx(alpha, abs=0.08)
+    assert DraftDepth().alpha == ASSUMED
+
+
+def test_drafts_after_a_wrong_one_say_nothing() -> None:
+    depth, other = DraftDepth(), DraftDepth()
+    depth.observe([1, 2, 3], [1, 5, 3])
+    other.observe([1, 2], [1, 5])
+    assert depth.alpha == other.alpha
+
+
+@pytest.mark.parametrize(("price", "row"), [(0.05, 0.02), (0.2, 0.1), (0.6, 0.0), (0.02, 0.4)])
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
+def test_the_depth_is_the_theorys_best_gamma(alpha: float, price: float, row: float) -> None:
+    depth, known = learned(alpha), costs(price, row)
+    expected = best_gamma(depth.alpha, known.price, MOST, lambda gamma: known.verify(gamma + 1))
+    assert depth.best(known, 64) == expected
+
+
+def test_fewer_rows_leave_room_for_fewer_drafts() -> None:
+    assert learned(0.95).best(costs(0.01, 0.0), 64) == MOST
+    assert learned(0.95).best(costs(0.01, 0.0), 4) == 3
+    assert DraftDepth().best(None, 6) == 5 and DraftDepth().best(None, 2) == 1
