@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.row_costs import RowCosts
 
 
@@ -25,6 +26,12 @@ class DraftCounts(NamedTuple):
     tried: int = 0
     accepted: int = 0
     calls: int = 0
+
+    def after(self, tree: DraftTree, path: Sequence[int], calls: int) -> DraftCounts:
+        """These, and a step that accepted `path` of a draft, with so many calls of the drafter."""
+        accepted = len(path) - 1
+        tried = accepted + bool(tree.children[path[-1]])
+        return self.sum((self, DraftCounts(1, len(tree), tree.depth, tried, accepted, calls)))
 
     @classmethod
     def sum(cls, counts: Iterable[DraftCounts]) -> DraftCounts:

@@ -15,7 +15,6 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.costs.theory import DraftCounts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import DRAFTER, Draft, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
@@ -213,7 +212,7 @@ class SpeculativeDecoder:
         proposal, self._proposal = self._proposal, result.proposal
         done = commit(tokens, result.choices, path, self.policy.eos, remaining)
         self._count_sources(draft.sources, path[: 1 + sum(done.drafted)])
-        self._count_draft(tree, path)
+        self.stats.drafts = self.stats.drafts.after(tree, path, self._calls)
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
             self._controller.step(len(path), cost, self._clock() - self._step_began)
@@ -382,13 +381,6 @@ class SpeculativeDecoder:
                 before, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
                 counts[name] = SourceCounts(before.drafted + drafted, before.accepted + accepted)
         self.stats.sources = counts
-
-    def _count_draft(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Counts a draft of which `path` was accepted."""
-        accepted = len(path) - 1
-        tried = accepted + bool(tree.children[path[-1]])
-        counts = DraftCounts(1, len(tree), tree.depth, tried, accepted, self._calls)
-        self.stats.drafts = DraftCounts.sum((self.stats.drafts, counts))
 
     def _count(self, done: Committed, rows: int) -> None:
         """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.theory import (
     DraftCounts,
@@ -20,7 +21,7 @@ def drafted(alpha: float, gamma: int, steps: int) -> tuple[DraftCounts, int]:
     random, counts = np.random.default_rng(0), [DraftCounts()]
     for _ in range(steps):
         accepted = next((i for i in range(gamma) if random.random() >= alpha), gamma)
-        counts.append(DraftCounts(1, gamma + 1, gamma, min(accepted + 1, gamma), accepted, gamma))
+        counts.append(DraftCounts().after(chain(gamma), range(accepted + 1), gamma))
     total = DraftCounts.sum(counts)
     return total, total.accepted + steps
 
@@ -70,6 +71,13 @@ def test_a_second_model_pays_for_every_draft_token_and_has_a_best_gamma() -> Non
     found = predict([(drafted(0.5, 3, 4000)[0], 0)], costs, most=4)
     assert found is not None and found.draft == pytest.approx(1.2)
     assert found.best_gamma == 1 and found.best_speedup == pytest.approx((1 + found.alpha) / 1.5)
+
+
+def test_of_a_tree_depths_are_counted_at_which_any_candidate_may_be_right() -> None:
+    tree = DraftTree((0, 0, 0, 1, 1), (0, 0, 1, 0, 1))  # two candidates, then two after the first
+    found = [DraftCounts().after(tree, path, 1) for path in ((0,), (0, 1), (0, 2), (0, 1, 4))]
+    assert [(one.tried, one.accepted) for one in found] == [(1, 0), (2, 1), (1, 1), (2, 2)]
+    assert {(one.steps, one.rows, one.depth, one.calls) for one in found} == {(1, 5, 2, 1)}
 
 
 def test_nothing_is_predicted_without_drafts_or_without_costs() -> None:

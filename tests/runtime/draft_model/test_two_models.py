@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from streamspec.errors import ConfigError, ResourceError
+from streamspec.export import export_swappable
 from streamspec.runtime import Completion, Grammar, Pruning, Sampling, Session, load
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState
@@ -263,6 +264,21 @@ def test_beyond_the_draft_models_context_there_are_no_drafts_and_no_errors(bundl
     assert runner(session).draft.length <= 64
     text = "a" * 100
     assert session.generate(text, max_new_tokens=20).token_ids == plain.generate(text, max_new_tokens=20).token_ids
+
+
+def test_adapters_of_the_target_are_swapped_under_the_draft_model(bundles: Bundles, tmp_path: Path) -> None:
+    base, adapter = bundles("fp32").parent / "base", bundles("full").parent / "adapter"
+    export_swappable(base, [adapter], tmp_path / "swappable", "fp32", progress=lambda line: None)
+    session = two(tmp_path / "swappable", bundles("fp32"), **ALONE)
+    plain = load(tmp_path / "swappable", threads=1, tree="plain")
+    for one in (session, session.another()):
+        for chosen in ("adapter", None, "adapter"):
+            one.swap(chosen)
+            plain.swap(chosen)
+            answer = one.generate("hello", max_new_tokens=30)
+            assert answer.token_ids == plain.generate("hello", max_new_tokens=30).token_ids
+            assert answer.stats.sources["drafter"].accepted > 0 and one.adapter == chosen
+            check_cache(one)
 
 
 def test_what_cannot_be_is_refused_in_one_line(bundles: Bundles) -> None:
