@@ -39,6 +39,8 @@ from streamspec.export.bundle_card import write_card
 from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.draft_pass import DraftSpec, graph_features, most_candidates
+from streamspec.export.drafters.eagle3.head import Eagle3Spec
+from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside, read_published
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
 from streamspec.export.graphs.device_cache_graph import compact_graph
@@ -82,6 +84,7 @@ class Parts:
     trees: DraftTreeInfo | None
     candidates: int
     static: StaticInfo | None = None
+    published: bool = False  # the drafter is a published head
 
 
 def export_bundle(
@@ -99,6 +102,7 @@ def export_bundle(
     allow_base_mismatch: bool = False,
     kv_cache_dtype: str = DTYPES[0],
     store: StoreFiles | None = None,
+    drafter: str | Path | None = None,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -117,6 +121,7 @@ def export_bundle(
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
     - `store`: answers or other texts that the runtime drafts from as well.
+    - `drafter`: folder of a published EAGLE-3 head of this base; `adapter` then has no drafter of its own.
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -131,6 +136,7 @@ def export_bundle(
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
+    head = None if drafter is None else read_published(Path(drafter), resolved, described, target, kind)
     layout = choose_format(resolved, described, prompt_format)
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
@@ -138,7 +144,7 @@ def export_bundle(
     stored = store.read(resolved.sha256) if store is not None else []
     with bundle_folder(out, force) as folder:
         say("loading the base")
-        parts = _load(resolved, described)
+        parts = _load(resolved, described, head)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if target.static:
             parts = _static_parts(parts, target, say)
@@ -280,10 +286,12 @@ def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: P
     return replace(manifest, parity=manifest.parity | {"native": report})
 
 
-def _load(base: Base, adapter: Adapter | None) -> Parts:
+def _load(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = None) -> Parts:
     whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
     target = read_target(base, adapter, whole)
     spec = target.spec
+    if head is not None:
+        return Parts(base, adapter, target, spec, *beside(head, target), published=True)
     if adapter is None or adapter.streams is None:
         return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
     streams = read_drafter(adapter, spec)
@@ -348,12 +356,12 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
     """Describes a bundle before anything is measured."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
-    method = adapter.method if adapter else "lora"
+    method = PUBLISHED_AS if parts.published else adapter.method if adapter else "lora"
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method=method,
         recipe=adapter.recipe if adapter else None,
-        drafter=method if parts.streams else None,
+        drafter=PUBLISHED if parts.published else method if parts.streams else None,
         precision=precision,
         opset=OPSET,
         ir_version=IR_VERSION,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,33 +50,25 @@ class AdapterSection:
 
     def check(self, tensors: dict[str, Array], expected: Shapes) -> None:
         """Raises AdapterError that names all missing, misshapen, unknown tensors and those that are not finite."""
-        missing = [name for name in expected if name not in tensors]
-        wrong = [
-            f"{name} {tensors[name].shape}, not {shape}"
-            for name, shape in expected.items()
-            if name in tensors and tensors[name].shape != shape
-        ]
         broken = [name for name in expected if name in tensors and not np.isfinite(tensors[name]).all()]
-        unknown = sorted(set(tensors) - set(expected))
-        faults = [
-            f"{title}: {_listed(names)}"
-            for title, names in (
-                ("missing", missing),
-                ("of the wrong shape", wrong),
-                ("not finite", broken),
-                ("unknown", unknown),
-            )
-            if names
-        ]
-        if faults:
+        if faults := tensor_faults({name: value.shape for name, value in tensors.items()}, expected, broken):
             raise AdapterError(
-                f"{self.adapter.path / STREAM_WEIGHTS}: {'; '.join(faults)}",
-                "the tensors its configuration names",
-                RESTORE,
+                f"{self.adapter.path / STREAM_WEIGHTS}: {faults}", "the tensors its configuration names", RESTORE
             )
 
 
-def _listed(names: list[str], limit: int = 8) -> str:
+def tensor_faults(found: Shapes, expected: Shapes, broken: Sequence[str] = ()) -> str:
+    """All missing, misshapen and unknown tensors, and the `broken` ones, which are not finite; '' for none."""
+    missing = [name for name in expected if name not in found]
+    wrong = [
+        f"{name} {found[name]}, not {shape}" for name, shape in expected.items() if found.get(name, shape) != shape
+    ]
+    unknown = sorted(set(found) - set(expected))
+    titled = ("missing", missing), ("of the wrong shape", wrong), ("not finite", broken), ("unknown", unknown)
+    return "; ".join(f"{title}: {_listed(names)}" for title, names in titled if names)
+
+
+def _listed(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

@@ -34,11 +34,12 @@ from streamspec.step_graph import CACHE_KINDS
 
 
 @dataclass
-class _Level:
+class DraftLevel:
     """Rows of the draft layer that draft for the same depth."""
 
     # finished [1, m, H], '' where unused: of the mixture, or in the last pass of the branch for the last depth
     state: str
+    feature: str = ""  # [1, m, H], what rows after these read where that is another state
     last: str = ""  # [1, m, H], where that branch drafts one depth further: its input from the parent's row
     apart: tuple[str, str] | None = (
         None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
@@ -63,7 +64,7 @@ class _Experts(NamedTuple):
 
 
 @dataclass
-class _Chosen:
+class ChosenRows:
     """The likeliest candidates of a level. `picked` int64 [beam]: row x C + rank, `parents` [beam]: their rows, `path`
     [beam]: log probability.
     """
@@ -81,11 +82,14 @@ class DraftLayerPass(DraftPass):
 
     def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
         self.layer = decoder.spec.layers
-        source = DraftLayerSource(decoder.source, spec, decoder.spec)
-        own = Decoder(decoder.spec, source, decoder.precision, decoder.native, drafter=True)
-        super().__init__(own, spec, candidates)
+        super().__init__(self.own_decoder(decoder, spec), spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present = ("", "")
+
+    def own_decoder(self, decoder: Decoder, spec: DraftLayerSpec) -> Decoder:
+        """Writes the layer, which is number `self.layer` of the target's `decoder`."""
+        source = DraftLayerSource(decoder.source, spec, decoder.spec)
+        return Decoder(decoder.spec, source, decoder.precision, decoder.native, drafter=True)
 
     # ---- in the main graph
 
@@ -117,9 +121,7 @@ class DraftLayerPass(DraftPass):
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
                 before, chosen = levels[-1], self._likeliest(g, levels[-1])
-                part = self._part(number)
-                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
-                x = self._input(g, chosen.tokens, (where, number + 1), state, rows, part)
+                x = self._next_inputs(g, before, chosen, (where, number + 1), rows)
                 at = g.op("Add", where, g.ints(number))
                 sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
                 levels.append(self._level(g, x, number, at, accepted, past, own, sees))
@@ -132,7 +134,7 @@ class DraftLayerPass(DraftPass):
                     g, self._embedded(g, chosen.tokens, (where, self.spec.passes + 1)), rows, "last_token"
                 )
                 state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
-                levels.append(_Level(self._finish(g, state)))
+                levels.append(DraftLevel(self._finish(g, state)))
                 self._propose_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         return [
@@ -140,7 +142,13 @@ class DraftLayerPass(DraftPass):
             for names in ([x.tokens for x in levels], [x.values for x in levels], origins)
         ]
 
-    def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
+    def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
+        """The inputs of the rows of the next pass, of chosen candidates `at` a position and a number further."""
+        part = self._part(at[1] - 1)
+        state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
+        return self._input(g, chosen.tokens, at, state, rows, part)
+
+    def _likeliest(self, g: Scope, level: DraftLevel) -> ChosenRows:
         logs = level.logits if level.apart else g.op("LogSoftmax", level.logits, axis=-1)
         probabilities = g.op("GatherElements", logs, level.numbers, axis=-1)
         if level.path:
@@ -149,7 +157,7 @@ class DraftLayerPass(DraftPass):
             "TopK", g.op("Reshape", probabilities, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0
         )
         tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
-        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
+        return ChosenRows(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
 
     def _level(
         self,
@@ -161,7 +169,7 @@ class DraftLayerPass(DraftPass):
         past: str,
         own: list[tuple[str, str, str]],
         sees: str | None,
-    ) -> _Level:
+    ) -> DraftLevel:
         """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
         the cache already (`sees` None); all others add to `own`."""
         spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
@@ -185,7 +193,7 @@ class DraftLayerPass(DraftPass):
         def joined(output: str) -> str:
             return g.op("Add", stream, decoder.mlp_update(g, output, layer))
 
-        level = _Level("", sees=sees or "")
+        level = DraftLevel("", sees=sees or "")
         if mixture:
             level.state = self._finish(g, joined(added.mixture))
         if apart:
@@ -240,7 +248,7 @@ class DraftLayerPass(DraftPass):
         mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
         return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
 
-    def _propose_level(self, g: Scope, level: _Level, path: str = "") -> None:
+    def _propose_level(self, g: Scope, level: DraftLevel, path: str = "") -> None:
         """The best candidates of the level, which follows candidates of the log probabilities `path` [m]."""
         states, shares = level.apart or (level.state, "")
         flat = g.op("Squeeze", states, g.ints(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,24 +42,44 @@ class _LayerDrafts(ExpectedDrafts):
     layer: TrainedDraftLayer
 
     def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
-        tree, tokens, context = case.tree, case.drafted, case.context
-        fresh = GraphRunner(session, len(context) + len(tokens))
-        fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
-        for node, root in case.samples():
-            path = list(tree.path(node))
-            following = np.full(len(tree), -1)
-            following[path] = [*tokens[path[1:]], root]
-            out = fresh.step(
-                tokens,
-                np.asarray(tree.depths),
-                tree.mask(),
-                parents=np.asarray(tree.parents),
-                streams=1,
-                forced_node=node,
-                forced_root=root,
-                next_ids=following,
-            )
-            yield from self.layer.drafts(np.concatenate([context, tokens[path]]), root, out)
+        for path, root, out in drafted_after(session, case):
+            yield from self.layer.drafts(np.concatenate([case.context, case.drafted[path]]), root, out)
+
+
+def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:
+    """Yields what a graph drafts at a few nodes of a tree: the path to the node, the token after it, the outputs."""
+    tree, tokens, context = case.tree, case.drafted, case.context
+    fresh = GraphRunner(session, len(context) + len(tokens))
+    fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+    for node, root in case.samples():
+        path = list(tree.path(node))
+        following = np.full(len(tree), -1)
+        following[path] = [*tokens[path[1:]], root]
+        out = fresh.step(
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=1,
+            forced_node=node,
+            forced_root=root,
+            next_ids=following,
+        )
+        yield path, root, out
+
+
+def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[int, list[list[int]]]]:
+    """Yields of each level its first row in `out`, and of each of its rows the candidates that it follows."""
+    paths: list[list[int]] = []
+    start, candidates = 0, out[CANDIDATES].shape[1]
+    for depth, count in enumerate(levels):
+        before, paths = paths, []
+        for origin in out[ORIGINS][start : start + count].tolist():
+            parent, rank = divmod(origin, candidates)
+            token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
+            paths.append([*before[parent], token] if depth else [])
+        yield start, paths
+        start += count
 
 
 class TrainedDraftLayer:
@@ -96,14 +116,8 @@ class TrainedDraftLayer:
         main = self.model.main_pass(tokens, torch.ones_like(tokens))
         main.tokens = torch.cat([main.tokens[:, :1], tokens[:, 1:]], dim=1)
         main.tokens[0, 0] = root  # the layer takes row t's next token from slot t + 1, the last row's from slot 0
-        paths: list[list[int]] = []  # of each row of the level before: the candidates it follows
-        start, candidates = 0, out[CANDIDATES].shape[1]
-        for depth, count in enumerate(self.spec.levels):
-            before, paths = paths, []
-            for origin in out[ORIGINS][start : start + count].tolist():
-                parent, rank = divmod(origin, candidates)
-                token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
-                paths.append([*before[parent], token] if depth else [])
+        for depth, (start, paths) in enumerate(level_paths(self.spec.levels, out)):
+            count = len(paths)
             following = torch.tensor([[path + [0] * (self.spec.gamma - len(path)) for path in paths]])
             picked = DraftRows(torch.full((1, count), len(text) - 1), torch.full((1, count), root), following)
             states = self.model.draft_pass(main, picked)[0, :, depth]
@@ -116,4 +130,3 @@ class TrainedDraftLayer:
             yield from zip(
                 out[CANDIDATES][start : start + count], ours - ours.max(axis=1, keepdims=True), theirs, strict=True
             )
-            start += count

@@ -19,23 +19,23 @@ from streamspec.export.drafters import draft_layer, medusa, streams
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
 from streamspec.export.drafters.draft_layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
+from streamspec.export.drafters.eagle3.head import Eagle3Spec
+from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftReference
 
 
-@dataclass(frozen=True)
-class Drafter:
-    """One kind of drafter. `title`: in error messages. `read` takes the section, the adapter's tensors, which are as
-    `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and how
-    a LoRA of the drafter's own is carried. `static`: fits a static graph; `swappable`: an adapter may bring it to
-    a swappable one; `whole_model`: its reference needs the whole base in float32, not layer by layer."""
+@dataclass(frozen=True, kw_only=True)
+class DrafterGraph:
+    """How one kind of drafter is written and compared. `title`: in error messages. `nodes` takes the decoder, the spec,
+    the number of candidates and how a LoRA of the drafter's own is carried. `static`: fits a static graph; `swappable`:
+    an adapter may bring it to a swappable one; `whole_model`: its reference needs the whole base in float32, not layer
+    by layer."""
 
     title: str
     spec: type[DraftSpec]
-    shapes: Callable[[AdapterSection], Shapes]
-    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
     static: bool = False
@@ -47,6 +47,15 @@ class Drafter:
         module, name = self.reference.split(":")
         reference: DraftReference = getattr(import_module(f"{__package__}.{module}"), name)(model, spec)
         return reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter(DrafterGraph):
+    """One kind of drafter of adapters. `read` takes the section, the adapter's tensors, which are as `shapes` says, and
+    the fields that all specs share."""
+
+    shapes: Callable[[AdapterSection], Shapes]
+    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
 
 
 _DRAFT_LAYER = Drafter(
@@ -80,11 +89,17 @@ DRAFTERS = {
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
 }  # by an adapter's method
+EAGLE3 = DrafterGraph(
+    title="a published head",
+    spec=Eagle3Spec,
+    nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
+    reference="eagle3.head_reference:Eagle3Reference",
+)
 
 
-def row_of(spec: DraftSpec) -> Drafter:
+def row_of(spec: DraftSpec) -> DrafterGraph:
     """Finds the row of a drafter's spec."""
-    return next(row for row in DRAFTERS.values() if row.spec is type(spec))
+    return next(row for row in (*DRAFTERS.values(), EAGLE3) if row.spec is type(spec))
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

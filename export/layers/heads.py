@@ -34,6 +34,7 @@ class AttentionHeads:
 
     spec: DecoderSpec
     source: Source
+    rotary_prefix = ""  # of the names of its frequencies, where they are not those of the graph's decoder
 
     def norm_weights(self, g: Scope, name: str) -> list[str]:
         """Weight of the norm `name`, and its bias where it has one."""
@@ -152,7 +153,7 @@ class AttentionHeads:
         column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))
         tables = []
         for number, kind in enumerate(self.spec.rotaries):
-            frequencies = f"rotary.{number}.inv_freq"
+            frequencies = f"{self.rotary_prefix}rotary.{number}.inv_freq"
             count = len(kind.inv_freq)
             spare = -count % LANES
             if frequencies not in g.store:

@@ -32,6 +32,13 @@ def command(
             show_default=False,
         ),
     ] = None,
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a published EAGLE-3 head of this base (speculators, EAGLE, SGLang, vLLM).",
+            show_default=False,
+        ),
+    ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, fp16, int8 or int4.")] = "int8",
     block_size: Annotated[
         int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")
@@ -114,7 +121,7 @@ def command(
     named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
     shaped = "--static" if static else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights != "merged"}
-    weights["--store"] = bool(store)
+    weights |= {"--store": bool(store), "--drafter": drafter is not None}
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
@@ -149,6 +156,7 @@ def command(
         target=shape,
         kv_cache_dtype=kv_cache_dtype,
         store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
+        drafter=drafter,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

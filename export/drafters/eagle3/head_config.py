@@ -1,0 +1,255 @@
+"""Reads `config.json` of a published EAGLE-3 head, as speculators writes it or as EAGLE, SpecForge, SGLang and vLLM do.
+
+Fields that change what a head computes are understood or refused by name. Covered by
+tests/export/drafters/test_eagle3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamspec.adapters.base_models.config_fields import ACTIVATIONS, FIXED_ROPE, HEADS, fits
+from streamspec.draft_tree import MAX_GAMMA
+from streamspec.errors import AdapterError
+from streamspec.json_fields import parse_object
+
+CONFIG = "config.json"
+DRAFT_TOKENS = 5  # that a head drafts whose configuration does not say
+FETCH = "fetch the head again, or choose another"
+LAYERS = ("llama", "qwen3")  # families of the head's decoder layer
+ARCHITECTURES = frozenset(
+    {
+        "LlamaForCausalLMEagle3",
+        "Eagle3LlamaForCausalLM",
+        "Eagle3Speculator",
+        "Eagle3DraftModel",
+        "LlamaForCausalLM",
+    }
+)
+# Of both formats, beside the layer's own: what a head computes.
+HEAD_FIELDS = frozenset(
+    {
+        "draft_vocab_size",
+        "target_hidden_size",
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+        "eagle_aux_hidden_state_layer_ids",
+        "eagle_config",
+        "speculators_config",
+        "speculators_model_type",
+        "transformer_layer_config",
+    }
+)
+LAYER_FIELDS = frozenset(
+    {
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "vocab_size",
+    }
+)
+# Fields that change nothing here: of training, of files, or read by other modules.
+NEUTRAL = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "embed_requires_grad",
+        "enable_sp_ulysses",
+        "eos_token_id",
+        "initializer_range",
+        "max_window_layers",
+        "model_type",
+        "pad_token_id",
+        "speculators_version",
+        "target_model_type",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+# Fields with the only values that are computed.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "num_hidden_layers": (1,),
+    "tie_word_embeddings": (False,),
+    "pretraining_tp": (1,),
+    "use_sliding_window": (False,),
+    "layer_types": (["full_attention"], None),
+    "is_causal": (True,),
+    "bias": (False,),
+    "parallel_drafting": (False,),
+    "quantization_config": (None,),
+}
+EAGLE_CONFIG = {"use_aux_hidden_state": (True,), "use_mtp_layernorm": (False,), "use_last_layernorm": (True,)}
+NUMBERS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    "max_position_embeddings",
+)
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a published head computes.
+
+    `layer`: the configuration of its decoder layer, of transformers. `taps`: layers of the target whose inputs it
+    reads; empty: the default ones. `gamma`: tokens that it drafts. `target`: the model it names, None for none.
+    `norm_*` and `fc_norm` as in speculators: norms before the residual stream, before `fc` over all taps or over each,
+    and of the state that goes on.
+    """
+
+    layer: Any
+    draft_vocab: int
+    target_hidden: int
+    gamma: int
+    taps: tuple[int, ...]
+    target: str | None
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    def tapped(self, layers: int) -> tuple[int, ...]:
+        """The layers whose inputs it reads in a target of so many layers."""
+        return self.taps or (2, layers // 2, layers - 3)
+
+
+def read_config(folder: Path) -> HeadConfig:
+    """Reads a head's configuration. Raises AdapterError that names every field that is not understood."""
+    file = folder / CONFIG
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise AdapterError(f"{file}: {error.strerror}", "the folder of a published EAGLE-3 head", FETCH) from None
+    raw = parse_object(data, str(file), AdapterError, FETCH)
+    outside = "transformer_layer_config" in raw
+    if outside and raw.get("speculators_model_type") != "eagle3":
+        named = raw.get("speculators_model_type")
+        raise AdapterError(f"{file}: a speculator of type {named!r}", "eagle3", FETCH)
+    layer = raw["transformer_layer_config"] if outside else raw
+    if not isinstance(layer, dict):
+        raise AdapterError(f"{file}: transformer_layer_config is no object", "a layer's configuration", FETCH)
+    faults = [*_unread(raw, HEAD_FIELDS if outside else HEAD_FIELDS | LAYER_FIELDS, "")]
+    faults += _unread(layer, LAYER_FIELDS, "transformer_layer_config.") if outside else []
+    nested = raw.get("eagle_config") or {}
+    faults += _unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG) if isinstance(nested, dict) else []
+    named = raw.get("architectures") or []
+    if unknown := sorted({str(name) for name in named} - ARCHITECTURES):
+        faults.append(f"architectures {', '.join(unknown)}")
+    if layer.get("model_type") not in LAYERS:
+        faults.append(f"a layer of {layer.get('model_type')!r} (only {', '.join(LAYERS)})")
+    if faults:
+        raise AdapterError(f"{file}: {'; '.join(faults)}", "nothing that streamspec does not compute", FETCH)
+    return _read(file, raw, layer, nested)
+
+
+def _unread(
+    values: Mapping[str, Any], known: frozenset[str], where: str, only: Mapping[str, tuple[Any, ...]] = ONLY
+) -> list[str]:
+    """The fields that nothing here reads or whose values nothing here computes."""
+    faults = []
+    for name, value in values.items():
+        if name in only:
+            faults += [] if value in only[name] else [f"{where}{name} = {value!r}"[:100]]
+        elif name == "sliding_window":  # in force only beside a switch that says so
+            continue
+        elif name not in known | NEUTRAL:
+            faults.append(f"{where}{name} = {value!r}"[:100])
+    return faults
+
+
+def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: Mapping[str, Any]) -> HeadConfig:
+    config = _layer_config(file, {name: layer[name] for name in layer if name in LAYER_FIELDS})
+    hidden, vocab = config.hidden_size, config.vocab_size
+    flags = {}
+    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        flags[name] = raw.get(name) or False
+        if type(flags[name]) is not bool:
+            raise _wrong(file, name, raw[name], "true or false")
+    target_hidden = _whole(file, "target_hidden_size", raw.get("target_hidden_size") or hidden, 1 << 20)
+    speculators = raw.get("speculators_config") or {}
+    methods = speculators.get("proposal_methods") if isinstance(speculators, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    tokens = _whole(file, "speculative_tokens", first.get("speculative_tokens") or DRAFT_TOKENS, MAX_GAMMA)
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return HeadConfig(
+        layer=config,
+        draft_vocab=_whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab),
+        target_hidden=target_hidden,
+        gamma=tokens,
+        taps=_taps(file, raw, nested),
+        target=target if isinstance(target, str) else None,
+        **flags,
+    )
+
+
+def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...]:
+    """At the top a number is that of the layer whose input is read (vLLM), in `eagle_config` that of the layer whose
+    output is (SGLang, Model-Optimizer)."""
+    outside = raw.get(TAPS) or ()
+    chosen = outside or nested.get(TAPS) or ()
+    if not isinstance(chosen, (list, tuple)) or not all(type(one) is int and 0 <= one < 10_000 for one in chosen):
+        raise _wrong(file, TAPS, chosen, "a list of numbers of layers")
+    return tuple(one if outside else one + 1 for one in chosen)
+
+
+def _layer_config(file: Path, fields: dict[str, Any]) -> Any:
+    """The layer's configuration with the defaults of its family."""
+    from transformers import AutoConfig
+
+    for name in NUMBERS:
+        if fields.get(name) is not None:
+            _whole(file, name, fields[name], 1 << 30)
+        else:
+            fields.pop(name, None)
+    try:
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        rope = config.rope_parameters["rope_type"]
+        eps = float(config.rms_norm_eps)
+    except Exception as error:  # transformers raises errors of every kind
+        text = " ".join(str(error).split())[:200]
+        raise AdapterError(f"{file}: {type(error).__name__} {text}", "a layer's configuration", FETCH) from None
+    faults = []
+    if rope not in FIXED_ROPE:
+        faults.append(f"rotary embedding of type {rope!r} (only {', '.join(sorted(FIXED_ROPE))})")
+    if config.hidden_act not in ACTIVATIONS:
+        faults.append(f"hidden_act = {config.hidden_act!r}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        faults.append(f"{config.num_attention_heads} heads over {config.num_key_value_heads} of keys")
+    if not fits(config.head_dim):
+        faults.append(f"heads of {config.head_dim} ({HEADS})")
+    if not 0 < eps < 1:
+        faults.append(f"rms_norm_eps = {eps}")
+    if faults:
+        raise AdapterError(f"{file}: {'; '.join(faults)}", "nothing that streamspec does not compute", FETCH)
+    return config
+
+
+def _whole(file: Path, name: str, value: Any, high: int) -> int:
+    if type(value) is not int or not 1 <= value <= high:
+        raise _wrong(file, name, value, f"a whole number 1..{high}")
+    return value
+
+
+def _wrong(file: Path, name: str, value: Any, expected: str) -> AdapterError:
+    return AdapterError(f"{file}: {name} is {str(value)[:60]}", expected, FETCH)

@@ -1,0 +1,43 @@
+"""Takes a drafter that others published into an export, with a base and at most a LoRA beside it. Covered by
+tests/export/drafters/test_eagle3.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.adapter_folder import Adapter
+from streamspec.bundle.manifest import DraftTreeInfo
+from streamspec.errors import ConfigError
+from streamspec.export.deployment_target import Target
+from streamspec.export.drafters.draft_pass import most_candidates
+from streamspec.export.drafters.eagle3.head import Eagle3Spec, expected_nodes, read_head, shared_embedding
+from streamspec.export.quantization.precisions import Precision, check_hidden_size
+from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.weights.target import ReadTarget, need_torch, source_of
+
+PUBLISHED, PUBLISHED_AS = "eagle3", "eagle"  # in a manifest: the drafter, and the method whose kind it is
+
+
+def read_published(
+    folder: Path, base: Base, adapter: Adapter | None, target: Target, kind: Precision | StaticPrecision
+) -> Eagle3Spec:
+    """The published head in `folder`. Raises StreamspecError for one that does not fit the rest of the export."""
+    if adapter is not None and adapter.streams is not None:
+        raise ConfigError(f"--drafter beside {adapter.path}, which has a drafter", "one drafter", "leave one out")
+    if target.static:
+        raise ConfigError("--drafter with fixed shapes", "a graph whose shapes change", "leave --static out")
+    need_torch("a published head")
+    head = read_head(folder, read_config(base.path))
+    check_hidden_size(kind, head.head.layer.hidden_size)
+    return head
+
+
+def beside(head: Eagle3Spec, target: ReadTarget) -> tuple[Eagle3Spec, DraftTreeInfo, int]:
+    """The head without an embedding that is the target's, its draft trees, and how many candidates a row has."""
+    spec = target.spec
+    table = source_of(target.weighed, spec).rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
+    most = most_candidates(head, spec.vocab)
+    return shared_embedding(head, table), expected_nodes(head, most), most
