@@ -47,6 +47,7 @@ class Terminal:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             os.environ |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it, and so would what they start
             os.execv(sys.executable, [sys.executable, *command])
         self.seen = ""
 
