@@ -17,11 +17,16 @@ class Background(Generic[Result]):
         self._returned: list[Result] = []
         self._raised: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="streamspec background", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no memory for a stack of its own: it runs here
+            self._thread = threading.current_thread()
+            self._run()
 
     def result(self) -> Result:
         """Waits for the function; returns what it returned, or raises what it raised."""
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
         if self._raised is not None:
             raise self._raised
         return self._returned[0]

@@ -27,3 +27,11 @@ def test_nobody_has_to_ask() -> None:
     running = Background(lambda: 1)
     running._thread.join(10)
     assert threading.active_count() == before
+
+
+def test_without_memory_for_a_thread_it_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert Background(lambda: 3).result() == 3
