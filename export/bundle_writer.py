@@ -6,7 +6,7 @@ Each step has a module of its own; this one has their order. A bundle appears wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,67 +24,43 @@ from streamspec.bundle.manifest import (
     COMPACT,
     MODEL,
     NATIVE,
-    BaseInfo,
-    DraftTreeInfo,
     Manifest,
-    StaticInfo,
 )
-from streamspec.bundle.model_section import ModelInfo
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles, add_store
 from streamspec.export.bundle_card import write_card
-from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target
-from streamspec.export.drafters.adapter_section import read_nodes
-from streamspec.export.drafters.draft_pass import DraftSpec, graph_features, most_candidates
-from streamspec.export.drafters.eagle3.head import Eagle3Spec
-from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside, read_published
-from streamspec.export.drafters.registry import DRAFTERS, read_drafter
-from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
+from streamspec.export.bundle_parts import Parts, Progress, describe_bundle, load_parts, static_parts
+from streamspec.export.deployment_target import PLAIN_CPU, Target
+from streamspec.export.drafters.draft_pass import graph_features
+from streamspec.export.drafters.published import read_published
+from streamspec.export.drafters.streams.stream_pass import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
+from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.native.operators import native_ops
-from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
+from streamspec.export.ops.builder import Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.calibration_text import calibration_tokens
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
-from streamspec.export.tokenizer_files import begin_token, copy_tokenizer, end_tokens
+from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.source import Source
-from streamspec.export.weights.target import TORCH, ReadTarget, computed_by, need_torch, read_target, source_of, tools
+from streamspec.export.weights.target import TORCH, computed_by, need_torch, source_of
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token
 from streamspec.runtime.hardware import native_library
 
-DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
 DATA = f"{MODEL}.data"
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Everything that goes into the graph and the manifest."""
-
-    base: Base
-    adapter: Adapter | None
-    target: ReadTarget
-    spec: DecoderSpec
-    streams: DraftSpec | None
-    trees: DraftTreeInfo | None
-    candidates: int
-    static: StaticInfo | None = None
-    published: bool = False  # the drafter is a published head
 
 
 def export_bundle(
@@ -144,10 +120,10 @@ def export_bundle(
     stored = store.read(resolved.sha256) if store is not None else []
     with bundle_folder(out, force) as folder:
         say("loading the base")
-        parts = _load(resolved, described, head)
+        parts = load_parts(resolved, described, head)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if target.static:
-            parts = _static_parts(parts, target, say)
+            parts = static_parts(parts, target, say)
         tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
         manifest = replace(
             describe_bundle(parts, precision, tokenizer, layout),
@@ -286,37 +262,6 @@ def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: P
     return replace(manifest, parity=manifest.parity | {"native": report})
 
 
-def _load(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = None) -> Parts:
-    whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
-    target = read_target(base, adapter, whole)
-    spec = target.spec
-    if head is not None:
-        return Parts(base, adapter, target, spec, *beside(head, target), published=True)
-    if adapter is None or adapter.streams is None:
-        return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
-    streams = read_drafter(adapter, spec)
-    candidates = most_candidates(streams, spec.vocab)
-    nodes = read_nodes(adapter, streams.gamma, candidates)
-    return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
-
-
-def _static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
-    """Fits the parts to a static graph and its context. Raises ConfigError for a context that cannot be."""
-    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
-    rows = target.rows or ROWS
-    slots = target.context or min(SLOTS, spec.context_length)
-    if not rows + gamma < slots <= spec.context_length:
-        raise ConfigError(
-            f"a context of {slots} tokens",
-            f"{rows + gamma + 1} to {spec.context_length}, which the base has",
-            "correct --context",
-        )
-    streams = fitting(parts.streams) if parts.streams else None
-    if parts.streams and parts.streams.pruning:
-        say("leaving the early exit out: a static graph cannot prune")
-    return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
-
-
 def _graph(
     parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress
 ) -> StepGraph | StaticStepGraph:
@@ -351,39 +296,6 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
         tokens = calibration_tokens(tokenizer, spec)
         say(f"rounding on {tokens.size} tokens")
     return smooth.smooth(model, spec, source, tokens, precision.simulation)
-
-
-def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
-    """Describes a bundle before anything is measured."""
-    base, adapter, spec = parts.base, parts.adapter, parts.spec
-    method = PUBLISHED_AS if parts.published else adapter.method if adapter else "lora"
-    return Manifest(
-        base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
-        method=method,
-        recipe=adapter.recipe if adapter else None,
-        drafter=PUBLISHED if parts.published else method if parts.streams else None,
-        precision=precision,
-        opset=OPSET,
-        ir_version=IR_VERSION,
-        model=ModelInfo(
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            vocab_size=spec.vocab,
-            hidden_size=spec.hidden,
-            context_length=spec.context_length,
-            bos_token_id=begin_token(base, tokenizer, spec.bos_token_id),
-            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
-            caches=spec.caches,
-            heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
-            per_layer_width=spec.per_layer_width,
-        ),
-        prompt_format=prompt_format,
-        streams=parts.streams.info(parts.candidates) if parts.streams else None,
-        trees=parts.trees,
-        static=parts.static,
-        tools=tools(parts.target.model),
-    )
 
 
 def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:

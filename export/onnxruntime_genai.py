@@ -22,7 +22,8 @@ from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BaseModelError, BundleError
-from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
+from streamspec.export.bundle_parts import Progress
+from streamspec.export.bundle_writer import DATA, resolve_pair, to_stderr, weights
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.heads import Tables

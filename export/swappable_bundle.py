@@ -45,21 +45,11 @@ from streamspec.bundle.swappable_adapters import (
 )
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError
-from streamspec.export.bundle_writer import (
-    DATA,
-    DEFAULT_ROWS,
-    Parts,
-    Progress,
-    check_cache_dtype,
-    choose_format,
-    complete,
-    describe_bundle,
-    to_stderr,
-    weights,
-)
+from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, Progress, describe_bundle
+from streamspec.export.bundle_writer import DATA, check_cache_dtype, choose_format, complete, to_stderr, weights
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
-from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.layers.decoder_spec import describe

@@ -15,12 +15,14 @@ import numpy as np
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, Adapter
 from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.draft_tree import MAX_GAMMA
-from streamspec.export.drafters import draft_layer, medusa, streams
+from streamspec.export.drafters import medusa
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
-from streamspec.export.drafters.draft_layer_pass import DraftLayerPass
+from streamspec.export.drafters.draft_layer import layer
+from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
+from streamspec.export.drafters.streams import stream_pass
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
@@ -60,21 +62,21 @@ class Drafter(DrafterGraph):
 
 _DRAFT_LAYER = Drafter(
     title="a draft layer",
-    spec=draft_layer.DraftLayerSpec,
-    shapes=draft_layer.shapes,
-    read=draft_layer.read,
+    spec=layer.DraftLayerSpec,
+    shapes=layer.shapes,
+    read=layer.read,
     nodes=lambda decoder, spec, candidates, _: DraftLayerPass(decoder, spec, candidates),
-    reference="draft_layer_reference:DraftLayerReference",
+    reference="draft_layer.layer_reference:DraftLayerReference",
     whole_model=True,
 )
 DRAFTERS = {
     "streaming": Drafter(
         title="streams",
-        spec=streams.StreamSpec,
-        shapes=streams.shapes,
-        read=streams.read,
-        nodes=streams.StreamPass,
-        reference="streams_reference:StreamReference",
+        spec=stream_pass.StreamSpec,
+        shapes=stream_pass.shapes,
+        read=stream_pass.read,
+        nodes=stream_pass.StreamPass,
+        reference="streams.stream_reference:StreamReference",
         static=True,
         swappable=True,
     ),

@@ -18,7 +18,7 @@ from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.drafters.streams import window_out
+from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced

@@ -21,7 +21,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
 from streamspec.export.drafters.registry import DRAFTERS, row_of
-from streamspec.export.drafters.streams import window_out
+from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
-from streamspec.export.drafters.streams import StreamPass, StreamSpec
+from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec

@@ -16,15 +16,15 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.draft_tree_search import DRAFTER, Draft, build_draft_tree
+from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import AdjustedSampler, logprob
-from streamspec.runtime.decoding.stats import SourceCounts, Stats
+from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
-from streamspec.runtime.draft_sources.source import AcceptanceRates, CandidateTree, Found, LastingIndex, Stems, merged
+from streamspec.runtime.draft_sources.lookup import SourceLookup
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions
@@ -61,16 +61,7 @@ class SpeculativeDecoder:
         self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._proposal: DraftProposal | None = None
         sources = self.policy.sources if self.rows > 1 else ()
-        learned = self.adaptive.calibration
-        rated = [(source, learned.rates_of(source), 2 << i) for i, source in enumerate(sources)]
-        self._sources = [(source.begin(), rates, bit) for source, rates, bit in rated if source.begin]
-        self._lasting: list[tuple[LastingIndex, AcceptanceRates, int]] = [
-            (index, rates, bit) for source, rates, bit in rated if (index := learned.lasting_index(source)) is not None
-        ]
-        self._bits = {"drafter": DRAFTER} | {source.name: bit for source, _, bit in rated}
-        self._found: list[Found] = []  # what the last draft was made with,
-        self._others: CandidateTree | None = None  # as one tree
-        self._keep = [source.keep for source in sources if source.keep is not None]
+        self._sources = SourceLookup(sources, self.adaptive.calibration, self.policy.search)
         self._answer: list[int] = []
         self._depth = (
             self.adaptive.depth if self.policy.deepest and self.rows > 1 else None
@@ -86,8 +77,7 @@ class SpeculativeDecoder:
                 costs.begin()
             yield from self._decode(prompt, limit, costs)
         finally:
-            for keep in self._keep:
-                keep(self._answer)
+            self._sources.keep(self._answer)
             if costs is not None:
                 costs.end()
 
@@ -98,7 +88,7 @@ class SpeculativeDecoder:
             self.runner.waited_seconds,
             time.perf_counter(),
         )
-        self._read(prompt)
+        self._sources.read(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - decoding - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_before
@@ -109,7 +99,7 @@ class SpeculativeDecoder:
                 return
             began = self._clock()
             self._root = done.tokens[-1]
-            self._read(done.tokens)
+            self._sources.read(done.tokens)
             remaining, cached = limit - self.stats.new_tokens, self.runner.length
             self._step_began = self._clock()
             draft = self._draft() if self.rows > 1 and remaining > 1 and not self._probe_due else None
@@ -161,12 +151,13 @@ class SpeculativeDecoder:
         While speculation pauses only what a grammar forces is drafted."""
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
         grammar, rows, paused = self.grammar, self.rows, not self._controller.on
-        self._look_up(0 if paused else room)
-        if self._lasting and room > 0 and not paused:
-            self._graft(room, rows, self._costs())
+        others = self._sources.look_up(0 if paused else room)
+        if self._sources.lasting and room > 0 and not paused:
+            most, alone = min(rows, STEMS), grammar is not None
+            others = self._sources.graft(room, self._root, self._proposal, most, self._costs(), alone)
         forced = grammar is not None and grammar.after().forced is not None
         if not forced and (
-            paused or (self._proposal is None and (self._others is None or (self.runner.gamma and self._gate is None)))
+            paused or (self._proposal is None and (others is None or (self.runner.gamma and self._gate is None)))
         ):
             return None
         if grammar is not None:
@@ -175,7 +166,7 @@ class SpeculativeDecoder:
         proposal = None if paused else self._proposal
         trial = None if learned is None or forced or paused else learned.trial(self._planned_calls())
         sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
-        draft = build_draft_tree(self._root, proposal, self._others, rows, costs, sharpness, grammar, trial, search)
+        draft = build_draft_tree(self._root, proposal, others, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
             learned.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
@@ -200,7 +191,8 @@ class SpeculativeDecoder:
         self._calls = self._calls_of(result, drafter)
         result = self._choose(result, tokens, tree, masks)
         node, path = accept(tree, tokens, result.choices)
-        self._learn_choices(tokens, tree.parents, result.choices, path)
+        if self.grammar is None:  # whose choices say nothing about other texts
+            self._sources.learn(tokens, tree.parents, result.choices, path)
         if result.accepted is not None and result.accepted != node:
             # The proposal would belong to another text, and a graph that errs here is not to be trusted elsewhere.
             raise BundleError(
@@ -211,7 +203,7 @@ class SpeculativeDecoder:
         self.runner.commit(path)
         proposal, self._proposal = self._proposal, result.proposal
         done = commit(tokens, result.choices, path, self.policy.eos, remaining)
-        self._count_sources(draft.sources, path[: 1 + sum(done.drafted)])
+        self.stats.sources = self._sources.count(self.stats.sources, draft.sources, path[: 1 + sum(done.drafted)])
         self.stats.drafts = self.stats.drafts.after(tree, path, self._calls)
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
@@ -223,7 +215,7 @@ class SpeculativeDecoder:
                 self._gate.compare(len(done.tokens), len(tree), *without, calls)
             self._gate.step(len(done.tokens), len(tree), self._calls)
         if grammar is None:  # what a grammar lets through says nothing about other texts
-            self.adaptive.calibration.observe(proposal, self._found, done.tokens, self.policy.search)
+            self.adaptive.calibration.observe(proposal, self._sources.found, done.tokens, self.policy.search)
             if self._depth is not None and proposal is not None:
                 self._depth.observe(proposal.firsts, done.tokens)
         done = self._finish_step(done, result, path)
@@ -240,7 +232,8 @@ class SpeculativeDecoder:
         self._calls = self._calls_of(result, draft_next)
         result = self._choose(result, [self._root], ROOT_ONLY, allowed)
         self.runner.commit((0,))
-        self._learn_choices([self._root], (0,), result.choices, (0,))
+        if self.grammar is None:  # whose choices say nothing about other texts
+            self._sources.learn([self._root], (0,), result.choices, (0,))
         self._proposal = result.proposal
         controller.plain_step(None if draft_next else self._clock() - self._step_began)
         if self._gate is not None:
@@ -269,13 +262,6 @@ class SpeculativeDecoder:
         if result.choices[node] == choices[node] and (len(tree) == 1 or result.accepted == node):
             return result._replace(choices=choices)
         return StepResult(choices, logits=logits)
-
-    def _learn_choices(
-        self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
-    ) -> None:
-        """Shows what the model chose after each row to the sources that last, unless a grammar had a say."""
-        for index, _, _ in self._lasting if self.grammar is None else ():
-            index.chosen(tokens, parents, choices, path)
 
     def _allowed(self) -> np.ndarray | None:
         """Bool [1, vocabulary]: what may follow the text; None for anything."""
@@ -329,41 +315,14 @@ class SpeculativeDecoder:
             return self._gate.costs(self._planned_calls())
         return None if self.policy.costs is None else self.policy.costs.curve
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Adds tokens to the text of the sources."""
-        for index, _, _ in self._sources:
-            index.extend(tokens)
-        for kept, _, _ in self._lasting:
-            kept.extend(tokens)
-
-    def _look_up(self, room: int) -> None:
-        """Asks the sources what may follow, at most `room` tokens deep."""
-        self._found.clear()
-        for index, rates, bit in self._sources if room > 0 else ():
-            if (continuations := index.find(room)) is not None:
-                self._found.append(Found(continuations, rates, bit))
-        self._others = merged(self._found)
-
-    def _graft(self, room: int, rows: int, costs: np.ndarray | None) -> None:
-        """Asks the sources that last what may follow what would be drafted without them."""
-        stems, proposal = Stems((self._root,), (0,), (1.0,), (0,)), self._proposal
-        if self.grammar is None and (proposal is not None or self._others is not None):
-            sharpness = self.adaptive.calibration.sharpness
-            most = min(rows, STEMS)
-            taken = self.policy.search.take(self._root, proposal, self._others, most, costs, sharpness)
-            stems = Stems(taken.tokens, taken.parents, taken.probabilities, taken.sources)
-        for index, rates, bit in self._lasting:
-            if (continuations := index.graft(room, stems, rates)) is not None:
-                self._found.append(Found(continuations, rates, bit))
-                self._others = merged(self._found)
-
     def _without_drafter(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
         """Counts the tokens that the last draft would have brought without the drafter's proposal, and its rows."""
-        if self._others is None and self.grammar is None:
+        others = self._sources.others
+        if others is None and self.grammar is None:
             return 1, 1
         costs = gate.costs(False)
         search, grammar = self.policy.search, self.grammar
-        draft = build_draft_tree(self._root, None, self._others, self.rows, costs, grammar_state=grammar, search=search)
+        draft = build_draft_tree(self._root, None, others, self.rows, costs, grammar_state=grammar, search=search)
         if not draft.pays(costs):
             return 1, 1
         return min(len(follow(draft.tree, draft.tokens, came)), len(came)), len(draft.tree)
@@ -372,15 +331,6 @@ class SpeculativeDecoder:
         """Whether draft tokens after the row at `position` can be used and stay within the context."""
         usable = self.rows > 1 and self.runner.gamma > 0
         return usable and position + self.runner.gamma < self.runner.context_length
-
-    def _count_sources(self, sources: Sequence[int], path: Sequence[int]) -> None:
-        """Counts the nodes of a draft by their `sources`, and those of the accepted `path`."""
-        counts = dict(self.stats.sources)
-        for name, bit in self._bits.items():
-            if drafted := sum(1 for bits in sources if bits & bit):
-                before, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
-                counts[name] = SourceCounts(before.drafted + drafted, before.accepted + accepted)
-        self.stats.sources = counts
 
     def _count(self, done: Committed, rows: int) -> None:
         """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""

@@ -18,7 +18,7 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.medusa import MedusaSpec
-from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe

@@ -15,7 +15,7 @@ from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tens
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.drafters.adapter_section import Shapes, tensor_faults
-from streamspec.export.drafters.draft_layer import DraftLayerSpec
+from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
 from streamspec.export.drafters.eagle3.head_config import FETCH, HeadConfig, read_config
 from streamspec.export.layers.decoder_spec import DecoderSpec, Rotary
 from streamspec.export.ops.builder import Array

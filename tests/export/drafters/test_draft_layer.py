@@ -13,8 +13,8 @@ from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.adapter_section import AdapterSection
-from streamspec.export.drafters.draft_layer import DraftLayerSpec, shapes
-from streamspec.export.drafters.draft_layer_reference import TrainedDraftLayer
+from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec, shapes
+from streamspec.export.drafters.draft_layer.layer_reference import TrainedDraftLayer
 from streamspec.export.layers.decoder_spec import describe
 from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import ParallelReference

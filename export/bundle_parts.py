@@ -1,0 +1,109 @@
+"""The parts of a bundle: base, adapter, target and drafter, read and fitted to each other; and their manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.adapter_folder import Adapter
+from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
+from streamspec.bundle.model_section import ModelInfo
+from streamspec.errors import ConfigError
+from streamspec.export.deployment_target import ROWS, SLOTS, Target
+from streamspec.export.drafters.adapter_section import read_nodes
+from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
+from streamspec.export.drafters.eagle3.head import Eagle3Spec
+from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
+from streamspec.export.drafters.registry import DRAFTERS, read_drafter
+from streamspec.export.graphs.static_step_graph import fitting
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import IR_VERSION, OPSET
+from streamspec.export.tokenizer_files import begin_token, end_tokens
+from streamspec.export.weights.target import ReadTarget, read_target, tools
+from streamspec.prompt.prompt_format import PromptFormat
+
+DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that goes into the graph and the manifest."""
+
+    base: Base
+    adapter: Adapter | None
+    target: ReadTarget
+    spec: DecoderSpec
+    streams: DraftSpec | None
+    trees: DraftTreeInfo | None
+    candidates: int
+    static: StaticInfo | None = None
+    published: bool = False  # the drafter is a published head
+
+
+def load_parts(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = None) -> Parts:
+    whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
+    target = read_target(base, adapter, whole)
+    spec = target.spec
+    if head is not None:
+        return Parts(base, adapter, target, spec, *beside(head, target), published=True)
+    if adapter is None or adapter.streams is None:
+        return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
+    streams = read_drafter(adapter, spec)
+    candidates = most_candidates(streams, spec.vocab)
+    nodes = read_nodes(adapter, streams.gamma, candidates)
+    return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+
+
+def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
+    """Fits the parts to a static graph and its context. Raises ConfigError for a context that cannot be."""
+    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
+    rows = target.rows or ROWS
+    slots = target.context or min(SLOTS, spec.context_length)
+    if not rows + gamma < slots <= spec.context_length:
+        raise ConfigError(
+            f"a context of {slots} tokens",
+            f"{rows + gamma + 1} to {spec.context_length}, which the base has",
+            "correct --context",
+        )
+    streams = fitting(parts.streams) if parts.streams else None
+    if parts.streams and parts.streams.pruning:
+        say("leaving the early exit out: a static graph cannot prune")
+    return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
+
+
+def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
+    """Describes a bundle before anything is measured."""
+    base, adapter, spec = parts.base, parts.adapter, parts.spec
+    method = PUBLISHED_AS if parts.published else adapter.method if adapter else "lora"
+    return Manifest(
+        base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
+        method=method,
+        recipe=adapter.recipe if adapter else None,
+        drafter=PUBLISHED if parts.published else method if parts.streams else None,
+        precision=precision,
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        model=ModelInfo(
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            vocab_size=spec.vocab,
+            hidden_size=spec.hidden,
+            context_length=spec.context_length,
+            bos_token_id=begin_token(base, tokenizer, spec.bos_token_id),
+            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
+            caches=spec.caches,
+            heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
+            per_layer_width=spec.per_layer_width,
+        ),
+        prompt_format=prompt_format,
+        streams=parts.streams.info(parts.candidates) if parts.streams else None,
+        trees=parts.trees,
+        static=parts.static,
+        tools=tools(parts.target.model),
+    )

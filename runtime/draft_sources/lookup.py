@@ -1,0 +1,98 @@
+"""Asks the sources of one generation what may follow, and counts what came of it.
+
+tests/runtime/decoding/test_loop.py covers this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamspec.runtime.decoding.stats import SourceCounts
+from streamspec.runtime.draft_sources.source import (
+    DRAFTER,
+    AcceptanceRates,
+    CandidateTree,
+    DraftSource,
+    Found,
+    LastingIndex,
+    Stems,
+    merged,
+)
+
+if TYPE_CHECKING:
+    from streamspec.runtime.decoding.draft_proposal import DraftProposal
+    from streamspec.runtime.decoding.draft_tree_search import DraftCalibration, DraftSearch
+
+
+class SourceLookup:
+    """The `sources` over one text. `learned`: of the session; `search` finds the rows that lasting sources add to.
+
+    `found`: what the last look-up brought; `others`: the same as one tree, None for nothing.
+    """
+
+    def __init__(self, sources: Sequence[DraftSource], learned: DraftCalibration, search: DraftSearch) -> None:
+        self._learned, self._search = learned, search
+        rated = [(source, learned.rates_of(source), 2 << i) for i, source in enumerate(sources)]
+        self._indices = [(source.begin(), rates, bit) for source, rates, bit in rated if source.begin]
+        self.lasting: list[tuple[LastingIndex, AcceptanceRates, int]] = [
+            (index, rates, bit) for source, rates, bit in rated if (index := learned.lasting_index(source)) is not None
+        ]
+        self._bits = {"drafter": DRAFTER} | {source.name: bit for source, _, bit in rated}
+        self._keep = [source.keep for source in sources if source.keep is not None]
+        self.found: list[Found] = []
+        self.others: CandidateTree | None = None
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Adds tokens to the text."""
+        for index, _, _ in self._indices:
+            index.extend(tokens)
+        for kept, _, _ in self.lasting:
+            kept.extend(tokens)
+
+    def look_up(self, room: int) -> CandidateTree | None:
+        """Returns what may follow by the sources of this text, at most `room` tokens deep."""
+        self.found.clear()
+        for index, rates, bit in self._indices if room > 0 else ():
+            if (continuations := index.find(room)) is not None:
+                self.found.append(Found(continuations, rates, bit))
+        self.others = merged(self.found)
+        return self.others
+
+    def graft(
+        self, room: int, root: int, proposal: DraftProposal | None, most: int, costs: np.ndarray | None, alone: bool
+    ) -> CandidateTree | None:
+        """Adds what may follow, by the sources that last, the `most` rows that would be drafted without them after
+        `root`, or `root` alone; at most `room` tokens deep. Returns `others`."""
+        stems = Stems((root,), (0,), (1.0,), (0,))
+        if not alone and (proposal is not None or self.others is not None):
+            taken = self._search.take(root, proposal, self.others, most, costs, self._learned.sharpness)
+            stems = Stems(taken.tokens, taken.parents, taken.probabilities, taken.sources)
+        for index, rates, bit in self.lasting:
+            if (continuations := index.graft(room, stems, rates)) is not None:
+                self.found.append(Found(continuations, rates, bit))
+                self.others = merged(self.found)
+        return self.others
+
+    def learn(self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]) -> None:
+        """Shows what the model chose after each row to the sources that last (`LastingIndex.chosen`)."""
+        for index, _, _ in self.lasting:
+            index.chosen(tokens, parents, choices, path)
+
+    def keep(self, answer: Sequence[int]) -> None:
+        """Gives an answer that has ended to the sources that collect them."""
+        for keep in self._keep:
+            keep(answer)
+
+    def count(
+        self, before: Mapping[str, SourceCounts], sources: Sequence[int], path: Sequence[int]
+    ) -> dict[str, SourceCounts]:
+        """Adds the nodes of a draft, by their `sources`, and those of the accepted `path` to the counts `before`."""
+        counts = dict(before)
+        for name, bit in self._bits.items():
+            if drafted := sum(1 for bits in sources if bits & bit):
+                known, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
+                counts[name] = SourceCounts(known.drafted + drafted, known.accepted + accepted)
+        return counts
