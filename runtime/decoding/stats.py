@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts
-
-
-class SourceCounts(NamedTuple):
-    """Draft tokens that a source proposed among those verified, and how many of them came true."""
-
-    drafted: int = 0
-    accepted: int = 0
+from streamspec.runtime.draft_sources.source import SourceCounts
 
 
 @dataclass

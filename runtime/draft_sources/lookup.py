@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_sources.source import (
     DRAFTER,
     AcceptanceRates,
@@ -18,6 +17,7 @@ from streamspec.runtime.draft_sources.source import (
     DraftSource,
     Found,
     LastingIndex,
+    SourceCounts,
     Stems,
     merged,
 )

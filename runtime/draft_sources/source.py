@@ -110,6 +110,13 @@ class Found(NamedTuple):
     bit: int
 
 
+class SourceCounts(NamedTuple):
+    """Draft tokens that a source proposed among those verified, and how many of them came true."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
 class CandidateTree(NamedTuple):
     """What all sources found, as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how likely
     each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose it."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts, Prediction
-from streamspec.runtime.decoding.stats import SourceCounts
+from streamspec.runtime.draft_sources.source import SourceCounts
 from streamspec.runtime.hardware.providers import ProviderChoice
 
 

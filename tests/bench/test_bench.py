@@ -20,7 +20,7 @@ from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
 from streamspec.runtime.decoding.policy import DecodingPolicy
-from streamspec.runtime.decoding.stats import SourceCounts
+from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.fake_session import FakeSession
 
 

@@ -19,10 +19,10 @@ from streamspec.export import export_swappable
 from streamspec.runtime import Completion, Grammar, Pruning, Sampling, Session, load
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState
-from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_model import runner as two_models
 from streamspec.runtime.draft_model.candidates import likeliest
 from streamspec.runtime.draft_model.runner import TwoModelRunner
+from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.tiny_bundles import tiny_bundle
 
 Bundles = Callable[[str], Path]
