@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,15 @@ from streamspec.serve import Limits, Server
 from tests.support.fake_serve_session import FakeServeSession, Shared
 
 TOKEN = "a-token-of-the-tests"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 class Running:
@@ -80,3 +90,42 @@ def until(true: Callable[[], Any], seconds: float = 5.0) -> None:
 
 def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless, with a profile of its own."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`visit(server, token=..., bypass_csp=...)`: its page. At the end no page may have broken its policy or thrown
+    anything.
+    """
+    contexts, wrong = [], []
+
+    def open_page(server: Running, token: str | None = TOKEN, **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on(
+            "console",
+            lambda said: (
+                wrong.append(said.text) if said.type == "error" and "Failed to load resource" not in said.text else None
+            ),
+        )
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"{server.url}/" + ("" if token is None else f"#token={token}"))
+        return page
+
+    open_page.wrong = wrong  # type: ignore[attr-defined]
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []

@@ -5,7 +5,6 @@ is stopped, refused and attacked.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,61 +17,12 @@ from streamspec.runtime import load
 from streamspec.serve import Limits
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from tests.serve.conftest import TOKEN, Running, until, user
+from tests.serve.page_in_browser import Open, converse, needs_chromium, said, write
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = needs_chromium
 INJECTED = '<img/src="x"onerror="window.harmed=1">'  # the fake model says single words
 Make = Callable[..., Running]
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless, with a profile of its own."""
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Open]:
-    """`visit(server, token=..., bypass_csp=...)`: its page. At the end no page may have broken its policy or thrown
-    anything.
-    """
-    contexts, wrong = [], []
-
-    def open_page(server: Running, token: str | None = TOKEN, **options: Any) -> Any:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on(
-            "console",
-            lambda said: (
-                wrong.append(said.text) if said.type == "error" and "Failed to load resource" not in said.text else None
-            ),
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{server.url}/" + ("" if token is None else f"#token={token}"))
-        return page
-
-    open_page.wrong = wrong  # type: ignore[attr-defined]
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
 
 
 @pytest.fixture
@@ -99,28 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running.stop()
 
 
-def write(page: Any, text: str, most: int | None = None) -> None:
-    if most is not None:
-        page.get_by_label("Max tokens").fill(str(most))
-    page.get_by_label("Message").fill(text)
-    page.keyboard.press("Enter")
-
-
-def converse(page: Any, text: str, most: int = 20) -> None:
-    """Asks, and waits for the end."""
-    turns = page.locator(".answer").count()
-    write(page, text, most)
-    page.locator(".answer").nth(turns).get_by_role("button", name="Regenerate").wait_for()
-
-
 def newest(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is said of speculation in each chunk of the newest answer."""
     return [chunk["streamspec"] for chunk in sent if chunk["id"] == sent[-1]["id"]]
-
-
-def said(page: Any) -> str:
-    """The newest answer's text as it stands in the document."""
-    return page.locator(".answer .text").last.text_content()
 
 
 def pick(page: Any, model: str) -> None:
@@ -181,7 +112,7 @@ def test_the_figures_are_the_servers_and_the_plot_has_every_step(
             f"{step['rows']} row" in page.locator("#readout").text_content()
             and f"{step['accepted']} accepted" in page.locator("#readout").text_content()
         )
-        assert page.locator(".looked-at").count() == sum(map(bool, step["tokens"]))
+        assert page.locator(".token.looked-at").count() == sum(map(bool, step["tokens"]))
 
 
 def test_a_conversation_goes_on_from_what_is_in_the_cache(
@@ -250,7 +181,7 @@ def test_the_adapter_is_the_one_that_was_chosen(server: Running, visit: Open, se
         converse(page, "abcabd")
         assert newest(sent)[-1]["adapter"] == (None if name == "base" else name)
         answers[name] = said(page)
-        assert page.locator(".answer h3").last.text_content() == name
+        assert page.locator(".answer > h2").last.text_content() == name
         page.get_by_role("button", name="New conversation").click()
     assert answers["terse"] != answers["chatty"] and all(answers.values())
 
@@ -260,7 +191,7 @@ def test_stop_ends_the_generation_at_once_and_the_session_is_free(running: Make,
     server = running(step=0.03, limits={"sessions": 1}, adapters={})
     page = visit(server)
     write(page, "say word", 500)
-    page.locator(".answer .token").nth(3).wait_for()
+    page.locator(".answer .token").nth(3).wait_for(state="attached")
     assert page.get_by_role("button", name="Send").is_hidden() and page.locator("#model").is_disabled()
     began = time.monotonic()
     if how == "key":
@@ -356,7 +287,7 @@ def test_markup_in_one_token_an_error_or_a_name_is_only_text(running: Make, visi
     assert (
         said(page) == 2 * INJECTED
         and page.locator("#error").text_content()
-        == page.locator(".answer h3").text_content()
+        == page.locator(".answer > h2").text_content()
         == page.locator("#serving").text_content()
         == INJECTED
     )
@@ -421,7 +352,7 @@ def test_a_narrow_window_has_everything(running: Make, visit: Open) -> None:
 
 def test_the_page_is_small_and_needs_nobody(visit: Open, running: Make) -> None:
     folder = Path(__file__).parents[2] / "streamspec" / "serve" / "page"
-    assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < 40_000
+    assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < 110_000  # half of it marked's
     server = running()
     page = visit(server, None)
     asked = []

@@ -1,6 +1,8 @@
 // Shows the turns of the conversation: an answer grows token by token and keeps the figures of its steps.
 // Whatever a model or a person wrote goes through textContent.
 
+import { markTokens, render } from "/page/markdown.js";
+
 const ENDS = { length: "cut at max tokens", timeout: "out of time", cancelled: "stopped" };
 
 export function make(tag, name, text = "") {
@@ -12,18 +14,35 @@ export function make(tag, name, text = "") {
 
 export function question(text) {
   const turn = make("article", "turn question");
-  turn.append(make("h3", "unseen", "You"), make("p", "text", text));
+  turn.append(make("h2", "unseen", "You"), make("p", "text", text));
   return turn;
+}
+
+/** A button that copies what `text()` gives. */
+export function copyButton(text, label = "Copy") {
+  const button = make("button", "copy", label);
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    let done = "Copied";
+    await navigator.clipboard.writeText(text()).catch(() => { done = "Not copied: the browser forbids it"; });
+    button.textContent = done;
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
+  return button;
 }
 
 export class Answer {
   /** `model`: shown above it; "" for none. */
   constructor(model) {
     this.element = make("article", "turn answer running");
-    this.body = make("p", "text");
+    this.body = make("p", "text"); // the tokens as they came; beside it the same as Markdown
+    this.rendered = make("div", "rendered");
     this.note = make("p", "note quiet");
-    this.element.append(make("h3", model ? "quiet" : "unseen", model || "Answer"), this.body, this.note);
+    this.actions = make("div", "actions");
+    this.element.append(make("h2", model ? "quiet" : "unseen", model || "Answer"), this.body, this.rendered, this.note, this.actions);
     this.text = this.shown = "";
+    this.pieces = []; // of {text, drafted, step}, the tokens
+    this.waiting = 0; // the frame that will render, if one was asked for
     this.fenced = false; // inside a block of code
     this.steps = []; // of {rows, accepted, committed, tau}
     this.tokens = 0;
@@ -59,12 +78,22 @@ export class Answer {
     this.ended ||= why;
     this.element.classList.remove("running");
     this.note.textContent = [this.ended, ...this.#figures()].filter(Boolean).join(" · ");
+    this.#render();
+    for (const frame of this.rendered.querySelectorAll("pre")) frame.after(copyButton(() => frame.textContent, "Copy code"));
+    if (this.text) this.actions.append(copyButton(() => this.text));
+  }
+
+  /** Shows an answer of a kept conversation: its tokens, and which of them were `drafted` ("0" or "1" each). */
+  restore(pieces, drafted) {
+    pieces.forEach((text, i) => this.#token(text, drafted[i] === "1"));
+    this.text = this.shown;
+    this.end();
   }
 
   /** Shows which tokens a step brought; none for null. */
   mark(step) {
-    for (const token of this.body.querySelectorAll(".looked-at")) token.classList.remove("looked-at");
-    if (step !== null) for (const token of this.body.querySelectorAll(`[data-step="${step}"]`)) token.classList.add("looked-at");
+    for (const token of this.element.querySelectorAll(".looked-at")) token.classList.remove("looked-at");
+    if (step !== null) for (const token of this.element.querySelectorAll(`[data-step="${step}"]`)) token.classList.add("looked-at");
   }
 
   get known() {
@@ -81,6 +110,19 @@ export class Answer {
     if (drafted) token.append(make("span", "ink", text.trimStart())); // a mark begins with the word, not with the space before it
     token.dataset.step = this.steps.length; // 0: the call that read the prompt
     this.body.append(token);
+    this.pieces.push({ text, drafted, step: this.steps.length });
+    this.waiting ||= requestAnimationFrame(() => this.#render());
+  }
+
+  #render() {
+    cancelAnimationFrame(this.waiting);
+    this.waiting = 0;
+    this.rendered.replaceChildren(...render(this.shown));
+    markTokens(this.rendered, this.pieces.map((piece) => piece.text), (span, number) => {
+      span.className = this.pieces[number].drafted ? "drafted ink" : "";
+      span.dataset.step = this.pieces[number].step;
+      return span;
+    });
   }
 
   #figures() {

@@ -1,11 +1,13 @@
 // The page: what its buttons and fields do. Requests are api.js's, answers answer.js's, the picture plot.js's.
 
 import { ask, keepToken, models, Refused, takeToken } from "/page/api.js";
-import { Answer, question, seconds } from "/page/answer.js";
+import { Answer, make, question, seconds } from "/page/answer.js";
+import { keep, keeps, kept, remove, setKeeping } from "/page/history.js";
 import { Plot } from "/page/plot.js";
 
 const $ = (id) => document.getElementById(id);
 const turns = []; // of {asked, question, answer}; the newest may be running
+let conversation = null; // its {id, at}, once it has a turn
 let running = null; // the AbortController of the answer under way
 let shown = null; // the answer whose figures the panel has
 const plot = new Plot($("plot"), look);
@@ -32,12 +34,58 @@ async function send(text) {
     $("message").value ||= text;
     return;
   }
-  $("empty").hidden = true;
-  const turn = { asked: text, question: question(text), answer: new Answer($("model").length > 1 ? $("model").value : "") };
-  turns.push(turn);
-  $("conversation").append(turn.question, turn.answer.element);
+  conversation ??= { id: crypto.randomUUID(), at: Date.now() };
+  const turn = append(text);
   down(true);
   await run(turn);
+}
+
+/** Adds a turn: its message, and an answer that is still empty. */
+function append(text) {
+  $("empty").hidden = true;
+  const turn = { asked: text, question: question(text), answer: new Answer($("model").length > 1 ? $("model").value : "") };
+  const edit = make("button", "edit", "Edit");
+  edit.type = "button";
+  edit.addEventListener("click", () => rewrite(turn));
+  turn.question.append(edit);
+  turns.push(turn);
+  $("conversation").append(turn.question, turn.answer.element);
+  return turn;
+}
+
+/** Lets the message of `turn` be written anew; sending it drops what came after. */
+function rewrite(turn) {
+  if (running || turn.question.querySelector("form")) return;
+  const form = make("form", "rewrite"), field = make("textarea", "");
+  field.value = turn.asked;
+  field.setAttribute("aria-label", "Message, written anew");
+  const [resend, cancel] = ["Send again", "Cancel"].map((text) => make("button", "", text));
+  resend.type = "submit";
+  cancel.type = "button";
+  form.append(field, resend, cancel);
+  const close = () => {
+    form.remove();
+    turn.question.classList.remove("rewriting");
+  };
+  cancel.addEventListener("click", close);
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") close();
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (running || !field.value.trim()) return;
+    for (const dropped of turns.splice(turns.indexOf(turn))) {
+      dropped.question.remove();
+      dropped.answer.element.remove();
+    }
+    send(field.value);
+  });
+  turn.question.classList.add("rewriting");
+  turn.question.append(form);
+  field.focus();
 }
 
 async function again() {
@@ -76,7 +124,52 @@ async function run(turn) {
     busy(false);
     show(shown, body.speculate);
     down(follow);
+    save();
   }
+}
+
+/** Keeps the conversation in the browser, as far as it has answers. */
+function save() {
+  if (!conversation || !turns.length) return;
+  const said = turns.map(({ asked, answer }) => ({
+    asked,
+    pieces: answer.pieces.map((piece) => piece.text),
+    drafted: answer.pieces.map((piece) => Number(piece.drafted)).join(""),
+  }));
+  keep({ ...conversation, at: Date.now(), title: turns[0].asked.slice(0, 80), system: $("system").value, turns: said });
+  list();
+}
+
+/** Shows a kept conversation, which then goes on. */
+function open(old) {
+  if (running) return;
+  begin();
+  conversation = { id: old.id };
+  $("system").value = old.system ?? "";
+  for (const { asked, pieces, drafted } of old.turns) append(asked).answer.restore(pieces, drafted);
+  busy(false);
+  show(turns.at(-1)?.answer ?? null);
+  panel(false);
+  list();
+  down(true);
+}
+
+/** Lists the conversations that are kept. */
+function list() {
+  $("keep").checked = keeps();
+  $("kept").replaceChildren(...kept().map((old) => {
+    const item = make("li", ""), name = make("button", "title", old.title), away = make("button", "", "Delete");
+    name.type = away.type = "button";
+    name.setAttribute("aria-current", old.id === conversation?.id);
+    away.setAttribute("aria-label", `Delete ${old.title}`);
+    name.addEventListener("click", () => open(old));
+    away.addEventListener("click", () => {
+      remove(old.id);
+      list();
+    });
+    item.append(name, away);
+    return item;
+  }));
 }
 
 /** Of the conversation up to the answer under way. */
@@ -104,6 +197,7 @@ function takeBack(turn) {
 
 function begin() {
   running?.abort();
+  conversation = null;
   turns.length = 0;
   $("conversation").replaceChildren($("empty"));
   $("empty").hidden = false;
@@ -124,7 +218,7 @@ function busy(is) {
   button.type = "button";
   button.textContent = "Regenerate";
   button.addEventListener("click", again);
-  turns.at(-1).answer.element.append(button);
+  turns.at(-1).answer.actions.append(button);
 }
 
 /** The figures of an answer in the panel. `speculate`: whether it was asked for. */
@@ -199,9 +293,15 @@ document.addEventListener("keydown", (event) => {
 $("new").addEventListener("click", begin);
 $("open-panel").addEventListener("click", () => panel(!document.body.classList.contains("panel-open")));
 $("colours").addEventListener("change", () => document.body.classList.toggle("uncoloured", !$("colours").checked));
+$("markdown").addEventListener("change", () => document.body.classList.toggle("source", !$("markdown").checked));
+$("keep").addEventListener("change", () => {
+  setKeeping($("keep").checked);
+  save();
+  list();
+});
 $("temperature").addEventListener("input", () => { $("degrees").textContent = $("temperature").value; });
 $("conversation").addEventListener("pointerover", (event) => {
-  const inside = shown?.body.contains(event.target);
+  const inside = shown?.element.contains(event.target);
   plot.look(inside ? Number(event.target.dataset.step) || null : null);
 });
 $("token-form").addEventListener("submit", (event) => {
@@ -215,3 +315,4 @@ addEventListener("hashchange", () => takeToken() && connect());
 
 takeToken();
 connect();
+list();
