@@ -110,28 +110,32 @@ def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Values of the main graph that drafting reads. `node`, `root`: int64 [1]."""
+    """Values of the main graph that drafting reads. `node`, `root`: int64 [1]; or, of `several` nodes, `node` [m] is
+    that of each draft row."""
 
     node: str
     number: str  # int64 [1]: of the node among all rows, pruned ones too
-    root: str
     entries: Mapping[
         int, str
     ]  # by layer: [1, n, H], residual stream of the rows at its input, of those that the drafter taps
-    final: str  # [1, H]: the node's finished state, as the head sees it
     positions: str  # int64 [n]
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
+    root: str = ""
+    final: str = ""  # [1, H]: the node's finished state, as the head sees it
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
     before: RowsBefore | None = None  # where there are convolutions
     inputs_of: Callable[[tuple[str, ...]], Read] | None = None
     below: Accepted | None = None  # after an early exit: the same of all rows, which layers below it have keys of
+    at: str = ""  # int64 [1]: of the node among the rows that get logits
+    several: bool = False
 
     def past_mask(self, g: Scope) -> str:
-        """[1, L + n]: 0 over the past, the node's ancestors and itself."""
+        """[1, L + n], of several nodes [m, L + n]: 0 over the past, the node's ancestors and itself."""
         tree = g.op("Gather", self.tree_mask, self.node, axis=0)
         past = g.op("Sub", self.visible, g.op("Shape", self.tree_mask, start=1))
-        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
+        many = g.op("Shape", self.node) if self.several else g.ints(1)
+        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", many, past, axis=0))
         return g.op("Concat", zeros, tree, axis=1)
 
     def columns(self, g: Scope) -> tuple[str, str]:

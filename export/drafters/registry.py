@@ -23,6 +23,7 @@ from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
 from streamspec.export.drafters.streams import stream_pass
+from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
@@ -75,7 +76,7 @@ DRAFTERS = {
         spec=stream_pass.StreamSpec,
         shapes=stream_pass.shapes,
         read=stream_pass.read,
-        nodes=stream_pass.StreamPass,
+        nodes=lambda decoder, spec, *more: (EagerPass if spec.eager else stream_pass.StreamPass)(decoder, spec, *more),
         reference="streams.stream_reference:StreamReference",
         static=True,
         swappable=True,

@@ -18,6 +18,7 @@ from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
 from streamspec.export.drafters.registry import row_of
+from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
@@ -104,8 +105,11 @@ class _Layers(LayerStack):
     """The layers over a cache that is written in place; rows leave it at the early exit, and before the last MLP all
     that need no logits."""
 
-    def __init__(self, g: Scope, decoder: Decoder, drafter: DraftSpec | None) -> None:
+    def __init__(
+        self, g: Scope, decoder: Decoder, drafter: DraftSpec | None, eager: EagerPass | None = None
+    ) -> None:
         super().__init__(g, decoder, drafter)
+        self._eager = eager
         pruning = drafter.pruning if drafter is not None else None
         self.exit = EarlyExit(decoder, pruning) if pruning is not None else None
         rows = Rows(g.op("Shape", INPUT_IDS, start=1))
@@ -127,10 +131,19 @@ class _Layers(LayerStack):
         return self._going_on
 
     def entering(self, layer: int, state: LayerRows) -> None:
-        if layer != self.first or self.exit is None:
-            return
+        if layer == self.first and self.exit is not None:
+            self._prune(self.exit, state)
+        if layer == self.first and self._eager is not None:
+            g, batch, self.behind = self.g, self.batch, self._eager
+            number = g.op("Gather", batch.kept, batch.logit_rows, axis=0) if batch.kept else batch.logit_rows
+            self.entries[layer] = state.residual.stream
+            with g.named("streams"):
+                self.behind.begin(g, state, self.accepted(batch.logit_rows, number), STREAM_IDS, batch.rows)
+            self.linear, self._going_on = self.behind.linear_of_all, self.behind.rows(g)
+
+    def _prune(self, exit: EarlyExit, state: LayerRows) -> None:
         g = self.g
-        self.below, self.batch = self.batch, self._surviving(self.exit, state.residual.stream)
+        self.below, self.batch = self.batch, self._surviving(exit, state.residual.stream)
         state.normed, stream = (
             g.op("Gather", x, self.batch.kept, axis=1) for x in (state.normed, state.residual.stream)
         )
@@ -148,16 +161,16 @@ class _Layers(LayerStack):
         else:
             bias = self._bias(window) if ring is None else self._ring_bias(source, ring)
             used = "" if ring is None else batch.rings[ring].used
-        sizes, maps = self.spec.at(layer), (state.normed, batch.rows, layer, state.rotary, decoder.linear)
+        sizes = self.spec.at(layer)
         if native is not None and native.attends(sizes):
-            heads = decoder.packed_heads(self.g, *maps)
+            heads = decoder.packed_heads(self.g, state.normed, batch.rows, layer, state.rotary, decoder.linear)
             if source != layer:
                 self.presents.append(self.presents[source])
                 return native.draft_attention(self.g, sizes, heads, bias, self.presents[layer], own=False)
             mixed, written = native.attention(self.g, sizes, heads, bias, layer)
             self.presents.append(written)
             return mixed
-        q, *sides = decoder.queries_keys_values(self.g, *maps)
+        q, *sides = self.heads(layer, state)
         with self.g.named("attention"):
             if source == layer:
                 kinds = zip(sides, CACHE_KINDS, strict=True)
@@ -165,7 +178,7 @@ class _Layers(LayerStack):
             else:
                 self.presents.append(self.presents[source])
             key, value = self.presents[layer]
-            return batch.attention.mix(q, key, value, bias, used, layer)
+            return self.with_streams(layer, batch.attention.mix(q, key, value, bias, used, layer))
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)
@@ -185,13 +198,47 @@ class _Layers(LayerStack):
         if layer != self.spec.layers - 1:
             return
         g, logit_rows = self.g, self.batch.logit_rows
-        self._going_on = Rows(g.op("Shape", logit_rows))
         state.mixed, state.normed, stream = (
-            g.op("Gather", x, logit_rows, axis=1) for x in (state.mixed, state.normed, state.residual.stream)
+            self._with_logits(x) for x in (state.mixed, state.normed, state.residual.stream)
         )
         if state.per_layer_inputs:
-            state.per_layer_inputs = g.op("Gather", state.per_layer_inputs, logit_rows, axis=1)
+            state.per_layer_inputs = self._with_logits(state.per_layer_inputs)
         state.residual = Residual(stream)
+        self._going_on = Rows(g.op("Shape", logit_rows))
+        if self.behind is not None:
+            self.behind.main = self._going_on
+            self._going_on = self.behind.rows(g)
+
+    def _with_logits(self, x: str) -> str:
+        """The main rows of x [1, n, ..] that get logits, and eager streams, if any."""
+        rows = self.batch.logit_rows
+        return self.g.op("Gather", x, rows, axis=1) if self.behind is None else self.behind.picked(self.g, x, rows)
+
+    def finished(self, states: str) -> str:
+        if self.behind is None:
+            return states
+        self._going_on = self.behind.main
+        return self.behind.end(self.g, states)
+
+    def accepted(self, node: str, number: str, **more: str) -> Accepted:
+        """What drafting reads of a row `node`, which is `number` among all; `more`: its root and finished state."""
+        batch, every = self.batch, self.below
+        found = Accepted(
+            node=node,
+            number=number,
+            entries=self.entries,
+            positions=batch.positions,
+            tree_mask=batch.tree_mask,
+            visible=batch.visible,
+            rings=batch.rings,
+            before=batch.before,
+            inputs_of=self.inputs_of,
+            **more,
+        )
+        if every is None:
+            return found
+        seen = {"positions": every.positions, "tree_mask": every.tree_mask, "visible": every.visible}
+        return replace(found, below=replace(found, node=number, rings=every.rings, **seen))
 
     def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:
         """The rows that go on after the early exit at entry [1, n, H]."""
@@ -273,7 +320,8 @@ class _Builder:
         self.final = ""  # [r, H]
 
     def build(self) -> onnx.ModelProto:
-        self.layers = _Layers(self.g, self.decoder, self.parts.streams)
+        eager = self.drafter if isinstance(self.drafter, EagerPass) else None
+        self.layers = _Layers(self.g, self.decoder, self.parts.streams, eager)
         self.final = self.layers.run(self.layers.batch.positions)
         choices = self._choices()
         if self.drafter is not None:
@@ -344,27 +392,5 @@ class _Builder:
             equal = g.op("Equal", batch.logit_rows, node)
             at = g.op("ArgMax", g.op("Cast", equal, to=TensorProto.INT32), axis=0, keepdims=1)
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, at, axis=0)) if spec.uses_root else ""
-            accepted = Accepted(
-                node=node,
-                number=number,
-                root=root,
-                entries=self.layers.entries,
-                final=g.op("Gather", self.final, at, axis=0),
-                positions=batch.positions,
-                tree_mask=batch.tree_mask,
-                visible=batch.visible,
-                rings=batch.rings,
-                before=batch.before,
-                inputs_of=self.layers.inputs_of,
-            )
-            if (below := self.layers.below) is None:
-                return accepted
-            every = replace(
-                accepted,
-                node=number,
-                positions=below.positions,
-                tree_mask=below.tree_mask,
-                visible=below.visible,
-                rings=below.rings,
-            )
-            return replace(accepted, below=every)
+            final = g.op("Gather", self.final, at, axis=0)
+            return self.layers.accepted(node, number, root=root, final=final, at=at)

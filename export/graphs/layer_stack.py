@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import DraftSpec
+from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.heads import Tables
+from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
@@ -40,6 +41,8 @@ class LayerStack(ABC):
         self.tapped = drafter.tapped(layers) if drafter else ()
         self.presents: list[tuple[str, ...]] = []  # of each layer: the K/V that drafters read
         self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
+        self.linear: Linear = decoder.linear
+        self.behind: EagerPass | None = None  # once streams run behind the nodes
 
     def run(self, positions: str) -> str:
         """The finished states [rows, H] of the call's rows at int64 `positions` [n]."""
@@ -62,11 +65,11 @@ class LayerStack(ABC):
                     state.residual,
                     self.rows(),
                     layer,
-                    decoder.linear,
+                    self.linear,
                     state.per_layer_inputs,
                 )
         with g.named("head"):
-            return g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))
+            return self.finished(g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0)))
 
     @abstractmethod
     def rows(self) -> Rows:
@@ -75,6 +78,15 @@ class LayerStack(ABC):
     @abstractmethod
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
+
+    def heads(self, layer: int, state: LayerRows) -> tuple[str, str, str]:
+        """Rotated q, k and v of the main rows."""
+        heads = self.decoder.queries_keys_values(self.g, state.normed, self.rows(), layer, state.rotary, self.linear)
+        return heads if self.behind is None else self.behind.main_heads(self.g, heads)
+
+    def with_streams(self, layer: int, mixed: str) -> str:
+        """Attention `mixed` of the main rows with that of eager streams, if any."""
+        return mixed if self.behind is None else self.behind.mixed(self.g, layer, mixed, self.presents[layer])
 
     def convolution(self, layer: int, state: LayerRows) -> str:
         """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""
@@ -99,6 +111,10 @@ class LayerStack(ABC):
 
     def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called before attention; may leave rows out."""
+
+    def finished(self, states: str) -> str:
+        """Called after the last norm, with all rows' states; returns those of the main rows."""
+        return states
 
     def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called after attention; may leave rows out."""

@@ -162,7 +162,7 @@ class SwappableStreams(StreamPass):
         """Adds acceptance and the streams' start; without drafts there is no node and there are no rows."""
         starting, idle = Scope(g.store, "streams/start"), Scope(g.store, "streams/none")
         accepted = accept(starting)
-        stream = self._start(starting, accepted, stream_ids)
+        stream = self.start(starting, accepted, stream_ids)
         update, no_rows = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
         nodes = (accepted.number, accepted.node, accepted.root or accepted.node)
         values = [*(starting.op("Identity", value) for value in nodes), stream, update]
@@ -230,7 +230,7 @@ class SwappableStreams(StreamPass):
         states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in self.begins]
         return g.op("Gather", g.op("Concat", *states, axis=1), STREAM_BEGIN, axis=1)
 
-    def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+    def positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         own = g.op("Gather", accepted.positions, accepted.node, axis=0)
         return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), STREAM_SHIFT))
 

@@ -44,6 +44,7 @@ class StreamSpec(DraftSpec):
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
     lora: Lora = field(default_factory=dict)
+    eager: bool = False  # behind every node of a tree, not after acceptance
 
     @property
     def uses_root(self) -> bool:
@@ -153,15 +154,16 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
         if mode == "merged":
             weight = replace(decoder.fused(layer, modules, merged, suffix=".streams"), drafter=True)
             return decoder.mapped(g, x, rows, weight, layer, modules, activated)
-        mixed = mixed_inputs_of(g, x, decoder.fused(layer, modules))
-        total = g.op("Add", decoder.linear(g, x, rows, layer, modules), _delta(decoder, spec, g, mixed, layer, modules))
+        update = stream_update(decoder, spec, g, x, layer, modules)
+        total = g.op("Add", decoder.linear(g, x, rows, layer, modules), update)
         return decoder.activated(g, total, layer) if activated else total
 
     return apply
 
 
-def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
+def stream_update(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
     """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
+    x = mixed_inputs_of(g, x, decoder.fused(layer, modules))
     label = decoder.spec.fused_name(layer, modules) + ".streams"
     if f"{label}.A" not in g.store:
         pairs = [spec.lora.get((layer, module)) for module in modules]
@@ -190,7 +192,7 @@ class StreamPass(ParallelDraftPass):
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         super().__init__(decoder, spec, candidates)
-        self.linear = stream_linear(decoder, spec, mode)
+        self.linear, self.mode = stream_linear(decoder, spec, mode), mode
         self.first = spec.first_layer(decoder.spec.layers)
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
@@ -198,7 +200,7 @@ class StreamPass(ParallelDraftPass):
         rows = Rows(g.op("Shape", stream_ids))
         residual = self._through(
             g,
-            Residual(self._start(g, accepted, stream_ids)),
+            Residual(self.start(g, accepted, stream_ids)),
             rows,
             range(self.first, self.decoder.spec.layers),
             accepted,
@@ -217,22 +219,18 @@ class StreamPass(ParallelDraftPass):
         presents: list[tuple[str, ...]],
         stream_ids: str,
     ) -> Residual:
-        positions = self._positions(g, accepted, stream_ids)
-        rotary = self.decoder.rotary(g, positions)
-        masks, own = _StreamMasks(accepted, stream_ids, positions, rows), dict[int, tuple[str, str]]()
-        below = accepted.below and _StreamMasks(accepted.below, stream_ids, positions, rows)
+        group = StreamRows(self, g, accepted, stream_ids, rows)
+        rotary = self.decoder.rotary(g, group.positions)
         for layer in layers:
             with g.named(f"layers.{layer}"):
-                present = presents[layer - self.first]
-                seen = below if below and self.decoder.spec.source(layer) < self.first else masks
-                residual = self._layer(g, residual, rows, layer, rotary, present, seen, seen.accepted, own)
+                residual = self._layer(g, residual, group, layer, rotary, presents[layer - self.first])
         return residual
 
     def _states_to_logits(self, g: Scope, residual: Residual, rows: Rows) -> str:
         with g.named("head"):
             return self.head(g, g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0)), rows)
 
-    def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+    def start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
         spec, store = self.spec, g.store
         table = store.add(STREAM_EMBEDDINGS, (spec.embeddings * spec.scale).astype(np.float32)[None])
@@ -256,7 +254,7 @@ class StreamPass(ParallelDraftPass):
         column = g.store.add(STREAM_SHARES[which], self.spec.shares[None, :, which : which + 1].astype(np.float32))
         return g.op("Mul", x, g.op("Gather", column, stream_ids, axis=1))
 
-    def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+    def positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """int64 [m]"""
         own = g.op("Gather", accepted.positions, accepted.node, axis=0)
         if not self.spec.shifted:
@@ -264,20 +262,9 @@ class StreamPass(ParallelDraftPass):
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
 
     def _layer(
-        self,
-        g: Scope,
-        residual: Residual,
-        rows: Rows,
-        layer: int,
-        rotary: Tables,
-        present: tuple[str, ...],
-        masks: _StreamMasks,
-        accepted: Accepted,
-        own: dict[int, tuple[str, str]],
+        self, g: Scope, residual: Residual, group: StreamRows, layer: int, rotary: Tables, present: tuple[str, ...]
     ) -> Residual:
-        """`own`: by layer, keys and values of the streams themselves. A layer that attends to another's sees them where
-        streams run through that one; else the main rows alone."""
-        decoder = self.decoder
+        decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
         normed, residual = decoder.enter(g, residual, layer)
         spec = decoder.spec
         if taps := spec.taps[layer]:
@@ -286,19 +273,42 @@ class StreamPass(ParallelDraftPass):
                 main = accepted.last_inputs(g, present, taps - 1)
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
-        sizes, source = spec.at(layer), spec.source(layer)
+        sizes = spec.at(layer)
         if decoder.native is not None and decoder.native.attends(sizes) and not spec.kv_sources:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
-            mask = masks.of(g, spec.windows[layer], group=1)
+            mask = group.seeing(layer).of(g, spec.windows[layer], group=1)
             mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
-        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
+        heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
+        mixed = group.mixed(g, layer, *heads_of, present)
+        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+
+
+class StreamRows:
+    """Stream rows on their way through the layers, and what they see: of the accepted node `accepted.node` int64 [1],
+    or of several nodes, the one of each row [m]."""
+
+    def __init__(self, streams: StreamPass, g: Scope, accepted: Accepted, stream_ids: str, rows: Rows) -> None:
+        self.streams, self.spec, self.rows = streams, streams.decoder.spec, rows
+        self.positions = streams.positions(g, accepted, stream_ids)
+        self._masks = _StreamMasks(accepted, stream_ids, self.positions, rows)
+        self._below = accepted.below and _StreamMasks(accepted.below, stream_ids, self.positions, rows)
+        self._own: dict[int, tuple[str, str]] = {}  # by layer, keys and values of the streams themselves
+
+    def seeing(self, layer: int) -> _StreamMasks:
+        """The masks over the keys that a layer attends to."""
+        return self._below if self._below and self.spec.source(layer) < self.streams.first else self._masks
+
+    def mixed(self, g: Scope, layer: int, q: str, k: str, v: str, present: tuple[str, ...]) -> str:
+        """[1, m, Hq*D] of rotated q, k and v. A layer that attends to another's keys sees the streams where they run
+        through that one; else the main rows alone."""
+        spec, masks, own = self.spec, self.seeing(layer), self._own
+        sizes, source = spec.at(layer), spec.source(layer)
         mask = masks.of(g, spec.windows[layer], sizes.group, beside=source == layer or source in own)
         if source == layer:
             own[layer] = by_head(g, sizes, k), by_head(g, sizes, v)
-        seen = accepted.seen(g, spec, present, spec.ring(layer))
-        mixed = attend(g, sizes, q, [*seen, own[source]] if source in own else seen, mask)
-        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+        seen = masks.accepted.seen(g, spec, present, spec.ring(layer))
+        return attend(g, sizes, q, [*seen, own[source]] if source in own else seen, mask)
 
 
 class _StreamMasks:
@@ -345,6 +355,9 @@ class _StreamMasks:
         later = g.op(
             "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
         )
+        if self.accepted.several:  # streams of other nodes are not seen
+            nodes = (g.op("Unsqueeze", self.accepted.node, g.ints(side)) for side in (1, 0))
+            later = g.op("Or", later, g.op("Not", g.op("Equal", *nodes)))
         own = g.op("Where", later, masked, zero)
         return g.op("Concat", g.op("Expand", past(), shape), own, axis=1)
 

@@ -1,0 +1,135 @@
+"""Eager speculative streams: gamma rows behind every node, in the pass that verifies the tree (Speculative Streaming,
+section 3.2.2). After acceptance only the accepted node's are left, and the head is all that still runs.
+
+From layer N-Ns on the rows of a call are [nodes ; streams of node 0, of node 1, ..]: one linear map for all of them,
+attention apart, as main rows must not see streams. What a stream sees is what it sees deferred, so its candidates are
+the same. It starts before its root is known: the root counts through the bigram alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamspec.errors import ConfigError
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
+from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamRows, StreamSpec, stream_update
+from streamspec.export.layers.decoder import Residual
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import Scope
+from streamspec.export.quantization.precisions import Rows
+
+if TYPE_CHECKING:
+    from streamspec.export.graphs.layer_stack import LayerRows
+
+DEFERRED, EAGER = SCHEDULES = "deferred", "eager"
+
+
+def is_eager(drafter: DraftSpec | None) -> bool:
+    """Whether a drafter is streams behind every node."""
+    return isinstance(drafter, StreamSpec) and drafter.eager
+
+
+def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> StreamSpec:
+    """The drafter as eager streams. Raises ConfigError for one that cannot be, or a base whose layers do not allow it."""
+    found = ""
+    if not isinstance(drafter, StreamSpec):
+        found = "no streams" if drafter is None else "a drafter that is no streams"
+    elif drafter.root_map is not None:
+        found = "streams trained with the root's embedding, which is not known before acceptance"
+    elif any(spec.taps):
+        found = f"{spec.family.name} layers of short convolutions"
+    if found or not isinstance(drafter, StreamSpec):
+        raise ConfigError(
+            f"--streams {EAGER} with {found}",
+            "streams of `train --method streaming --no-root-token` over layers of attention",
+            f"export with --streams {DEFERRED}, or train again with --no-root-token",
+        )
+    return replace(drafter, eager=True)
+
+
+class EagerPass(StreamPass):
+    """Streams behind several nodes: `begin` adds their rows to the main rows, `heads` and `mixed` are the attention of
+    both, `end` keeps the streams' states until a node is accepted."""
+
+    main: Rows  # as they are now: all, and at last those with logits
+    states = ""  # [r * m, H], finished
+
+    def begin(self, g: Scope, state: LayerRows, nodes: Accepted, stream_ids: str, main: Rows) -> None:
+        """Adds the rows `stream_ids` [m] behind each of `nodes.node` int64 [r] to the `main` rows of `state`."""
+        shape = g.op("Concat", *(g.op("Shape", ids) for ids in (nodes.node, stream_ids)), axis=0)
+
+        def each(ids: str, axis: int) -> str:
+            return g.op("Reshape", g.op("Expand", g.op("Unsqueeze", ids, g.ints(axis)), shape), g.ints(-1))
+
+        ids, owners = each(stream_ids, 0), each(nodes.node, 1)
+        below = nodes.below and replace(nodes.below, node=each(nodes.below.node, 1), several=True)
+        behind = replace(nodes, node=owners, below=below, several=True)
+        self.main, self._sizes = main, dict[str, str]()
+        self._heads = ("", "", "")
+        self.group = StreamRows(self, g, behind, ids, Rows(g.op("Shape", ids)))
+        normed, residual = self.decoder.enter(g, Residual(self.start(g, behind, ids)), self.first)
+        state.normed = g.op("Concat", state.normed, normed, axis=1)
+        state.residual = Residual(g.op("Concat", state.residual.stream, residual.stream, axis=1))
+        positions = g.op("Concat", nodes.positions, self.group.positions, axis=0)
+        state.rotary = self.decoder.rotary(g, positions)
+        if given := state.per_layer_inputs:  # streams have no token, and their part is zero
+            wide = g.op("Concat", g.ints(1), self.group.rows.count, g.op("Shape", given, start=2), axis=0)
+            zeros = g.op("Expand", g.store.constant(0, np.float32), wide)
+            state.per_layer_inputs = g.op("Concat", given, zeros, axis=1)
+
+    def rows(self, g: Scope) -> Rows:
+        """Main rows and streams together."""
+        return Rows(g.op("Add", self.main.count, self.group.rows.count))
+
+    def split(self, g: Scope, x: str, axis: int = 1) -> tuple[str, str]:
+        """Main rows and streams apart."""
+        if self.main.count not in self._sizes:
+            self._sizes[self.main.count] = g.op("Concat", self.main.count, self.group.rows.count, axis=0)
+        main, streams = g.ops("Split", x, self._sizes[self.main.count], out=(None, None), axis=axis)
+        return main, streams
+
+    def main_heads(self, g: Scope, heads: tuple[str, str, str]) -> tuple[str, str, str]:
+        """The main rows' part of q, k and v ('' for none); keeps the streams'."""
+        (q, *sides), self._heads = zip(*(self.split(g, x) if x else ("", "") for x in heads), strict=True)
+        return q, *sides
+
+    def mixed(self, g: Scope, layer: int, main: str, present: tuple[str, ...]) -> str:
+        """[1, rows, Hq*D]: attention of the `main` rows, and that of the streams whose heads are kept."""
+        return g.op("Concat", main, self.group.mixed(g, layer, *self._heads, present), axis=1)
+
+    def picked(self, g: Scope, x: str, rows: str) -> str:
+        """The main rows int64 `rows` of x [1, n, ..], and all streams."""
+        main, streams = self.split(g, x)
+        return g.op("Concat", g.op("Gather", main, rows, axis=1), streams, axis=1)
+
+    def end(self, g: Scope, states: str) -> str:
+        """The main rows' finished states [r, H] of all rows'; keeps the streams'."""
+        main, self.states = self.split(g, states, axis=0)
+        return main
+
+    def linear_of_all(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
+    ) -> str:
+        """The maps of main rows and streams: one product, and for the streams' own LoRA a second one."""
+        decoder = self.decoder
+        if not any((layer, module) in self.spec.lora for module in modules):
+            return decoder.linear(g, x, rows, layer, modules, activated)
+        if self.mode == "merged":
+            main, streams = self.split(g, x)
+            maps = (main, self.main, decoder.linear), (streams, self.group.rows, self.linear)
+            parts = [linear(g, part, of, layer, modules, activated) for part, of, linear in maps]
+            return g.op("Concat", *parts, axis=1)
+        main, streams = self.split(g, decoder.linear(g, x, rows, layer, modules))
+        update = stream_update(decoder, self.spec, g, self.split(g, x)[1], layer, modules)
+        total = g.op("Concat", main, g.op("Add", streams, update), axis=1)
+        return decoder.activated(g, total, layer) if activated else total
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """The head over the accepted node's streams: [m, D]."""
+        each = g.op("Concat", g.ints(-1), g.op("Shape", stream_ids), g.op("Shape", self.states, start=1), axis=0)
+        own = g.op("Gather", g.op("Reshape", self.states, each), accepted.at, axis=0)
+        with g.named("head"):
+            return self.head(g, g.op("Squeeze", own, g.ints(0)), Rows(g.op("Shape", stream_ids)))
