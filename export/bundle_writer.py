@@ -36,7 +36,7 @@ from streamspec.export.bundle_parts import Parts, Progress, describe_bundle, loa
 from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
 from streamspec.export.drafters.published import read_published
-from streamspec.export.drafters.streams.stream_pass import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
+from streamspec.export.drafters.streams.eager_pass import DEFERRED, eager, weights_of
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
@@ -70,7 +70,7 @@ def export_bundle(
     precision: str = "int8",
     force: bool = False,
     progress: Progress | None = None,
-    stream_weights: str = DEFAULT_STREAM_WEIGHTS,
+    stream_weights: str | None = None,
     held_out: HeldOut | None = None,
     block_size: int | None = None,
     target: Target = PLAIN_CPU,
@@ -79,6 +79,7 @@ def export_bundle(
     kv_cache_dtype: str = DTYPES[0],
     store: StoreFiles | None = None,
     drafter: str | Path | None = None,
+    streams: str = DEFERRED,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -87,8 +88,8 @@ def export_bundle(
     - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
     - `force`: replaces an existing bundle.
     - `progress`: called with one line per step (default: prints to stderr).
-    - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers) or
-      `delta` (low-rank products beside the shared weights).
+    - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers,
+      the default) or `delta` (low-rank products beside the shared weights; the only one of eager streams).
     - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`, beside that of a
       general text (`bundle.precision_cost` says both in words).
     - `target`: the hardware that the graph is shaped for.
@@ -98,6 +99,8 @@ def export_bundle(
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
     - `store`: answers or other texts that the runtime drafts from as well.
     - `drafter`: folder of a published EAGLE-3 head of this base; `adapter` then has no drafter of its own.
+    - `streams`: `deferred` (after acceptance) or `eager` (behind every node of the tree, in the pass that verifies it;
+      of an adapter trained without the root token).
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -108,8 +111,7 @@ def export_bundle(
     need_torch(None if adapter is None else "an adapter")
     need_torch(None if held_out is None else "held-out data")
     kind = target.precision(precision, block_size)
-    if stream_weights not in STREAM_WEIGHTS:
-        raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
+    stream_weights = weights_of(streams, stream_weights)
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     head = None if drafter is None else read_published(Path(drafter), resolved, described, target, kind)
@@ -122,6 +124,8 @@ def export_bundle(
         say("loading the base")
         parts = load_parts(resolved, described, head)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
+        if streams != DEFERRED:
+            parts = replace(parts, streams=eager(parts.streams, parts.spec))
         if target.static:
             parts = static_parts(parts, target, say)
         tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
@@ -229,7 +233,8 @@ def _compute_reference(
 def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
     """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
     store = WeightStore(folder / DATA)
-    if isinstance(graph, StepGraph) and (native := native_ops(graph.precision)) is not None:
+    eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
+    if isinstance(graph, StepGraph) and not eager and (native := native_ops(graph.precision)) is not None:
         onnx.save(graph.build(store, native), folder / NATIVE)
     step = graph.build(store)
     onnx.save(step, folder / MODEL)

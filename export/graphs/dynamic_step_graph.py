@@ -39,6 +39,7 @@ from streamspec.step_graph import (
     CHOICES,
     CONTEXT_LENGTH,
     DYNAMIC,
+    EAGER,
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
@@ -51,6 +52,7 @@ from streamspec.step_graph import (
     POSITION_IDS,
     RAW_LOGITS,
     STREAM_IDS,
+    STREAMS,
     TREE_MASK,
     inputs,
     outputs,
@@ -105,9 +107,7 @@ class _Layers(LayerStack):
     """The layers over a cache that is written in place; rows leave it at the early exit, and before the last MLP all
     that need no logits."""
 
-    def __init__(
-        self, g: Scope, decoder: Decoder, drafter: DraftSpec | None, eager: EagerPass | None = None
-    ) -> None:
+    def __init__(self, g: Scope, decoder: Decoder, drafter: DraftSpec | None, eager: EagerPass | None = None) -> None:
         super().__init__(g, decoder, drafter)
         self._eager = eager
         pruning = drafter.pruning if drafter is not None else None
@@ -330,7 +330,9 @@ class _Builder:
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
         model = finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
-        onnx.helper.set_model_props(model, {CONTEXT_LENGTH: str(self.parts.spec.context_length)})
+        stated = {CONTEXT_LENGTH: str(self.parts.spec.context_length)}
+        stated |= {} if self.layers.behind is None else {STREAMS: EAGER}
+        onnx.helper.set_model_props(model, stated)
         return model
 
     def _defaults(self) -> None:

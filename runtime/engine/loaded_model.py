@@ -240,6 +240,13 @@ class LoadedModel:
                 f"{context} as the manifest says",
                 "export the bundle again",
             )
+        drafter = self.manifest.streams
+        if (stated.get(sg.STREAMS) == sg.EAGER) != (drafter is not None and drafter.eager):
+            raise BundleError(
+                f"a graph with streams {stated.get(sg.STREAMS, 'deferred')!r}"[:60],
+                "streams that run when the manifest says",
+                "export the bundle again",
+            )
         if self.rows is not None and list(inputs[sg.INPUT_IDS].shape) != list(expected[sg.INPUT_IDS].dims):
             raise BundleError(
                 f"{sg.INPUT_IDS} of shape {inputs[sg.INPUT_IDS].shape}",

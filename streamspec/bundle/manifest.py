@@ -62,7 +62,7 @@ class BaseInfo:
 class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
-    layer of its own in the KV cache.
+    layer of its own in the KV cache. `eager`: streams run behind every node, without the root token.
     """
 
     gamma: int
@@ -73,6 +73,7 @@ class DrafterInfo:
     bigram: bool = False
     pruning: bool = False
     levels: tuple[int, ...] = ()
+    eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,8 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
     if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", AGAIN)
+    if streams.eager and (kind != "streams" or streams.root_token):
+        raise BundleError(f"method {method} with eager streams", "streams without the root token", AGAIN)
 
 
 def read_base(manifest: Fields) -> BaseInfo:
@@ -302,6 +305,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
         bigram=raw.flag("bigram"),
         pruning=raw.optional("pruning") and raw.flag("pruning"),
         levels=raw.integers("levels", 1, MAX_LEVEL, MAX_GAMMA) if raw.optional("levels") else (),
+        eager=raw.optional("eager") and raw.flag("eager"),
     )
 
 

@@ -44,8 +44,16 @@ def command(
         int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")
     ] = None,
     stream_weights: Annotated[
-        str, typer.Option(help="How the streams' own LoRA is stored: merged or delta.")
-    ] = "merged",
+        str | None,
+        typer.Option(
+            help="How the streams' own LoRA is stored: merged or delta; default: merged, of eager streams delta.",
+            show_default=False,
+        ),
+    ] = None,
+    streams: Annotated[
+        str,
+        typer.Option(help="When streams run: deferred, after acceptance, or eager, behind every node of a draft tree."),
+    ] = "deferred",
     target: Annotated[
         str,
         typer.Option(
@@ -120,8 +128,8 @@ def command(
     layout = PromptFormat.given(format, separator and unescaped(separator))
     named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
     shaped = "--static" if static else f"--target {target}"
-    weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights != "merged"}
-    weights |= {"--store": bool(store), "--drafter": drafter is not None}
+    weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
+    weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
@@ -157,6 +165,7 @@ def command(
         kv_cache_dtype=kv_cache_dtype,
         store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
         drafter=drafter,
+        streams=streams,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

@@ -13,7 +13,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have,
     `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("lettered ...")`: of a base that can write
     anything (`lettered_base`), `("endless ...")`: and whose vocabulary has no end-of-text; `("static full")`: as
-    `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device.
+    `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device; `("eager")`, `("eager8")`,
+    `("deferred")`: as `("full")` without the root token, in fp32, int8, fp32.
     """
     made: dict[str, Path] = {}
 
@@ -28,10 +29,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 shape.remove(letters)
                 base = lettered_base(folder / "base", letters == "lettered")
             target = {"": Target(), "static": Target(static=True, rows=8), "device": Target("cuda")}["".join(shape)]
-            precision = {"int8": "int8", "lists": "int8", "int4": "int4", "fp16": "fp16"}.get(kept, "fp32")
+            precision = {"int8": "int8", "lists": "int8", "eager8": "int8", "int4": "int4", "fp16": "fp16"}.get(
+                kept, "fp32"
+            )
             kind = "chat" if kept == "chat" else "raw"
             method = kept if kept in ("jakiro", "eagle", "lists") else ""
-            made[name] = tiny_bundle(folder, precision, kept != "lora", kind, kept == "full", method, target, base)
+            unrooted = kept in ("eager", "eager8", "deferred")
+            more = {"root_token": False, "when": kept.rstrip("8")} if unrooted else {}
+            full = unrooted or kept == "full"
+            made[name] = tiny_bundle(folder, precision, kept != "lora", kind, full, method, target, base, **more)
         return made[name]
 
     return make

@@ -64,7 +64,14 @@ def lettered_base(folder: Path, eos: bool = True) -> Path:
     return folder
 
 
-def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
+def tiny_adapter(
+    folder: Path,
+    base: Path,
+    streams: bool = True,
+    kind: str = "raw",
+    full: bool = False,
+    root_token: bool = True,
+) -> Path:
     """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree
     of many first-level candidates, so that some come true at random.
     """
@@ -76,7 +83,7 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
         "ns": 2,
         "scale": 1.0,
         "positions": "shifted",
-        "root_token": True,
+        "root_token": root_token,
         "lora": None,
         "draft_vocab": None,
         "pruning": 4,
@@ -97,6 +104,8 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
             "prune_down": random.normal(size=(4, HIDDEN)) * 0.2,
             "prune_up": random.normal(size=(HIDDEN, 4)) * 0.2,
         }
+        if not root_token:
+            del tensors["root_map"]
         if full:
             described |= {"lora": {"rank": 2, "alpha": 2.0}, "draft_vocab": 48, "bigram": 3}
             tensors |= {"bigram_in": random.normal(size=(48, 3)), "bigram_out": random.normal(size=(48, 3))}
@@ -145,14 +154,16 @@ def tiny_bundle(
     target: Target = PLAIN_CPU,
     base: Path | None = None,
     kv_cache_dtype: str = "float32",
+    root_token: bool = True,
+    when: str = "deferred",
 ) -> Path:
-    """A bundle of a tiny base and a random adapter."""
+    """A bundle of a tiny base and a random adapter. `when`: its streams run."""
     base = base or tiny_base(folder / "base", chat=kind == "chat")
     adapter = (
         draft_layer(folder / "adapter", base, method)
         if method
-        else tiny_adapter(folder / "adapter", base, streams, kind, full)
+        else tiny_adapter(folder / "adapter", base, streams, kind, full, root_token)
     )
-    options: dict[str, Any] = {"target": target, "kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {"target": target, "kv_cache_dtype": kv_cache_dtype, "streams": when}
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, **options)
     return folder / "bundle"

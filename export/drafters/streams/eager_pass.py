@@ -15,39 +15,55 @@ import numpy as np
 
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
-from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamRows, StreamSpec, stream_update
+from streamspec.export.drafters.streams.stream_pass import (
+    DELTA,
+    MERGED,
+    STREAM_WEIGHTS,
+    StreamPass,
+    StreamRows,
+    StreamSpec,
+    stream_update,
+)
 from streamspec.export.layers.decoder import Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
+from streamspec.step_graph import EAGER
 
 if TYPE_CHECKING:
     from streamspec.export.graphs.layer_stack import LayerRows
 
-DEFERRED, EAGER = SCHEDULES = "deferred", "eager"
+DEFERRED = "deferred"
+SCHEDULES = DEFERRED, EAGER
 
 
-def is_eager(drafter: DraftSpec | None) -> bool:
-    """Whether a drafter is streams behind every node."""
-    return isinstance(drafter, StreamSpec) and drafter.eager
+def weights_of(streams: str, stream_weights: str | None) -> str:
+    """How a LoRA of the streams' own is stored, from when they run and the choice of it, None where it is left open.
+    Raises ConfigError for what does not go together or is no choice."""
+    if streams not in SCHEDULES:
+        raise ConfigError(f"streams `{streams}`", " or ".join(SCHEDULES), "choose one of them")
+    if stream_weights not in (None, *STREAM_WEIGHTS):
+        raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
+    if streams == DEFERRED:
+        return stream_weights or MERGED
+    if stream_weights == MERGED:  # main rows and streams would share no product
+        raise ConfigError(f"--streams {EAGER} with --stream-weights {MERGED}", DELTA, "leave --stream-weights out")
+    return DELTA
 
 
 def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> StreamSpec:
-    """The drafter as eager streams. Raises ConfigError for one that cannot be, or a base whose layers do not allow it."""
-    found = ""
-    if not isinstance(drafter, StreamSpec):
-        found = "no streams" if drafter is None else "a drafter that is no streams"
-    elif drafter.root_map is not None:
-        found = "streams trained with the root's embedding, which is not known before acceptance"
-    elif any(spec.taps):
-        found = f"{spec.family.name} layers of short convolutions"
-    if found or not isinstance(drafter, StreamSpec):
-        raise ConfigError(
-            f"--streams {EAGER} with {found}",
-            "streams of `train --method streaming --no-root-token` over layers of attention",
-            f"export with --streams {DEFERRED}, or train again with --no-root-token",
-        )
-    return replace(drafter, eager=True)
+    """The drafter as eager streams. Raises ConfigError for one that cannot be, and for layers that do not allow it."""
+    if isinstance(drafter, StreamSpec) and drafter.root_map is None and not any(spec.taps):
+        return replace(drafter, eager=True)
+    found = "no streams"
+    if isinstance(drafter, StreamSpec):
+        found = "streams that read the root, which is not known before acceptance"
+        found = found if drafter.root_map is not None else f"the short convolutions of {spec.model_type}"
+    raise ConfigError(
+        f"--streams {EAGER} with {found}",
+        "streams of `train --method streaming --no-root-token`, over layers of attention",
+        f"leave --streams {EAGER} out, or train such streams",
+    )
 
 
 class EagerPass(StreamPass):
@@ -113,15 +129,10 @@ class EagerPass(StreamPass):
     def linear_of_all(
         self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
     ) -> str:
-        """The maps of main rows and streams: one product, and for the streams' own LoRA a second one."""
+        """The maps of main rows and streams: one product, and for the streams' own LoRA one of low rank."""
         decoder = self.decoder
         if not any((layer, module) in self.spec.lora for module in modules):
             return decoder.linear(g, x, rows, layer, modules, activated)
-        if self.mode == "merged":
-            main, streams = self.split(g, x)
-            maps = (main, self.main, decoder.linear), (streams, self.group.rows, self.linear)
-            parts = [linear(g, part, of, layer, modules, activated) for part, of, linear in maps]
-            return g.op("Concat", *parts, axis=1)
         main, streams = self.split(g, decoder.linear(g, x, rows, layer, modules))
         update = stream_update(decoder, self.spec, g, self.split(g, x)[1], layer, modules)
         total = g.op("Concat", main, g.op("Add", streams, update), axis=1)

@@ -29,8 +29,7 @@ from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
 from streamspec.export.weights.source import ChangedSource, Source
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
-STREAM_WEIGHTS = ("merged", "delta")
-DEFAULT_STREAM_WEIGHTS = "merged"
+MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class StreamSpec(DraftSpec):
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
     lora: Lora = field(default_factory=dict)
-    eager: bool = False  # behind every node of a tree, not after acceptance
 
     @property
     def uses_root(self) -> bool:
@@ -66,7 +64,7 @@ class StreamSpec(DraftSpec):
     def info(self, candidates: int) -> DrafterInfo:
         """Adds the number of layers, the positions and the root token to the description."""
         positions, root = "shifted" if self.shifted else "same", self.root_map is not None
-        return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root)
+        return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root, eager=self.eager)
 
 
 def shapes(section: AdapterSection) -> Shapes:
@@ -151,7 +149,7 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
     def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False) -> str:
         if not any((layer, module) in spec.lora for module in modules):
             return decoder.linear(g, x, rows, layer, modules, activated)
-        if mode == "merged":
+        if mode == MERGED:
             weight = replace(decoder.fused(layer, modules, merged, suffix=".streams"), drafter=True)
             return decoder.mapped(g, x, rows, weight, layer, modules, activated)
         update = stream_update(decoder, spec, g, x, layer, modules)
@@ -192,7 +190,7 @@ class StreamPass(ParallelDraftPass):
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         super().__init__(decoder, spec, candidates)
-        self.linear, self.mode = stream_linear(decoder, spec, mode), mode
+        self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:

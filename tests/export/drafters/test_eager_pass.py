@@ -1,4 +1,4 @@
-"""Eager streams: the candidates of deferred ones in every tree, step after step, over windows and behind an early exit."""
+"""Eager streams: the candidates of deferred ones in every tree, over windows and after an early exit; same answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONVOLUTIONS = ("lfm2",)
 Outputs = dict[str, np.ndarray]
 
 
-def pair(folder: Path, family: str = "llama", kind: str = "fp32", mode: str = "delta", **shape: Any) -> list[Built]:
+def pair(folder: Path, family: str = "llama", kind: str = "fp32", **shape: Any) -> list[Built]:
     """The same streams in a deferred and in an eager graph."""
     model = tiny_model(family)
     spec = describe(model)
@@ -28,7 +28,7 @@ def pair(folder: Path, family: str = "llama", kind: str = "fp32", mode: str = "d
     built = []
     for name, drafter in (("deferred", streams), ("eager", eager(streams, spec))):
         (folder / name).mkdir()
-        built.append(build(folder / name, model, drafter, kind, mode))
+        built.append(build(folder / name, model, drafter, kind, "delta"))
     return built
 
 
@@ -77,7 +77,6 @@ def test_eager_candidates_are_the_deferred_ones_step_after_step(family: str, tmp
 @pytest.mark.parametrize(
     "shape",
     [
-        {"mode": "merged"},
         {"lora": False},
         {"bigram": 0, "shifted": False},
         {"draft_vocab": np.arange(5, 40), "bigram": 4},
@@ -85,7 +84,9 @@ def test_eager_candidates_are_the_deferred_ones_step_after_step(family: str, tmp
         {"pruning": 4},
     ],
 )
-def test_eager_candidates_are_the_deferred_ones_in_every_shape_of_streams(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_eager_candidates_are_the_deferred_ones_in_every_shape_of_streams(
+    shape: dict[str, Any], tmp_path: Path
+) -> None:
     check_equal(*map(answer, pair(tmp_path, **shape)))
 
 
@@ -99,15 +100,16 @@ def test_rows_pruned_at_the_early_exit_take_their_streams_along(family: str, kee
         first = stepper.prefill(np.arange(3, 14), streams=GAMMA, forced_node=10)
         rows = drafted(tree, int(first["choices"][-1]), first), np.asarray(tree.depths), tree.mask()
         priors = -0.3 * np.asarray(tree.depths)
-        outs.append([stepper.step(*rows, parents=np.asarray(tree.parents), streams=GAMMA, keep_rows=keep, priors=priors)])
+        outs.append(
+            [stepper.step(*rows, parents=np.asarray(tree.parents), streams=GAMMA, keep_rows=keep, priors=priors)]
+        )
         assert (outs[-1][0]["choices"] >= 0).sum() == keep
     check_equal(*outs)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp16"])
-@pytest.mark.parametrize("mode", ["merged", "delta"])
-def test_streams_behind_the_nodes_change_no_bit_of_the_nodes(kind: str, mode: str, tmp_path: Path) -> None:
-    built = pair(tmp_path, kind=kind, mode=mode)[1]
+def test_streams_behind_the_nodes_change_no_bit_of_the_nodes(kind: str, tmp_path: Path) -> None:
+    built = pair(tmp_path, kind=kind)[1]
     tree = sample_tree(ROWS, gamma=GAMMA, seed=3)
     outs = []
     for streams in (0, GAMMA):
@@ -125,7 +127,7 @@ def test_streams_behind_the_nodes_change_no_bit_of_the_nodes(kind: str, mode: st
     [
         ("llama", lambda spec: None, "no streams"),
         ("llama", tiny_heads, "no streams"),
-        ("llama", tiny_streams, "root's embedding"),
+        ("llama", tiny_streams, "read the root"),
         ("lfm2", lambda spec: tiny_streams(spec, root=False), "short convolutions"),
     ],
 )

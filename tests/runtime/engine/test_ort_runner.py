@@ -47,7 +47,7 @@ def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[
     assert logits[best] - logits[second] < 0.05 * logits.std()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4", "full", "jakiro", "lists", "eagle"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4", "full", "jakiro", "lists", "eagle", "eager", "eager8"])
 def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) -> None:
     session = open_session(bundles(precision))
     steps = tokens = 0

@@ -38,7 +38,7 @@ def open_on(folder: Path, provider: str, **options: Any) -> Session:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "jakiro", "lora"])
+@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "eager", "jakiro", "lora"])
 def test_answers_are_those_of_a_cache_in_the_machines_memory(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     there, here = open_on(bundles(f"device {bundle}"), "device"), open_on(bundles(f"device {bundle}"), "cpu")
     assert isinstance(there.runner, OrtRunner) and isinstance(there.runner.cache, DeviceCache)
@@ -49,9 +49,10 @@ def test_answers_are_those_of_a_cache_in_the_machines_memory(bundle: str, sampli
         assert there.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False).token_ids == wanted
 
 
-def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
-    pruning = Pruning(rows=3)
-    there, here = (open_on(bundles("device fp32"), provider, pruning=pruning) for provider in ("device", "cpu"))
+@pytest.mark.parametrize("bundle", ["fp32", "eager"])
+def test_rows_pruned_above_the_exit_are_moved_apart(bundle: str, bundles: Bundles) -> None:
+    pruning, folder = Pruning(rows=3), bundles(f"device {bundle}")
+    there, here = (open_on(folder, provider, pruning=pruning) for provider in ("device", "cpu"))
     for prompt in PROMPTS:
         answers = [session.generate(prompt, max_new_tokens=60) for session in (there, here)]
         assert (
