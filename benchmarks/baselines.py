@@ -7,6 +7,7 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
 
     streams         gamma 6, Ns 2, rank 32
     streams-bigram  the same with a bigram of rank 32
+    streams-eager   streams-bigram without the root token, exported with streams behind every node
     streams-deep    streams-bigram with Ns 10 and rank 24
     medusa          heads that share the LM head
     medusa-bigram   the same with a bigram
@@ -45,11 +46,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --stream-lr 3e-3 --prune-rank 0"
+EXPORT = {"streams-eager": ["--streams", "eager"]}  # by drafter, beside the defaults
 MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
 LAYER = "--gamma 6 --method"
 DRAFTERS = {
     "streams": f"{STREAMS} --bigram-rank 0",
     "streams-bigram": STREAMS,
+    "streams-eager": f"{STREAMS} --no-root-token",
     "streams-deep": f"{STREAMS} --ns 10 --stream-rank 24",
     "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
     "medusa-bigram": f"{MEDUSA} --recipe staged",
@@ -192,7 +195,7 @@ def main() -> None:
                 *(["--resume"] if adapter.exists() else []),
             )
         if not bundle.exists():
-            run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
+            run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle, *EXPORT.get(name, []))
         if not arguments.train:
             measured = [
                 "--prompts",

@@ -111,7 +111,7 @@ def export_bundle(
     need_torch(None if adapter is None else "an adapter")
     need_torch(None if held_out is None else "held-out data")
     kind = target.precision(precision, block_size)
-    stream_weights = weights_of(streams, stream_weights)
+    stream_weights = weights_of(streams, stream_weights, target.static)
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     head = None if drafter is None else read_published(Path(drafter), resolved, described, target, kind)

@@ -52,7 +52,7 @@ def command(
     ] = None,
     streams: Annotated[
         str,
-        typer.Option(help="When streams run: deferred, after acceptance, or eager, behind every node of a draft tree."),
+        typer.Option(help="When streams run: deferred, after acceptance, or eager, beside every node of a draft tree."),
     ] = "deferred",
     target: Annotated[
         str,

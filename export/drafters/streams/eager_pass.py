@@ -37,7 +37,7 @@ DEFERRED = "deferred"
 SCHEDULES = DEFERRED, EAGER
 
 
-def weights_of(streams: str, stream_weights: str | None) -> str:
+def weights_of(streams: str, stream_weights: str | None, static: bool) -> str:
     """How a LoRA of the streams' own is stored, from when they run and the choice of it, None where it is left open.
     Raises ConfigError for what does not go together or is no choice."""
     if streams not in SCHEDULES:
@@ -46,6 +46,8 @@ def weights_of(streams: str, stream_weights: str | None) -> str:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     if streams == DEFERRED:
         return stream_weights or MERGED
+    if static:
+        raise ConfigError(f"--streams {EAGER} in a static graph", DEFERRED, "leave --streams out")
     if stream_weights == MERGED:  # main rows and streams would share no product
         raise ConfigError(f"--streams {EAGER} with --stream-weights {MERGED}", DELTA, "leave --stream-weights out")
     return DELTA

@@ -12,7 +12,7 @@ import pytest
 
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BundleError, ConfigError
-from streamspec.export import export_bundle
+from streamspec.export import Target, export_bundle
 from streamspec.runtime import Pruning, load
 from tests.runtime.engine.test_ort_runner import PROMPTS
 from tests.support.forging import edit, refused
@@ -60,6 +60,7 @@ def test_eager_streams_with_a_root_token_are_refused(bundles: Bundles) -> None:
         ("full", {}, "read the root"),
         ("lora", {}, "no streams"),
         ("deferred", {"stream_weights": "merged"}, "--stream-weights merged"),
+        ("deferred", {"target": Target(static=True)}, "static graph"),
         ("deferred", {"streams": "early"}, "early.*deferred or eager"),
     ],
 )
