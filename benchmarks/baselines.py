@@ -7,7 +7,7 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
 
     streams         gamma 6, Ns 2, rank 32
     streams-bigram  the same with a bigram of rank 32
-    streams-eager   streams-bigram without the root token, exported with streams behind every node
+    streams-eager   streams-bigram without the root token, exported with streams beside every node
     streams-deep    streams-bigram with Ns 10 and rank 24
     medusa          heads that share the LM head
     medusa-bigram   the same with a bigram

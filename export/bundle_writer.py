@@ -99,7 +99,7 @@ def export_bundle(
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
     - `store`: answers or other texts that the runtime drafts from as well.
     - `drafter`: folder of a published EAGLE-3 head of this base; `adapter` then has no drafter of its own.
-    - `streams`: `deferred` (after acceptance) or `eager` (behind every node of the tree, in the pass that verifies it;
+    - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it

@@ -48,7 +48,7 @@ class DraftSpec:
     draft_vocab: Array | None = None  # int64 [D]
     bigram: tuple[Array, Array] | None = None  # A, B [D, r]
     pruning: PruningSpec | None = None
-    eager: bool = False  # streams behind every node of a tree, not after acceptance
+    eager: bool = False  # streams beside every node of a tree, not after acceptance
 
     @property
     def uses_root(self) -> bool:

@@ -9,6 +9,7 @@ the bias and follow true positions: a tree uses more slots than positions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -134,12 +135,8 @@ class _Layers(LayerStack):
         if layer == self.first and self.exit is not None:
             self._prune(self.exit, state)
         if layer == self.first and self._eager is not None:
-            g, batch, self.behind = self.g, self.batch, self._eager
-            number = g.op("Gather", batch.kept, batch.logit_rows, axis=0) if batch.kept else batch.logit_rows
-            self.entries[layer] = state.residual.stream
-            with g.named("streams"):
-                self.behind.begin(g, state, self.accepted(batch.logit_rows, number), STREAM_IDS, batch.rows)
-            self.linear, self._going_on = self.behind.linear_of_all, self.behind.rows(g)
+            nodes, self.entries[layer] = self.batch.logit_rows, state.residual.stream
+            self.join(self._eager, state, self.accepted(nodes, self.number(self.g, nodes)))
 
     def _prune(self, exit: EarlyExit, state: LayerRows) -> None:
         g = self.g
@@ -199,28 +196,18 @@ class _Layers(LayerStack):
             return
         g, logit_rows = self.g, self.batch.logit_rows
         state.mixed, state.normed, stream = (
-            self._with_logits(x) for x in (state.mixed, state.normed, state.residual.stream)
+            self.picked(x, logit_rows) for x in (state.mixed, state.normed, state.residual.stream)
         )
         if state.per_layer_inputs:
-            state.per_layer_inputs = self._with_logits(state.per_layer_inputs)
+            state.per_layer_inputs = self.picked(state.per_layer_inputs, logit_rows)
         state.residual = Residual(stream)
         self._going_on = Rows(g.op("Shape", logit_rows))
-        if self.behind is not None:
-            self.behind.main = self._going_on
-            self._going_on = self.behind.rows(g)
 
-    def _with_logits(self, x: str) -> str:
-        """The main rows of x [1, n, ..] that get logits, and eager streams, if any."""
-        rows = self.batch.logit_rows
-        return self.g.op("Gather", x, rows, axis=1) if self.behind is None else self.behind.picked(self.g, x, rows)
+    def number(self, g: Scope, nodes: str) -> str:
+        """int64: of rows `nodes` among all, pruned ones too."""
+        return g.op("Gather", self.batch.kept, nodes, axis=0) if self.batch.kept else nodes
 
-    def finished(self, states: str) -> str:
-        if self.behind is None:
-            return states
-        self._going_on = self.behind.main
-        return self.behind.end(self.g, states)
-
-    def accepted(self, node: str, number: str, **more: str) -> Accepted:
+    def accepted(self, node: str, number: str, **more: Any) -> Accepted:
         """What drafting reads of a row `node`, which is `number` among all; `more`: its root and finished state."""
         batch, every = self.batch, self.below
         found = Accepted(
@@ -237,8 +224,8 @@ class _Layers(LayerStack):
         )
         if every is None:
             return found
-        seen = {"positions": every.positions, "tree_mask": every.tree_mask, "visible": every.visible}
-        return replace(found, below=replace(found, node=number, rings=every.rings, **seen))
+        seen = {name: getattr(every, name) for name in ("positions", "tree_mask", "visible", "rings")}
+        return replace(found, below=replace(found, node=number, **seen))
 
     def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:
         """The rows that go on after the early exit at entry [1, n, H]."""
@@ -331,7 +318,7 @@ class _Builder:
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
         model = finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
         stated = {CONTEXT_LENGTH: str(self.parts.spec.context_length)}
-        stated |= {} if self.layers.behind is None else {STREAMS: EAGER}
+        stated |= {} if self.layers.joined is None else {STREAMS: EAGER}
         onnx.helper.set_model_props(model, stated)
         return model
 
@@ -390,9 +377,8 @@ class _Builder:
             seen = g.op("Gather", g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0), batch.logit_rows, axis=1)
             deepest = deepest_standing(g, tokens, expected, batch.logit_rows, seen)
             node = unless_forced(g, FORCED_NODE, g.op("Gather", batch.logit_rows, deepest, axis=0))
-            number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             equal = g.op("Equal", batch.logit_rows, node)
             at = g.op("ArgMax", g.op("Cast", equal, to=TensorProto.INT32), axis=0, keepdims=1)
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, at, axis=0)) if spec.uses_root else ""
-            final = g.op("Gather", self.final, at, axis=0)
+            final, number = g.op("Gather", self.final, at, axis=0), self.layers.number(g, node)
             return self.layers.accepted(node, number, root=root, final=final, at=at)

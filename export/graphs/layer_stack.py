@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from streamspec.export.drafters.draft_pass import DraftSpec
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear, Tables
@@ -16,7 +16,7 @@ from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.step_graph import INPUT_IDS
+from streamspec.step_graph import INPUT_IDS, STREAM_IDS
 
 
 @dataclass
@@ -42,10 +42,10 @@ class LayerStack(ABC):
         self.presents: list[tuple[str, ...]] = []  # of each layer: the K/V that drafters read
         self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
         self.linear: Linear = decoder.linear
-        self.behind: EagerPass | None = None  # once streams run behind the nodes
+        self.joined: EagerPass | None = None  # from the layer on where streams run beside the nodes
 
     def run(self, positions: str) -> str:
-        """The finished states [rows, H] of the call's rows at int64 `positions` [n]."""
+        """The finished states [rows, H] of the call's rows at int64 `positions` [n]; eager streams keep their own."""
         g, decoder = self.g, self.decoder
         start = decoder.begin(g, INPUT_IDS, positions)
         inputs = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
@@ -63,30 +63,46 @@ class LayerStack(ABC):
                     state.mixed,
                     state.normed,
                     state.residual,
-                    self.rows(),
+                    self.all_rows(),
                     layer,
                     self.linear,
                     state.per_layer_inputs,
                 )
         with g.named("head"):
-            return self.finished(g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0)))
+            states = g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))
+            return states if self.joined is None else self.joined.end(g, states)
 
     @abstractmethod
     def rows(self) -> Rows:
-        """The rows that go on."""
+        """The main rows that go on."""
 
     @abstractmethod
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
 
+    def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted) -> None:
+        """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""
+        self.joined, self.linear = eager, eager.linear_of_all
+        with self.g.named("streams"):
+            eager.begin(self.g, state, nodes, STREAM_IDS, self.rows)
+
+    def all_rows(self) -> Rows:
+        """The rows that go on, eager streams among them."""
+        return self.rows() if self.joined is None else self.joined.rows(self.g)
+
+    def picked(self, x: str, rows: str) -> str:
+        """The main rows int64 `rows` of x [1, n, ..], and eager streams, if any."""
+        return self.g.op("Gather", x, rows, axis=1) if self.joined is None else self.joined.picked(self.g, x, rows)
+
     def heads(self, layer: int, state: LayerRows) -> tuple[str, str, str]:
         """Rotated q, k and v of the main rows."""
-        heads = self.decoder.queries_keys_values(self.g, state.normed, self.rows(), layer, state.rotary, self.linear)
-        return heads if self.behind is None else self.behind.main_heads(self.g, heads)
+        rows, decoder = self.all_rows(), self.decoder
+        heads = decoder.queries_keys_values(self.g, state.normed, rows, layer, state.rotary, self.linear)
+        return heads if self.joined is None else self.joined.main_heads(self.g, heads)
 
     def with_streams(self, layer: int, mixed: str) -> str:
         """Attention `mixed` of the main rows with that of eager streams, if any."""
-        return mixed if self.behind is None else self.behind.mixed(self.g, layer, mixed, self.presents[layer])
+        return mixed if self.joined is None else self.joined.mixed(self.g, layer, mixed, self.presents[layer])
 
     def convolution(self, layer: int, state: LayerRows) -> str:
         """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""
@@ -111,10 +127,6 @@ class LayerStack(ABC):
 
     def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called before attention; may leave rows out."""
-
-    def finished(self, states: str) -> str:
-        """Called after the last norm, with all rows' states; returns those of the main rows."""
-        return states
 
     def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called after attention; may leave rows out."""

@@ -62,7 +62,7 @@ class BaseInfo:
 class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
-    layer of its own in the KV cache. `eager`: streams run behind every node, without the root token.
+    layer of its own in the KV cache. `eager`: streams run beside every node, without the root token.
     """
 
     gamma: int

@@ -1,4 +1,4 @@
-"""Eager speculative streams: gamma rows behind every node, in the pass that verifies the tree (Speculative Streaming,
+"""Eager speculative streams: gamma rows beside every node, in the pass that verifies the tree (Speculative Streaming,
 section 3.2.2). After acceptance only the accepted node's are left, and the head is all that still runs.
 
 From layer N-Ns on the rows of a call are [nodes ; streams of node 0, of node 1, ..]: one linear map for all of them,
@@ -8,6 +8,7 @@ the same. It starts before its root is known: the root counts through the bigram
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -69,14 +70,14 @@ def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> StreamSpec:
 
 
 class EagerPass(StreamPass):
-    """Streams behind several nodes: `begin` adds their rows to the main rows, `heads` and `mixed` are the attention of
-    both, `end` keeps the streams' states until a node is accepted."""
+    """Streams beside several nodes: `begin` adds their rows to the main rows, `main_heads` and `mixed` are the
+    attention of both, `end` keeps the streams' states until a node is accepted."""
 
-    main: Rows  # as they are now: all, and at last those with logits
     states = ""  # [r * m, H], finished
 
-    def begin(self, g: Scope, state: LayerRows, nodes: Accepted, stream_ids: str, main: Rows) -> None:
-        """Adds the rows `stream_ids` [m] behind each of `nodes.node` int64 [r] to the `main` rows of `state`."""
+    def begin(self, g: Scope, state: LayerRows, nodes: Accepted, stream_ids: str, main: Callable[[], Rows]) -> None:
+        """Adds the rows `stream_ids` [m] beside each of `nodes.node` int64 [r] to the `main` rows of `state`, which may
+        become fewer."""
         shape = g.op("Concat", *(g.op("Shape", ids) for ids in (nodes.node, stream_ids)), axis=0)
 
         def each(ids: str, axis: int) -> str:
@@ -84,11 +85,11 @@ class EagerPass(StreamPass):
 
         ids, owners = each(stream_ids, 0), each(nodes.node, 1)
         below = nodes.below and replace(nodes.below, node=each(nodes.below.node, 1), several=True)
-        behind = replace(nodes, node=owners, below=below, several=True)
-        self.main, self._sizes = main, dict[str, str]()
+        group = replace(nodes, node=owners, below=below, several=True)
+        self.main, self._together = main, dict[str, tuple[str, Rows]]()
         self._heads = ("", "", "")
-        self.group = StreamRows(self, g, behind, ids, Rows(g.op("Shape", ids)))
-        normed, residual = self.decoder.enter(g, Residual(self.start(g, behind, ids)), self.first)
+        self.group = StreamRows(self, g, group, ids, Rows(g.op("Shape", ids)))
+        normed, residual = self.decoder.enter(g, Residual(self.start(g, group, ids)), self.first)
         state.normed = g.op("Concat", state.normed, normed, axis=1)
         state.residual = Residual(g.op("Concat", state.residual.stream, residual.stream, axis=1))
         positions = g.op("Concat", nodes.positions, self.group.positions, axis=0)
@@ -100,13 +101,18 @@ class EagerPass(StreamPass):
 
     def rows(self, g: Scope) -> Rows:
         """Main rows and streams together."""
-        return Rows(g.op("Add", self.main.count, self.group.rows.count))
+        return self._counted(g)[1]
+
+    def _counted(self, g: Scope) -> tuple[str, Rows]:
+        """int64 [2], how many main rows and streams, and both together."""
+        sides = self.main().count, self.group.rows.count
+        if sides[0] not in self._together:
+            self._together[sides[0]] = g.op("Concat", *sides, axis=0), Rows(g.op("Add", *sides))
+        return self._together[sides[0]]
 
     def split(self, g: Scope, x: str, axis: int = 1) -> tuple[str, str]:
         """Main rows and streams apart."""
-        if self.main.count not in self._sizes:
-            self._sizes[self.main.count] = g.op("Concat", self.main.count, self.group.rows.count, axis=0)
-        main, streams = g.ops("Split", x, self._sizes[self.main.count], out=(None, None), axis=axis)
+        main, streams = g.ops("Split", x, self._counted(g)[0], out=(None, None), axis=axis)
         return main, streams
 
     def main_heads(self, g: Scope, heads: tuple[str, str, str]) -> tuple[str, str, str]:
