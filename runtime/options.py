@@ -34,6 +34,7 @@ class GenerationKwargs(TypedDict, total=False):
     sampling: Sampling
     grammar: Grammar | None
     logprobs: int | None
+    prompt_logprobs: int | None
     timeout: float | None
     progress: Progress | None
     temperature: float
@@ -58,6 +59,7 @@ class GenerationOptions:
     - `grammar`: constrains the whole answer (docs/guides/structured-output.md).
     - `logprobs`: 0 to 100; returns each token's log-probability under the model itself, before any sampling option,
       and those of this many most probable tokens.
+    - `prompt_logprobs`: the same of the prompt's tokens, in the first chunk. The whole prompt is then read anew.
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
 
@@ -70,6 +72,7 @@ class GenerationOptions:
     sampling: Sampling = option(GREEDY, "How tokens are chosen.")
     grammar: Grammar | None = option(None, "Grammar that the whole answer must follow.")
     logprobs: int | None = option(None, "Log-probabilities of the chosen token and of this many most probable ones.")
+    prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.")
     timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.")
     progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.")
 
@@ -114,8 +117,10 @@ class GenerationOptions:
                 "a Grammar",
                 "make one with Grammar.json_schema, .regex or .choice",
             )
-        if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MAX_LOGPROBS):
-            raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
+                raise ConfigError(f"{name} {count!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
         if self.timeout is not None and not (
             type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
         ):

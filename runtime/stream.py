@@ -29,6 +29,8 @@ class Chunk:
       without end-of-text), "length", "cancelled" or "timeout".
     - `stats`: the counts so far.
     - `logprobs`: one per token, or None where the options do not request them.
+    - `prompt_logprobs`: in the first chunk, one per token of the prompt, where the options request them; that of the
+      prompt's first token, which nothing precedes, is nan.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Chunk:
     finish_reason: str | None
     stats: Stats
     logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Completion:
     stats: Stats
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Completion:
@@ -60,7 +64,8 @@ class Completion:
         assert last.finish_reason is not None
         tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
         logprobs = None if last.logprobs is None else [x for chunk in chunks for x in chunk.logprobs or []]
-        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted, logprobs)
+        text, of_prompt = "".join(chunk.text for chunk in chunks), chunks[0].prompt_logprobs
+        return cls(text, tokens, last.finish_reason, last.stats, drafted, logprobs, of_prompt)
 
 
 class CancelToken:
@@ -212,7 +217,8 @@ def _answer(
                 _uncount(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
-            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, decoder.stats.copy(), logprobs)
+            drafted, of_prompt = done.drafted[: len(tokens)], decoder.take_prompt_logprobs()
+            yield Chunk(shown, tokens, drafted, reason, decoder.stats.copy(), logprobs, of_prompt)
             decoder.consumer_seconds += time.perf_counter() - left
             if reason:
                 return

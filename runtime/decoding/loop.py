@@ -5,6 +5,7 @@ Works on any `ModelRunner`: token ids in, token ids out.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import AdjustedSampler, logprob
+from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
 from streamspec.runtime.draft_sources.lookup import SourceLookup
@@ -63,6 +64,7 @@ class SpeculativeDecoder:
         sources = self.policy.sources if self.rows > 1 else ()
         self._sources = SourceLookup(sources, self.adaptive.calibration, self.policy.search)
         self._answer: list[int] = []
+        self._prompt_logprobs: list[Logprob] | None = None
         self._depth = (
             self.adaptive.depth if self.policy.deepest and self.rows > 1 else None
         )  # of a second model's drafts
@@ -121,6 +123,8 @@ class SpeculativeDecoder:
         """Reads what the cache does not hold of the prompt and commits the first token."""
         options, total = self.options, len(prompt)
         self.stats.prompt_tokens = total
+        if options.prompt_logprobs is not None:
+            self._prompt_logprobs = self._score(prompt, options.prompt_logprobs)
         sampling = options.sampling.for_answer()
         self._sampler = AdjustedSampler(sampling, prompt) if sampling.adjusted else None
         started, logits = time.perf_counter(), options.logprobs is not None or sampling.adjusted
@@ -141,6 +145,19 @@ class SpeculativeDecoder:
         done = self._finish_step(cut([first.choices[0]], [False], self.policy.eos, limit), first, (0,))
         self._count(done, 0)
         return done
+
+    def _score(self, prompt: Sequence[int], count: int) -> list[Logprob]:
+        """The log-probabilities of a prompt's tokens, which the cache then holds."""
+        following = iter(prompt)
+        scored = [Logprob(next(following), math.nan, [])]
+        for logits in self.runner.score_chunks(prompt):
+            scored += [logprob(row, token, count) for row, token in zip(logits, following, strict=False)]
+        return scored
+
+    def take_prompt_logprobs(self) -> list[Logprob] | None:
+        """Gives the log-probabilities of the prompt's tokens, once; None where they are not requested."""
+        scored, self._prompt_logprobs = self._prompt_logprobs, None
+        return scored
 
     def _clock(self) -> float:
         """Seconds, without those in line for the model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -170,6 +170,9 @@ class ModelRunner(Protocol):
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         """Returns logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache;
         commits `ids`."""
+
+    def score_chunks(self, ids: Sequence[int], start: int = 0) -> Iterator[np.ndarray]:
+        """Yields the rows of `score` in parts, as all need not fit into memory; `ids` are committed at the end."""
 
     def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
         """Copies the tokens in the cache and their rows (`Cache.rows`)."""

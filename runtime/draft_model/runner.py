@@ -98,6 +98,9 @@ class TwoModelRunner:
         self._same = 0
         return self.target.score(ids, start)
 
+    def score_chunks(self, ids: Sequence[int], start: int = 0) -> Iterator[np.ndarray]:
+        return self.target.score_chunks(ids, start)
+
     def cancel(self) -> None:
         self.target.cancel()
         self.draft.cancel()

@@ -6,7 +6,7 @@ Any number of runners share a `LoadedModel`. A `GraphCall` and a `Cache`, chosen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -217,16 +217,17 @@ class OrtRunner:
         return self._call.logits(CallRows(tokens, positions, mask, np.zeros(n, np.int64), np.arange(n)))
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
+        return np.concatenate([np.empty((0, self.vocab_size), np.float32), *self.score_chunks(ids, start)])
+
+    def score_chunks(self, ids: Sequence[int], start: int = 0) -> Iterator[np.ndarray]:
         self.reset()
         if start:
             self.prefill(ids[:start], draft=False)
-        out = [np.empty((0, self.vocab_size), np.float32)]
         most = self._call.max_rows or SCORE_CHUNK
         for at in range(start, len(ids), most):
             chunk = ids[at : at + most]
-            out.append(self.forward(chunk, range(len(chunk)), causal_mask(len(chunk))))
+            yield self.forward(chunk, range(len(chunk)), causal_mask(len(chunk)))
             self.commit(range(len(chunk)))
-        return np.concatenate(out)
 
     def _prompt_rows(self) -> int:
         """Rows of a prompt that the next call reads."""

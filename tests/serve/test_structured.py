@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerFast
 
+from streamspec.errors import ConfigError
 from streamspec.export import export_bundle
 from streamspec.runtime import Completion, Grammar, Session, load
 from tests.serve.conftest import Running, user
@@ -212,3 +214,53 @@ def test_several_seeded_answers_are_those_of_the_seeds_after(server: Running, co
 def test_a_bias_of_a_token_that_there_is_not_is_refused(server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="logit_bias of token 257; expected 0..256"):
         ask(server, logit_bias={"257": 1})
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_a_completion_that_repeats_its_prompt_says_how_likely_each_token_of_it_was(
+    server: Running, cold: Session, as_tokens: bool
+) -> None:
+    ids = cold.encode("say it")
+    logits = cold.score(ids).astype(np.float64)
+    want = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    asked = server.client().completions.create
+    plain = asked(model="base", prompt="say it", max_tokens=4, logprobs=2)
+    prompt: Any = [ids] if as_tokens else "say it"  # as the lm-eval harness asks
+    whole = asked(model="base", prompt=prompt, max_tokens=4, logprobs=2, echo=True, temperature=0)
+    found = whole.choices[0].logprobs
+    said = "say it\n" if as_tokens else "say it"  # the bundle's prompts end in a newline
+    assert whole.choices[0].text == said + plain.choices[0].text
+    assert found is not None and found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    assert found.token_logprobs[1 : len(ids)] == pytest.approx(
+        [want[i, token] for i, token in enumerate(ids[1:])], abs=1e-4
+    )
+    assert [max(top.values()) for top in found.top_logprobs[1 : len(ids)]] == pytest.approx(
+        want[:-1].max(axis=-1).tolist(), abs=1e-4
+    )
+    assert found.token_logprobs[len(ids) :] == pytest.approx(plain.choices[0].logprobs.token_logprobs, abs=1e-4)
+    assert found.text_offset == [sum(map(len, found.tokens[:i])) for i in range(len(found.tokens))]
+    silent = asked(model="base", prompt=prompt, max_tokens=4, echo=True).choices[0]
+    assert silent.logprobs is None and silent.text == whole.choices[0].text
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"n": 2}])
+def test_a_prompt_is_repeated_in_one_whole_answer_alone(server: Running, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().completions.create(model="base", prompt="say it", max_tokens=4, echo=True, **fields)
+    assert caught.value.param == "echo"
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_prompt_logprobs_are_those_of_the_scored_prompt_and_change_no_answer(cold: Session, speculate: bool) -> None:
+    ids = cold.encode("say it again and again " * 8)
+    asked = {"max_new_tokens": 8, "speculate": speculate, "logprobs": 0}
+    alone, both = cold.generate(ids, **asked), cold.generate(ids, prompt_logprobs=3, **asked)
+    assert alone.prompt_logprobs is None and both.prompt_logprobs is not None
+    assert both.token_ids == alone.token_ids and both.logprobs == alone.logprobs
+    assert [entry.token for entry in both.prompt_logprobs] == ids and math.isnan(both.prompt_logprobs[0].logprob)
+    for row, entry in zip(cold.score(ids), both.prompt_logprobs[1:], strict=False):
+        chances = np.exp(row.astype(np.float64) - row.max())
+        assert entry.logprob == pytest.approx(np.log(chances[entry.token] / chances.sum()), abs=1e-5)
+        assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
+    with pytest.raises(ConfigError, match="prompt_logprobs -1"):
+        cold.generate(ids, prompt_logprobs=-1)

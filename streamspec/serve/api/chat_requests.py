@@ -41,7 +41,12 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
 }
-ONLY_IN_COMPLETION = ONLY | {"tools": ([],), "tool_choice": ("none",), "parallel_tool_calls": ()}
+ONLY_IN_COMPLETION = {
+    **{name: values for name, values in ONLY.items() if name != "echo"},
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (),
+}
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "name": (),
     "refusal": (),
@@ -132,6 +137,7 @@ class CompletionRequest(Common):
 
     prompt: str | TokenIds | list[str] | list[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,7 @@ class ParsedRequest:
     usage: bool  # at the end of a stream
     tools: Tools | None = None  # that the answer may or has to call
     echo: Mapping[str, Any] | None = None  # what the answer to `/v1/responses` repeats of its request
+    repeats_prompt: bool = False  # a completion's text begins with its prompt
 
 
 def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
@@ -206,7 +213,13 @@ def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
     if not prompt:
         raise invalid("an empty prompt; expected some text", "prompt")
     bounded(len(prompt), limits.text, "prompt")
-    return _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    parsed = _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    if not request.echo:
+        return parsed
+    if request.stream or len(parsed.options) > 1:
+        raise invalid("echo with a stream or several answers; expected one whole answer", "echo")
+    options = [replace(one, prompt_logprobs=one.logprobs) for one in parsed.options]
+    return replace(parsed, options=options, repeats_prompt=True)
 
 
 def _parsed(

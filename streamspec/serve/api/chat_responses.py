@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from math import isnan
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
@@ -33,13 +34,15 @@ class ResponseBuilder:
         self.waited = 0.0  # seconds for a session
         self._choices: list[Choice] = []
         self._calls = calls
+        self._before = self._text_of(request.prompt) if request.repeats_prompt else ""
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the object to send for it in a stream. What follows a chunk with a finish reason is the next
         answer's.
         """
         if not self._choices or self._choices[-1].reason is not None:
-            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), self._calls and self._calls()))
+            calls = self._calls and self._calls()
+            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), calls, self._before))
         choice = self._choices[-1]
         body, record = choice.push(chunk)
         if choice.reason is not None:
@@ -73,6 +76,9 @@ class ResponseBuilder:
         frame = self._frame("chat.completion", bodies, self._usage())
         return frame if len(bodies) > 1 else frame | {"streamspec": records[0]}
 
+    def _text_of(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt, skip_special_tokens=False))
+
     def _usage(self) -> dict[str, Any]:
         each = [choice.last.stats for choice in self._choices if choice.last is not None]
         prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each)
@@ -90,16 +96,18 @@ class ResponseBuilder:
 
 
 class Choice:
-    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far."""
+    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far. `before`: its text's beginning."""
 
-    def __init__(self, chat: bool, tokenizer: Any, index: int, calls: CallParser | None = None) -> None:
+    def __init__(
+        self, chat: bool, tokenizer: Any, index: int, calls: CallParser | None = None, before: str = ""
+    ) -> None:
         self._calls = calls
         self.chat, self.tokenizer, self.index = chat, tokenizer, index
         self.drafted = 0
         self.last: Chunk | None = None
         self.reason: str | None = None  # why it ended, in OpenAI's word
         self._pieces = TextDeltas(tokenizer)
-        self._text: list[str] = []
+        self._text: list[str] = [before]
         self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
         self._offset = 0
 
@@ -110,7 +118,7 @@ class Choice:
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
         if chunk.logprobs is not None:
-            logprobs = self._spell(chunk.logprobs)
+            logprobs = self._spell([*(chunk.prompt_logprobs or []), *chunk.logprobs])
             for name, entries in logprobs.items():
                 self._logprobs.setdefault(name, []).extend(entries)
         self.reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
@@ -154,8 +162,8 @@ class Choice:
         tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in logprobs]
         return {
             "tokens": tokens,
-            "token_logprobs": [entry.logprob for entry in logprobs],
-            "top_logprobs": tops,
+            "token_logprobs": [None if isnan(entry.logprob) else entry.logprob for entry in logprobs],
+            "top_logprobs": [None if isnan(entry.logprob) else top for entry, top in zip(logprobs, tops, strict=True)],
             "text_offset": offsets,
         }
 
