@@ -29,6 +29,8 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     jakiro-lists    two experts, each with candidates of its own
     jakiro-experts, jakiro-parallel, jakiro-contrast
                     the experts alone, or with one of the other two parts
+    dflash, -2      a block drafter of one layer, or of two, which drafts all depths in one pass
+    dflash-states   dflash that learns the target's distribution and states, as eagle does
     two-models      the target's first 6 layers, all their weights trained
 
 Each is exported as an int8 bundle, or used by `two_model.py`, and measured against its own plain decoding (`streamspec
@@ -73,6 +75,9 @@ DRAFTERS = {
     "jakiro-experts": f"{LAYER} jakiro --no-contrast --no-parallel",
     "jakiro-parallel": f"{LAYER} jakiro --no-contrast",
     "jakiro-contrast": f"{LAYER} jakiro --no-parallel",
+    "dflash": f"{LAYER} dflash",
+    "dflash-2": f"{LAYER} dflash --block-layers 2",
+    "dflash-states": f"{LAYER} dflash --labels kl --state-weight 10",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
 

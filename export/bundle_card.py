@@ -25,6 +25,7 @@ def card(manifest: Manifest) -> str:
             else f"{manifest.drafter} heads"
         )
         over = f"places by a {manifest.drafter} layer" if streams.levels else over
+        over = f"places by {streams.layers} layers of their own, at once" if streams.layers else over
         drafter = f"{streams.gamma} {over}"
     facts = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),

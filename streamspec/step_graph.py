@@ -95,8 +95,9 @@ def is_cache(name: str) -> bool:
 @dataclass(frozen=True)
 class GraphFeatures:
     """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
-    `exit_layer`: the first layer that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0; `caches`:
-    what each layer of the decoder keeps, empty: everything, in float32. Of a swappable graph also what adapters may
+    `draft_layer`: one that drafts by level; `own_layers`: of the drafter, in the cache; `exit_layer`: the first layer
+    that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0; `caches`: what each layer of the decoder
+    keeps, empty: everything, in float32. Of a swappable graph also what adapters may
     bring: `root_map`, `draft_vocab` and its `float_head` (else int8), `head_bias`."""
 
     layers: int
@@ -109,6 +110,7 @@ class GraphFeatures:
     drafter: bool = False
     root: bool = False
     draft_layer: bool = False
+    own_layers: int = 0
     bigram: bool = False
     exit_layer: int | None = None
     swappable: bool = False
@@ -131,8 +133,8 @@ class GraphFeatures:
 
     @property
     def cache_layers(self) -> int:
-        """Layers of the KV cache: the decoder's and a draft layer's own."""
-        return self.layers + self.draft_layer
+        """Layers of the KV cache: the decoder's and the drafter's own."""
+        return self.layers + (self.own_layers or self.draft_layer)
 
     def cache(self, layer: int) -> LayerCache:
         """What a layer keeps; a draft layer's own sees all tokens."""
@@ -164,6 +166,7 @@ class GraphFeatures:
             root_map=drafter.root_token,
             bigram=drafter.bigram,
             draft_layer=bool(getattr(drafter, "levels", ())),
+            own_layers=getattr(drafter, "layers", 0),
             exit_layer=model.layers - ns if drafter.pruning else None,
         )
 

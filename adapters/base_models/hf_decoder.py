@@ -138,10 +138,11 @@ class HFDecoder:
         rotary: Any,
         cache: Any,
         per_layer_inputs: Tensor | None = None,
+        module: nn.Module | None = None,
     ) -> Tensor:
-        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]. `per_layer_inputs`:
-        those of all layers [B, R, layers, width], None for rows without a token: zeros, which add nothing. Where layers
-        share K/V `cache.shared` has them by kind of layer.
+        """Runs decoder layer `index`, or `module` in its place, on rows `hidden` [B, R, H] with an additive mask
+        [B, 1, R, K]. `per_layer_inputs`: those of all layers [B, R, layers, width], None for rows without a token:
+        zeros, which add nothing. Where layers share K/V `cache.shared` has them by kind of layer.
         """
         if (conv := self.conv(index)) is not None:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
@@ -149,7 +150,7 @@ class HFDecoder:
         if self.per_layer is not None:
             none, given = hidden.new_zeros(1, 1, self.per_layer.width), per_layer_inputs
             extra["per_layer_input"] = none if given is None else given[:, :, index]
-        out = self.layer(index)(hidden, attention_mask=mask, use_cache=True, **extra)
+        out = (module or self.layer(index))(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
     def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:

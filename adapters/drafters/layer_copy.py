@@ -51,7 +51,7 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     """Copies the last layer with attention of a target whose LoRA, if any, is merged."""
     family, config = decoder.family, decoder.model.config
     layer = copy.deepcopy(decoder.layers[decoder.last_attention])
-    _plain_maps(layer)
+    plain_maps(layer)
     layer.float().requires_grad_(True)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
@@ -98,7 +98,7 @@ def _affine(module: nn.Module) -> Affine:
     return module.weight.detach(), None if bias is None else bias.detach()  # type: ignore[union-attr, operator]
 
 
-def _plain_maps(layer: nn.Module) -> None:
+def plain_maps(layer: nn.Module) -> None:
     """Replaces transposed linear maps, and those in 8 or 4 bits, by plain ones of the same values."""
     for name, module in list(layer.named_modules()):
         if isinstance(module, Conv1D):

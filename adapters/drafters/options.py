@@ -58,11 +58,11 @@ class DraftLayerOptions:
     taps: str | None = option(
         None,
         "layers above the hidden states that the draft layer reads; of several, with commas, all at once; "
-        "default: 2, of mtp 1",
+        "default: 2, of mtp 1, of dflash below its layers and at the thirds of the base",
         parse=parsed_taps,
     )
     state_weight: float | None = option(
-        None, "weight of the loss on hidden states beside that on tokens; default: 10, of mtp 0", minimum=0
+        None, "weight of the loss on hidden states beside that on tokens; default: 10, of mtp and dflash 0", minimum=0
     )
 
 
@@ -106,6 +106,13 @@ class JakiroOptions:
 
 
 @dataclass
+class BlockOptions:
+    """Block drafters"""
+
+    block_layers: int = option(1, "layers of the drafter's own, which start as the target's last ones", minimum=1)
+
+
+@dataclass
 class TrainedAloneOptions:
     """Drafter stages"""
 
@@ -120,6 +127,7 @@ class TrainedAloneOptions:
 @dataclass
 class MethodOptions(  # dataclass fields come in the order of these bases read from the last to the first
     TrainedAloneOptions,
+    BlockOptions,
     JakiroOptions,
     UnrolledOptions,
     DraftLayerOptions,

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamspec.adapters.drafters.dflash.block_config import check_block_base
 from streamspec.adapters.drafters.draft_layer_config import check_draft_layer, check_draft_layer_base
 from streamspec.adapters.drafters.options import (
+    BlockOptions,
     DraftLayerOptions,
     JakiroOptions,
     MedusaOptions,
@@ -85,6 +87,13 @@ DRAFTERS = {
     "eagle": _draft_layer((UnrolledOptions,), ONE_EXPERT, TARGET_STATES),
     "mtp": _draft_layer((), ONE_EXPERT | {"unroll": 1}, HARD | {"taps": "1"}),
     "hydra": _draft_layer((), ONE_EXPERT | {"prefix_attention": True, "own_heads": True}, TARGET_STATES),
+    "dflash": DrafterMethod(
+        "streamspec.adapters.drafters.dflash.block_drafter:BlockDraftModel",
+        (TrainedAloneOptions, DraftLayerOptions, BlockOptions),
+        defaults=HARD,
+        recipes=STAGED,
+        check_base=check_block_base,
+    ),
     "lora": DrafterMethod(),
 }
 

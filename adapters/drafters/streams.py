@@ -85,12 +85,13 @@ class StreamingModel(DraftingModel):
         embedding_rms: float = 0.5,
         bigram: tuple[int, int] | None = None,
         prune_rank: int = 0,
+        tapped: tuple[int, ...] = (),
     ) -> None:
         """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exit's map, 0 for none."""
         layers = model.config.num_hidden_layers
         if not 1 <= config.ns <= layers:
             raise ConfigError(f"ns = {config.ns}", f"1..{layers}, the layers of this base", "change --ns")
-        super().__init__(model, config.gamma, layers - config.ns, frozen, bigram)
+        super().__init__(model, config.gamma, layers - config.ns, frozen, bigram, tapped)
         self.config = config
         hidden = self.decoder.hidden_size
         self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
@@ -147,13 +148,7 @@ class StreamingModel(DraftingModel):
         batch, count = rows.shape
         gamma = self.config.gamma
         hidden = self.entry_states(main.entry, rows, picked.roots).reshape(batch, count * gamma, -1)
-        offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
-        positions = (rows[:, :, None] + offsets + torch.zeros(gamma, dtype=rows.dtype, device=rows.device)).reshape(
-            batch, -1
-        )
-        limit = getattr(self.decoder.model.config, "max_position_embeddings", None)
-        if limit and self.decoder.rotary is None:
-            positions = positions.clamp(max=limit - 1)
+        positions = self.positions(rows)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
         cache = self.cache(main)
         length = main.entry.shape[1]
@@ -166,6 +161,19 @@ class StreamingModel(DraftingModel):
             mask = masks[window][..., :length] if index in below else masks[window]
             hidden = self.decoder.call_layer(index, hidden, mask, positions, rotary, cache)
         return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
+
+    def positions(self, rows: Tensor) -> Tensor:
+        """The positions [B, P*gamma] of the streams of main rows [B, P]."""
+        gamma = self.config.gamma
+        offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
+        own = torch.zeros(gamma, dtype=rows.dtype, device=rows.device)
+        positions = (rows[:, :, None] + offsets + own).reshape(len(rows), -1)
+        limit = getattr(self.decoder.model.config, "max_position_embeddings", None)
+        return positions.clamp(max=limit - 1) if limit and self.decoder.rotary is None else positions
+
+    def start_states(self, main: MainPass) -> Tensor:
+        """M [B, T, H] of all rows."""
+        return main.entry
 
     def cache(self, main: MainPass) -> AppendCache:
         """The K/V that stream rows attend to: the main rows' and their own."""
@@ -228,11 +236,17 @@ class StreamingModel(DraftingModel):
 
 
 def stream_mask(
-    rows: Tensor, length: int, gamma: int, positions: Tensor, window: int | None, dtype: torch.dtype
+    rows: Tensor,
+    length: int,
+    gamma: int,
+    positions: Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    causal: bool = True,
 ) -> Tensor:
     """Additive mask [B, 1, P*gamma, length + P*gamma] of pass 2 for main rows `rows` [B, P].
 
-    `positions` [B, P*gamma] matter only where the layer has a sliding `window`.
+    `positions` [B, P*gamma] matter only where the layer has a sliding `window`. `causal`: streams see no later ones.
     """
     batch, count = rows.shape
     own_row = rows.repeat_interleave(gamma, dim=1)  # [B, R]
@@ -240,7 +254,9 @@ def stream_mask(
     see_main = columns[None, None, :] <= own_row[:, :, None]
     group = torch.arange(count, device=rows.device).repeat_interleave(gamma)
     stream = torch.arange(gamma, device=rows.device).repeat(count)
-    see_stream = (group[:, None] == group[None, :]) & (stream[None, :] <= stream[:, None])
+    see_stream = group[:, None] == group[None, :]
+    if causal:
+        see_stream = see_stream & (stream[None, :] <= stream[:, None])
     see_stream = see_stream[None].expand(batch, -1, -1)
     if window is not None:
         see_main = see_main & (positions[:, :, None] - columns[None, None, :] < window)
@@ -273,7 +289,7 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
     """
     seen, count = [], 0
     for ids, mask in batches:
-        states = streams.main_pass(ids, mask).entry.float() / streams.config.scale
+        states = streams.start_states(streams.main_pass(ids, mask)).float() / streams.config.scale
         usable = mask.bool() & (states.pow(2).mean(-1) < MASSIVE**2)
         seen.append((unit_rms(streams.decoder.embed(ids).float()), states, usable))
         count += int(usable.sum())

@@ -38,6 +38,7 @@ OWN |= {
 SAME = [
     *("gamma", "ns", "positions", "root_token", "own_heads"),
     *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention"),
+    "block_layers",
 ]
 RANKS = {"bigram": "bigram_rank", "pruning": "prune_rank"}  # null: none, which a longer run may add
 

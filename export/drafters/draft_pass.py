@@ -60,6 +60,11 @@ class DraftSpec:
         """Layers of its own that have K/V in the cache."""
         return 0
 
+    @property
+    def by_level(self) -> bool:
+        """Whether it drafts depth by depth, and K/V of a row depend on the token after it."""
+        return False
+
     def first_layer(self, layers: int) -> int:
         """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
         return layers
@@ -98,7 +103,8 @@ def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int
         gamma=drafter.gamma,
         candidates=candidates,
         root=drafter.uses_root,
-        draft_layer=bool(drafter.own_layers),
+        draft_layer=drafter.by_level,
+        own_layers=drafter.own_layers,
         bigram=drafter.bigram is not None,
         exit_layer=None if drafter.pruning is None else drafter.first_layer(spec.layers),
     )
@@ -169,7 +175,7 @@ def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
 @dataclass(frozen=True)
 class MainRows:
     """The main rows of a call, as a drafter with layers of its own reads them. `entries` [1, n, H]: at the layers it
-    taps; `following` int64 [n]: the token after each."""
+    taps; `following` int64 [n]: the token after each, '' where it does not draft by level."""
 
     entries: Sequence[str]
     following: str

@@ -17,6 +17,7 @@ from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.export.drafters import medusa
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
+from streamspec.export.drafters.dflash import block_pass
 from streamspec.export.drafters.draft_layer import layer
 from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
@@ -91,6 +92,15 @@ DRAFTERS = {
         static=True,
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
+    "dflash": Drafter(
+        title="a block drafter",
+        spec=block_pass.BlockSpec,
+        shapes=block_pass.shapes,
+        read=block_pass.read,
+        nodes=lambda decoder, spec, candidates, _: block_pass.BlockPass(decoder, spec, candidates),
+        reference="dflash.block_reference:BlockReference",
+        whole_model=True,
+    ),
 }  # by an adapter's method
 EAGLE3 = DrafterGraph(
     title="a published head",

@@ -357,7 +357,8 @@ class _Builder:
         presents = layers.presents
         if spec.own_layers:
             entries = [layers.entries[layer] for layer in spec.tapped(self.spec.layers)]
-            main = MainRows(entries, self._following(choices), batch.positions, batch.attention, batch.rows)
+            following = self._following(choices) if spec.by_level else ""
+            main = MainRows(entries, following, batch.positions, batch.attention, batch.rows)
             presents = presents + drafter.main_rows(self.g, main)
         drafter.add(self.g, lambda branch: self._accept(branch, spec, choices), presents[layers.first :], STREAM_IDS)
 

@@ -84,12 +84,12 @@ class ParallelReference(DraftReference):
             row = len(case.context) + node
             logits = self.logits(main.output, main.positions, main.sees, row, root).numpy()
             drafts.append((node, root, logits))
-        return _ParallelDrafts(self.spec, drafts)
+        return ParallelDrafts(self.spec, drafts)
 
 
 @dataclass(frozen=True)
-class _ParallelDrafts(ExpectedDrafts):
-    """`drafts`: node, the token after it and the logits [gamma, V] there."""
+class ParallelDrafts(ExpectedDrafts):
+    """Drafts that no candidate changes. `drafts`: node, the token after it and the logits [gamma, V] there."""
 
     spec: DraftSpec
     drafts: list[tuple[int, int, Array]]

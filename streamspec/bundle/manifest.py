@@ -34,6 +34,7 @@ METHODS: dict[str, str | None] = {
     "streaming": "streams",
     "medusa": "heads",
     **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra"), "draft layer"),
+    "dflash": "block",
     "lora": None,
 }
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
@@ -62,7 +63,8 @@ class BaseInfo:
 class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
-    layer of its own in the KV cache. `eager`: streams run beside every node, without the root token.
+    layer of its own in the KV cache, a block drafter so many `layers`. `eager`: streams run beside every node, without
+    the root token.
     """
 
     gamma: int
@@ -74,6 +76,7 @@ class DrafterInfo:
     pruning: bool = False
     levels: tuple[int, ...] = ()
     eager: bool = False
+    layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,8 @@ class Manifest:
         content["model"] = said(content["model"])
         if self.store is None:  # as it was before there were stores
             del content["store"]
+        if self.streams is not None and not self.streams.layers:  # and block drafters
+            del content["streams"]["layers"]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -258,6 +263,8 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
         raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", AGAIN)
     if levels and (len(levels) != streams.gamma or levels[0] != 1):
         raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", AGAIN)
+    if bool(streams.layers) != (kind == "block"):
+        raise BundleError(f"method {method} with {streams.layers} layers of its own", "some for dflash alone", AGAIN)
     if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", AGAIN)
@@ -306,12 +313,15 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
         pruning=raw.optional("pruning") and raw.flag("pruning"),
         levels=raw.integers("levels", 1, MAX_LEVEL, MAX_GAMMA) if raw.optional("levels") else (),
         eager=raw.optional("eager") and raw.flag("eager"),
+        layers=raw.integer("layers", 0, MAX_LAYERS) if raw.optional("layers") else 0,
     )
 
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
-    if streams is not None and (streams.levels or streams.pruning):
-        raise BundleError("a static graph with a draft layer or an early exit", "streams, heads or no drafter", AGAIN)
+    if streams is not None and (streams.levels or streams.layers or streams.pruning):
+        raise BundleError(
+            "a static graph with a drafter's own layers or an early exit", "streams, heads or no drafter", AGAIN
+        )
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )

@@ -140,6 +140,7 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
         )
     if streams is not None and (
         streams.levels
+        or streams.layers
         or streams.ns not in capacity.ns
         or streams.candidates != capacity.candidates
         or streams.bigram > capacity.bigram

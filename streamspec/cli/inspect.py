@@ -212,12 +212,23 @@ def _layer(layer: dict[str, Any]) -> Rows:
     ]
 
 
-DESCRIBED = {"medusa": _heads} | dict.fromkeys(DRAFT_LAYERS, _layer)
+def _block(block: dict[str, Any]) -> Rows:
+    vocabulary = block["draft_vocab"]
+    return [
+        ("block", f"{block['gamma']} depths at once by {block['block_layers']} layers of its own"),
+        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in block["taps"])),
+        ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+    ]
+
+
+DESCRIBED = {"medusa": _heads, "dflash": _block} | dict.fromkeys(DRAFT_LAYERS, _layer)
 
 
 def _where(streams: DrafterInfo) -> str:
     if streams.levels:
         return f"depths by a layer of its own, {sum(streams.levels)} rows of candidates"
+    if streams.layers:
+        return f"depths at once by {streams.layers} layers of its own"
     return f"over the last {streams.ns} layers" if streams.ns else "heads"
 
 

@@ -33,6 +33,7 @@ PAPERS = (
     *("alpha", "alpha_decay", "labels", "bigram_rank", "prune_rank", "stream_rank", "stream_rows", "positions"),
     *("root_token", "fit_start", "stream_embedding", "heads_share", "own_heads", "taps", "state_weight"),
     *("prefix_attention", "unroll", "random_unroll", "experts", "active", "contrast", "parallel", "two_lists"),
+    "block_layers",
     *(
         "last_weight",
         "last_state_weight",

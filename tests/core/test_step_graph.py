@@ -51,6 +51,13 @@ def test_a_draft_layer_has_a_layer_of_the_cache_and_next_ids() -> None:
     assert names(inputs(DYNAMIC, features))[-1] == step_graph.past(2, step_graph.VALUE)
 
 
+def test_a_block_drafter_has_layers_of_the_cache_and_proposes_as_streams_do() -> None:
+    features = GraphFeatures.of_manifest(manifest(method="dflash", streams=DrafterInfo(2, 0, 5, layers=2)))
+    assert features.cache_layers == 4 and features.root
+    assert "next_ids" not in names(inputs(DYNAMIC, features)) and "origins" not in names(outputs(DYNAMIC, features))
+    assert names(inputs(DYNAMIC, features))[-1] == step_graph.past(3, step_graph.VALUE)
+
+
 def test_a_static_graph_has_numbers_alone_for_dimensions() -> None:
     features = GraphFeatures.of_manifest(manifest(static=StaticInfo(10, 64)))
     rows = [*inputs(STATIC, features), *outputs(STATIC, features)]

@@ -104,7 +104,7 @@ def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_
         )
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])
+@pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra", "dflash"])
 def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
     method, *switches = drafter.split()
     train(
@@ -118,7 +118,7 @@ def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path,
             **dict.fromkeys(switches, True),
         )
     )
-    assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
+    assert "draft" in str(describe(tmp_path / "adapter")) or method in ("medusa", "dflash")
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = (

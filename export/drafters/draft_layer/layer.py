@@ -49,6 +49,11 @@ class DraftLayerSpec(DraftSpec):
         return 1
 
     @property
+    def by_level(self) -> bool:
+        """Always: rows stand for pairs of a state and the token after it."""
+        return True
+
+    @property
     def passes(self) -> int:
         """How often the layer runs for one draft."""
         return self.gamma - self.parallel

@@ -187,6 +187,7 @@ class StreamPass(ParallelDraftPass):
     """Streams as a branch."""
 
     spec: StreamSpec
+    causal = True  # a stream sees those before it, else all
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         super().__init__(decoder, spec, candidates)
@@ -245,6 +246,10 @@ class StreamPass(ParallelDraftPass):
         """M of the accepted node [1, 1, H]"""
         return g.op("Gather", accepted.entries[self.first], accepted.node, axis=1)
 
+    def window(self, layer: int) -> int | None:
+        """How many positions back rows of a layer look, themselves included; None: all."""
+        return self.decoder.spec.windows[layer]
+
     def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
         """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
         if self.spec.shares is None:
@@ -265,7 +270,7 @@ class StreamPass(ParallelDraftPass):
         decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
         normed, residual = decoder.enter(g, residual, layer)
         spec = decoder.spec
-        if taps := spec.taps[layer]:
+        if taps := sum(spec.taps[layer : layer + 1]):
             gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
             with g.named("conv"):
                 main = accepted.last_inputs(g, present, taps - 1)
@@ -274,7 +279,7 @@ class StreamPass(ParallelDraftPass):
         sizes = spec.at(layer)
         if decoder.native is not None and decoder.native.attends(sizes) and not spec.kv_sources:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
-            mask = group.seeing(layer).of(g, spec.windows[layer], group=1)
+            mask = group.seeing(layer).of(g, self.window(layer), group=1)
             mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
@@ -289,7 +294,7 @@ class StreamRows:
     def __init__(self, streams: StreamPass, g: Scope, accepted: Accepted, stream_ids: str, rows: Rows) -> None:
         self.streams, self.spec, self.rows = streams, streams.decoder.spec, rows
         self.positions = streams.positions(g, accepted, stream_ids)
-        self._masks = _StreamMasks(accepted, stream_ids, self.positions, rows)
+        self._masks = _StreamMasks(accepted, stream_ids, self.positions, rows, streams.causal)
         self._below = accepted.below and _StreamMasks(accepted.below, stream_ids, self.positions, rows)
         self._own: dict[int, tuple[str, str]] = {}  # by layer, keys and values of the streams themselves
 
@@ -302,7 +307,7 @@ class StreamRows:
         through that one; else the main rows alone."""
         spec, masks, own = self.spec, self.seeing(layer), self._own
         sizes, source = spec.at(layer), spec.source(layer)
-        mask = masks.of(g, spec.windows[layer], sizes.group, beside=source == layer or source in own)
+        mask = masks.of(g, self.streams.window(layer), sizes.group, beside=source == layer or source in own)
         if source == layer:
             own[layer] = by_head(g, sizes, k), by_head(g, sizes, v)
         seen = masks.accepted.seen(g, spec, present, spec.ring(layer))
@@ -312,8 +317,9 @@ class StreamRows:
 class _StreamMasks:
     """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
 
-    def __init__(self, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
+    def __init__(self, accepted: Accepted, stream_ids: str, positions: str, rows: Rows, causal: bool = True) -> None:
         self.accepted, self.stream_ids, self.positions, self.rows = accepted, stream_ids, positions, rows
+        self.causal = causal
         self._plain = ""
         self._made: dict[tuple[int | None, int, bool], str] = {}
 
@@ -346,10 +352,13 @@ class _StreamMasks:
         return self._plain
 
     def _beside(self, g: Scope, past: Callable[[], str], slots: str) -> str:
-        """[m, slots + m]: the accepted node's view `past` [1, slots] for every stream, causal among them."""
+        """[m, slots + m]: the accepted node's view `past` [1, slots] for every stream, then streams' of streams."""
         store = g.store
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
         shape = g.op("Concat", self.rows.count, slots, axis=0)
+        if not self.causal:
+            every = g.op("Expand", zero, g.op("Concat", self.rows.count, self.rows.count, axis=0))
+            return g.op("Concat", g.op("Expand", past(), shape), every, axis=1)
         later = g.op(
             "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
         )

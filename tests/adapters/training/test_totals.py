@@ -94,7 +94,8 @@ def total(model: Any, config: TrainConfig, vocabulary: Tensor | None) -> float:
     if options["last_state_weight"] is None:  # the paper has one for both
         options["last_state_weight"] = options["state_weight"]
     kept = list(range(64)) if vocabulary is None else vocabulary.tolist()
-    scored = draft_layer(model, options) if options.get("taps") else heads(model)
+    by_level = options.get("taps") and config.method != "dflash"
+    scored = draft_layer(model, options) if by_level else heads(model)
     terms: dict[Any, list[float]] = {j: [] for j in [*range(GAMMA), "branch"]}
     for n, i, depth, state, term in scored["drafts"]:  # the state at `depth` that predicts token i of text n
         row = ROWS[n]
@@ -114,7 +115,7 @@ def total(model: Any, config: TrainConfig, vocabulary: Tensor | None) -> float:
         learnt = sum(next_token) / len(next_token) + config.alpha * summed
     else:
         learnt = summed / sum(weights) + options["last_weight"] * means["branch"]
-    learnt += sum(options[weight] * value for weight, value in scored.get("beside", {}).items())
+    learnt += sum((options[weight] or 0) * value for weight, value in scored.get("beside", {}).items())
     return learnt + (early_exit(model, vocabulary, kept) if config.method == "streaming" else 0.0)
 
 
@@ -137,13 +138,17 @@ def alone(model: Any, row: TokenRow) -> tuple[Any, DraftRows, list[tuple[int, li
 
 
 def heads(model: Any) -> dict[str, Any]:
-    found = []
+    found, pairs = [], []
     for n, row in enumerate(ROWS):
         main, picked, drafts = alone(model, row)
         if drafts:
             states = model.draft_pass(main, picked)[0]
             found += [(n, i, j, states[p, j], j) for p, (_, ahead) in enumerate(drafts) for j, i in enumerate(ahead)]
-    return {"drafts": found, "passes": GAMMA}
+            pairs += [
+                (states[p, j], main.final[0, i - 1]) for p, (_, ahead) in enumerate(drafts) for j, i in enumerate(ahead)
+            ]
+    beside = {"state_weight": smooth_l1(*map(torch.stack, zip(*pairs, strict=True)))}
+    return {"drafts": found, "passes": GAMMA, "beside": beside}
 
 
 def draft_layer(model: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +213,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "eagle": ({"method": "eagle", "target_adapter": "base", "random_unroll": False}, ("streams",)),
     "mtp": ({"method": "mtp", "target_adapter": "base"}, ("streams",)),
     "hydra": ({"method": "hydra", "target_adapter": "base"}, ("streams",)),
+    "dflash": ({"method": "dflash", "target_adapter": "base", "state_weight": 4.0}, ("streams",)),
 }
 
 

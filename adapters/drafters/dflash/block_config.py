@@ -1,0 +1,51 @@
+"""The shape of a block drafter, as training options and bases allow it. Free of torch. Covered by the tests of
+`block_drafter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.adapters.drafters.stream_config import StreamConfig
+from streamspec.errors import ConfigError
+from streamspec.model_families import FAMILIES
+
+
+@dataclass
+class BlockConfig(StreamConfig):
+    """Shape of the drafter: `ns` layers of its own; `taps`: layers of the target above each of the states that it
+    reads; `window`: how many positions back its rows look, themselves included.
+    """
+
+    taps: tuple[int, ...] = ()
+    window: int | None = None
+
+
+def taps_of(options: Mapping[str, Any], layers: int, below: int = 1) -> tuple[int, ...]:
+    """The taps that `options` (`TrainConfig.resolved`) name; else of a base of so many layers the one `below` the
+    layers that the drafter starts as, and those at its thirds.
+    """
+    if options["taps"] is not None:
+        return tuple(map(int, options["taps"].split(",")))
+    return tuple(dict.fromkeys((below, max(1, layers // 3), max(1, 2 * layers // 3))))
+
+
+def check_block_base(options: Mapping[str, Any], family: str, layers: int) -> None:
+    """Raises ConfigError for a base (its family, how many layers) that cannot have such a drafter."""
+    row = FAMILIES[family]
+    if row.shared_kv is not None or row.per_layer_input is not None:
+        raise ConfigError(
+            f"--method dflash with {family}, whose layers share keys or have inputs of their own",
+            "a base of plain layers",
+            "take --method streaming",
+        )
+    if options["block_layers"] > layers:
+        raise ConfigError(
+            f"block_layers = {options['block_layers']}",
+            f"1..{layers}, the layers of this base",
+            "change --block-layers",
+        )
+    if not all(tap <= layers for tap in taps_of(options, layers)):
+        raise ConfigError(f"taps = {options['taps']}", f"1..{layers}, the layers of this base", "change --taps")

@@ -1,0 +1,153 @@
+"""The block drafter's graph against the model that was trained, of every kind of layer, and its whole path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from streamspec import load
+from streamspec.acceptance_stats import Acceptance
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.drafters.dflash.block_config import BlockConfig
+from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
+from streamspec.errors import AdapterError, ConfigError
+from streamspec.export import Target, export_bundle
+from tests.support.near_families import ALIKE
+from tests.support.tiny_exports import FAMILIES, VOCAB, save_base, tiny_model
+
+GAMMA = 3
+PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
+TAKEN = [family for family in FAMILIES if family not in ALIKE and family != "gemma4_text"]
+
+
+def save_drafter(folder: Path, base: Base, model: Any, layers: int = 1, bigram: int = 0) -> Path:
+    """Writes an adapter folder with a block drafter, all its tensors shaken."""
+    torch.manual_seed(0)
+    pair = (VOCAB, bigram) if bigram else None
+    drafter = BlockDraftModel(model, BlockConfig(GAMMA, layers, 1.3, taps=(layers, 3)), pair).eval()
+    tensors = drafter.drafter_tensors()
+    with torch.no_grad():
+        for value in tensors.values():
+            value.add_(torch.randn_like(value) * 0.05)
+    described = {
+        "format_version": 1,
+        "method": "dflash",
+        "recipe": "staged",
+        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
+        "prompt_format": {"kind": "raw", "separator": ""},
+        "streams": drafter.described() | {"draft_vocab": None},
+    }
+    folder.mkdir()
+    (folder / "streamspec_config.json").write_text(json.dumps(described))
+    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "streamspec.safetensors")
+    ranks = np.random.default_rng(0).integers(-1, 3, (4, 12, GAMMA)).tolist()
+    Acceptance(GAMMA, 10, ranks).save(folder / "acceptance.json")
+    return folder
+
+
+def exported(model: Any, folder: Path, precision: str = "fp32", **shape: int) -> Any:
+    adapter = save_drafter(folder / "adapter", save_base(folder / "base", model), model, **shape)
+    return export_bundle(folder / "base", adapter, folder / "bundle", precision, progress=lambda line: None)
+
+
+@pytest.mark.parametrize("family", TAKEN)
+def test_every_kind_of_layer_drafts_what_was_trained_and_writes_what_transformers_writes(
+    family: str, tmp_path: Path
+) -> None:
+    model = tiny_model(family)
+    manifest = exported(model, tmp_path, layers=2, bigram=4)
+    assert manifest.streams.layers == 2 and manifest.parity["streams"]["relative"] < 1e-4
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    ids = torch.tensor([session.encode(PROMPT)])
+    with torch.no_grad():
+        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    for speculate in (True, False):
+        answer = session.generate(PROMPT, max_new_tokens=24, speculate=speculate)
+        assert answer.token_ids == theirs[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(("family", "precision"), [("llama", "int8"), ("gemma2", "int8"), ("qwen3", "int4")])
+def test_rounded_weights_draft_and_write_what_plain_decoding_writes(
+    family: str, precision: str, tmp_path: Path
+) -> None:
+    exported(tiny_model(family), tmp_path, precision)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        plain, drafted = (
+            session.generate(PROMPT, max_new_tokens=24, speculate=speculate, **sampling) for speculate in (False, True)
+        )
+        assert drafted.token_ids == plain.token_ids and drafted.stats.steps
+
+
+def test_a_second_turn_and_a_smaller_vocabulary_write_what_plain_decoding_writes(tmp_path: Path) -> None:
+    model = tiny_model("mistral")
+    base = save_base(tmp_path / "base", model)
+    adapter = save_drafter(tmp_path / "adapter", base, model, bigram=4)
+    tensors = load_file(adapter / "streamspec.safetensors")
+    chosen = torch.arange(10, 60)
+    tensors |= {name: tensors[name][chosen].contiguous() for name in ("bigram_in", "bigram_out")}
+    save_file(tensors | {"draft_vocab": chosen}, adapter / "streamspec.safetensors")
+    changed(adapter, draft_vocab=len(chosen))
+    manifest = export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert manifest.parity["streams"]["relative"] < 1e-4
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    first = session.generate(PROMPT, max_new_tokens=9).text
+    longer = PROMPT + " " + first + " of the passage"  # its first tokens lie in the cache
+    again = session.generate(longer, max_new_tokens=16)
+    fresh = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    assert again.token_ids == fresh.generate(longer, max_new_tokens=16, speculate=False).token_ids
+
+
+def test_beside_layers_that_keep_a_window_the_drafters_keep_everything(tmp_path: Path) -> None:
+    manifest = exported(tiny_model("mistral", max_position_embeddings=1024), tmp_path)
+    assert {cache.window for cache in manifest.model.caches} == {6}
+    assert manifest.parity["streams"]["relative"] < 1e-4
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    longer = " ".join([PROMPT] * 24)  # more tokens than the ring of the target's layers has slots
+    plain, drafted = (session.generate(longer, max_new_tokens=40, speculate=speculate) for speculate in (False, True))
+    assert drafted.token_ids == plain.token_ids and drafted.stats.prompt_tokens > 384
+
+
+def changed(adapter: Path, **section: Any) -> None:
+    config = json.loads((adapter / "streamspec_config.json").read_text())
+    config["streams"] |= section
+    (adapter / "streamspec_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"block_layers": 0}, r"streams\.block_layers is 0; expected a whole number 1\.\.4"),
+        ({"taps": [1, 1]}, r"streams\.taps is \[1, 1\]; expected a list of whole numbers of 1\.\.4"),
+        ({"scale": -1}, "a positive number"),
+        ({"window": 0}, r"streams\.window is 0"),
+        ({"biases": ["fuse"]}, r"streams\.biases is \['fuse'\]"),
+        ({"block_layers": 2}, r"missing: layers\.1\."),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(section: dict[str, Any], said: str, tmp_path: Path) -> None:
+    model = tiny_model()
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model)
+    changed(adapter, **section)
+    with pytest.raises(AdapterError, match=said):
+        export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+
+
+def test_fixed_shapes_are_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model)
+    with pytest.raises(ConfigError, match="a block drafter in a static graph"):
+        export_bundle(
+            tmp_path / "base",
+            adapter,
+            tmp_path / "bundle",
+            "fp32",
+            progress=lambda line: None,
+            target=Target(static=True),
+        )
