@@ -95,10 +95,9 @@ def is_cache(name: str) -> bool:
 @dataclass(frozen=True)
 class GraphFeatures:
     """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
-    `draft_layer`: one that drafts by level; `own_layers`: of the drafter, in the cache; `exit_layer`: the first layer
-    that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0; `caches`: what each layer of the decoder
-    keeps, empty: everything, in float32. Of a swappable graph also what adapters may
-    bring: `root_map`, `draft_vocab` and its `float_head` (else int8), `head_bias`."""
+    `own_layers`: of a drafter; `exit_layer`: the first one that pruned rows do not enter; `rows`, `slots`: of a static
+    graph, else 0; `caches`: what each layer of the decoder keeps, empty: everything, in float32. Of a swappable graph
+    also what adapters may bring: `root_map`, `draft_vocab` and its `float_head` (else int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -156,7 +155,6 @@ class GraphFeatures:
             drafter = capacity if capacity.ns else None
         if drafter is None:
             return plain
-        ns = drafter.ns if capacity is None else drafter.ns[0]
         return replace(
             plain,
             drafter=True,
@@ -167,7 +165,7 @@ class GraphFeatures:
             bigram=drafter.bigram,
             draft_layer=bool(getattr(drafter, "levels", ())),
             own_layers=getattr(drafter, "layers", 0),
-            exit_layer=model.layers - ns if drafter.pruning else None,
+            exit_layer=model.layers - (drafter.ns[0] if capacity else drafter.ns) if drafter.pruning else None,
         )
 
     def sizes(self, kind: str) -> dict[str, int]:
