@@ -60,7 +60,9 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
       The output never depends on it.
     - `adapter`: adapter of a swappable bundle, by name or folder (default: the base alone).
     - `draft`: folder of another bundle, of a smaller model with the same tokenizer: it drafts in place of a drafter in
-      the bundle, as many tokens for each step as pay. Its adapters and its own drafter are not used.
+      the bundle, as many tokens for each step as pay. Its adapters and its own drafter are not used. "window": the
+      bundle's own model drafts, over the first 4 and the newest tokens of its KV cache, 512 in all, or N with
+      "window:N"; it pays at long contexts, and is left out of steps where it does not.
     - `context`: maximum tokens of prompt and answer (default: the model's). It caps the memory of the KV cache.
     - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
       `context` tokens, or 1,024 without one, before anything large is opened.
@@ -71,17 +73,18 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
     ConfigError for a provider that cannot be used or does not exist, ConfigError for a draft model of another
-    tokenizer, AdapterError for an adapter that does not fit, ResourceError where memory is too small.
+    tokenizer and for a window where there cannot be one, AdapterError for an adapter that does not fit, ResourceError
+    where memory is too small.
     """
     from streamspec.runtime.tuning.select_provider import open_runner
 
     folder, options = Path(bundle), LoadOptions.of(options, **keywords)
-    check_memory(folder, options.context, options.memory, options.provider)
+    check_memory(folder, options.context, options.memory, options.provider, options.window)
     check_idle(options.idle)
     manifest = read_manifest(folder)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
-    draft = None if options.draft is None else read_draft(folder, manifest, options)
+    draft = read_draft(folder, manifest, options)
     if options.pruning is not None and options.adapter is None:
         manifest.check_prunes()
     with verified(folder, manifest, options.verify):
@@ -96,7 +99,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)
-    both = runner if draft is None else with_draft(runner, draft, options)
+    both = with_draft(runner, draft, options)
     data = replace(data, draft=draft)
     if manifest.swappable is None:
         policy = choose_policy(runner, manifest, options, data)

@@ -18,6 +18,8 @@ from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
 
 MAX_LOGPROBS = 100
+# In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, so many in all.
+WINDOW, KEPT, LEAST_KEPT = "window", 512, 128
 Progress = Callable[[int, int], None]
 Options = TypeVar("Options")
 
@@ -188,7 +190,8 @@ class LoadOptions:
     )
     draft: str | Path | None = option(
         None,
-        "Bundle of a smaller model with the same tokenizer, which drafts; default: the bundle's own drafter, if any.",
+        "Bundle of a smaller model with the same tokenizer, which drafts, or window: the model itself over its newest "
+        "tokens; default: the bundle's own drafter, if any.",
     )
     context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.")
     memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")
@@ -209,6 +212,25 @@ class LoadOptions:
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
         if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
             raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
+        window_tokens(self.draft)
+
+    @property
+    def window(self) -> int:
+        """Tokens that the window of `draft` keeps; 0 where `draft` is a bundle or None."""
+        return window_tokens(self.draft)
+
+
+def window_tokens(draft: str | Path | None) -> int:
+    """The tokens that `window` or `window:TOKENS` asks for; 0 for anything else, such as the path of a bundle. Raises
+    ConfigError for numbers that are none or too small."""
+    name, colon, count = draft.partition(":") if isinstance(draft, str) else ("", "", "")
+    if name != WINDOW:
+        return 0
+    if not colon:
+        return KEPT
+    if not count.isdecimal() or int(count) < LEAST_KEPT:
+        raise ConfigError(f"draft {draft!r}", f"{WINDOW}, or {WINDOW}:N with {LEAST_KEPT} tokens or more", "correct it")
+    return int(count)
 
 
 def _too_few(name: str, value: object) -> ConfigError:

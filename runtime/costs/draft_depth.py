@@ -1,5 +1,5 @@
-"""Decides how many tokens a second model drafts for a step: the theory's best gamma (`theory`), from how often its
-drafts come true and what steps cost, both learned. Pure arithmetic."""
+"""Decides how many tokens a second model drafts for a step, and whether any: the theory's best gamma and its speed-up
+(`theory`), from how often drafts come true and what steps cost, both learned. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 from streamspec.runtime.costs.row_costs import RowCosts
 
 MOST = 16  # tokens drafted for a step
-ASSUMED, WEIGHT = 0.7, 10.0  # share of drafts that come true, before any did; observations that this counts for
+# Share of drafts that come true, before any did, also of a window's, which the target itself writes; observations that
+# this counts for.
+ASSUMED, ASSUMED_WINDOW, WEIGHT = 0.7, 0.9, 10.0
 MEMORY = 200.0  # observations remembered
 
 
 class DraftDepth:
     """One per session. `alpha`: the share of drafts that come true if those before them did."""
 
-    def __init__(self) -> None:
-        self._hits, self._trials = ASSUMED * WEIGHT, WEIGHT
+    def __init__(self, assumed: float = ASSUMED) -> None:
+        self._hits, self._trials = assumed * WEIGHT, WEIGHT
 
     @property
     def alpha(self) -> float:
@@ -38,7 +40,16 @@ class DraftDepth:
         most = max(1, min(MOST, rows - 1))
         if costs is None:
             return most
-        gammas = np.arange(1, most + 1)
-        alpha = min(self.alpha, 0.999)
-        tokens = (1 - alpha ** (gammas + 1)) / (1 - alpha)
-        return 1 + int(np.argmax(tokens / (costs.without_drafter[1 : most + 1] + gammas * costs.price)))
+        return 1 + int(np.argmax(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price)))
+
+    def pays(self, costs: RowCosts, rows: int) -> bool:
+        """Whether the best depth makes steps of at most `rows` rows faster than plain ones."""
+        most = max(1, min(MOST, rows - 1))
+        return bool(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price).max() > 1)
+
+
+def speedups(alpha: float, verify: np.ndarray, price: float) -> np.ndarray:
+    """Speed over plain decoding's [n - 1] of drafts of 1, 2, .. tokens (`theory.expected_speedup`). `verify` [n]: plain
+    steps that a step of 1, 2, .. rows takes; `price`: those of a draft token."""
+    gammas, alpha = np.arange(1, len(verify)), min(alpha, 0.999)
+    return (1 - alpha ** (gammas + 1)) / (1 - alpha) / (verify[1:] + gammas * price)

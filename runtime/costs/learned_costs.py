@@ -121,10 +121,13 @@ class LearnedRowCosts(RowCosts):
         self._learn(self.known)
         self._make()
 
-    def begin(self) -> None:
+    def begin(self, cached: int = CONTEXT) -> None:
         with self._lock:
             self._catch_up()
             self._spread[PLAIN, PLAIN] += PAUSE_DRIFT**2
+            if abs(cached - self._cached) > UNIT / 4:
+                self._cached = cached
+                self._make()
 
     def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
@@ -151,6 +154,9 @@ class LearnedRowCosts(RowCosts):
                 self._make()
         finally:
             self._lock.release()
+
+    def at(self, cached: int) -> tuple[np.ndarray, float]:
+        return self._ratios(cached)[:2]
 
     @property
     def plain_due(self) -> bool:

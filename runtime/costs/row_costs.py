@@ -59,8 +59,12 @@ class RowCosts:
         """What a step of so many rows, also a mean of several, takes without the drafter, in plain steps."""
         return float(np.interp(rows, np.arange(1, len(self.without_drafter) + 1), self.without_drafter))
 
-    def begin(self) -> None:
-        """An answer begins."""
+    def at(self, cached: int) -> tuple[np.ndarray, float]:
+        """`without_drafter` and `price` with so many tokens in the cache."""
+        return self.without_drafter, self.price
+
+    def begin(self, cached: int = 0) -> None:
+        """An answer begins, after a prompt of `cached` tokens."""
 
     def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
         """Reports the time of a step of `rows` rows with `cached` tokens in the cache and so many calls of the drafter

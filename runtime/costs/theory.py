@@ -3,7 +3,11 @@
 Where every draft token is accepted with probability `alpha`, whatever came before, a step that drafts `gamma` of them
 brings (1 - alpha^(gamma + 1)) / (1 - alpha) tokens (their equation 1). It takes `gamma * c + verify` plain steps, `c`
 the price of a draft token, `verify` of checking them. The paper has verify = 1, as rows are free on its hardware; on
-a CPU they are not (the ratio T_V / T_T of MagicDec, arXiv 2408.11049). Pure arithmetic.
+a CPU they are not (the ratio T_V / T_T of MagicDec, arXiv 2408.11049).
+
+MagicDec's latency model lets both depend on the context: with L tokens in the cache a plain step takes w + k L, w for
+the weights and k for a token's keys and values. A model that drafts for itself over a window of K tokens takes w + k K:
+no gain where L is near K, and at most that of free drafts where k L outweighs w. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamspec.draft_tree import DraftTree
+from streamspec.runtime.costs.draft_depth import speedups
 from streamspec.runtime.costs.row_costs import RowCosts
+
+CONTEXTS = 256  # tokens from one context to the next that a prediction is made for
 
 
 class DraftCounts(NamedTuple):
@@ -66,6 +73,7 @@ class Prediction:
     - `gamma`: mean depth of a draft. `draft`, `verify`: plain steps that drafting and verifying one take.
     - `speedup`: the one expected over plain decoding, the plain steps between counted.
     - `best_gamma`, `best_speedup`: of a drafter that takes one call for each token; None of others.
+    - `pays_from`: tokens of context from which a window's drafts pay, 0: nowhere; None of others.
     """
 
     alpha: float
@@ -75,6 +83,7 @@ class Prediction:
     speedup: float
     best_gamma: int | None = None
     best_speedup: float | None = None
+    pays_from: int | None = None
 
 
 def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, most: int = 0) -> Prediction | None:
@@ -92,3 +101,13 @@ def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, m
     best = best_gamma(alpha, costs.price, most, lambda depth: costs.verify(depth + 1))
     reached = expected_speedup(alpha, best, costs.price, costs.verify(best + 1))
     return Prediction(alpha, gamma, draft, verify, speedup, best, reached)
+
+
+def pays_from(alpha: float, costs: RowCosts, most: int, limit: int) -> int:
+    """The fewest tokens of context, in whole `CONTEXTS` up to `limit`, at which drafts of the best length from 1 to
+    `most` are faster than plain decoding, `costs` at that context; 0 where they never are."""
+    for cached in range(CONTEXTS, limit + 1, CONTEXTS):
+        verify, price = costs.at(cached)
+        if speedups(alpha, verify[: most + 1], price).max() > 1:
+            return cached
+    return 0

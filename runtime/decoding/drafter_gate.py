@@ -30,7 +30,12 @@ class DrafterGate:
     @property
     def open(self) -> bool:
         """Whether the drafter is to run in the next step."""
-        return self._advantage > 0 or self._since >= PAUSE
+        return self._advantage > 0 or self.due
+
+    @property
+    def due(self) -> bool:
+        """Whether the drafter did not run for so long that it is to run once, whatever is known of it."""
+        return self._since >= PAUSE
 
     def costs(self, calls: float) -> np.ndarray:
         """Returns the cost [rows] of a step with 1.. rows, in which the drafter takes so many calls."""

@@ -76,7 +76,7 @@ class SpeculativeDecoder:
         costs = self.policy.costs if self.rows > 1 else None
         try:
             if costs is not None:
-                costs.begin()
+                costs.begin(len(prompt))
             yield from self._decode(prompt, limit, costs)
         finally:
             self._sources.keep(self._answer)
@@ -310,7 +310,14 @@ class SpeculativeDecoder:
 
     def _runs_drafter(self) -> bool:
         """Whether the drafter is to run at the end of the step under way."""
-        return self.runner.gamma > 0 and (self._gate is None or self._gate.open)
+        gate = self._gate
+        return self.runner.gamma > 0 and (gate is None or (gate.open and (gate.due or self._pays_here())))
+
+    def _pays_here(self) -> bool:
+        """False where the latency model says that a window's drafts do not pay at this context (`costs.theory`): its
+        price, unlike others', follows from the context."""
+        costs, depth = self.policy.costs, self._depth
+        return not self.policy.window or costs is None or depth is None or depth.pays(costs, self.rows)
 
     def _set_depth(self) -> None:
         """Tells a second model how many tokens to draft."""

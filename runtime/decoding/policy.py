@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamspec.runtime.costs.draft_depth import DraftDepth
+from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH, DraftCalibration, DraftSearch
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
@@ -29,6 +29,7 @@ class DecodingPolicy:
     all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None for a dynamic
     one. `expected` [rows]: tokens per step that trees of 1.. rows brought on validation data, if there was any.
     `search`: chooses the drafts. `deepest`: most tokens that a second model drafts for a step; 0: there is none.
+    `window`: tokens that the model's own cache is cut to for drafting, in the place of a second one; 0: it is not.
     """
 
     eos: Collection[int] = ()
@@ -41,6 +42,7 @@ class DecodingPolicy:
     expected: np.ndarray | None = None
     search: DraftSearch = PYTHON_SEARCH
     deepest: int = 0
+    window: int = 0
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""
@@ -54,7 +56,8 @@ class AdaptiveState:
 
     def __init__(self, policy: DecodingPolicy | None = None) -> None:
         costs = None if policy is None else policy.costs
-        self.controller, self.calibration, self.depth = SpeculationController(), DraftCalibration(), DraftDepth()
+        self.controller, self.calibration = SpeculationController(), DraftCalibration()
+        self.depth = DraftDepth(ASSUMED_WINDOW if policy is not None and policy.window else ASSUMED)
         self.gate = None if costs is None or len(costs.curve) < 2 else DrafterGate(costs)
         if policy is not None and costs is not None and costs.sure and policy.expected is not None:
             self.controller.expect(*_best(policy.expected, costs.curve))

@@ -1,4 +1,5 @@
-"""Opens a second bundle to draft for the first. tests/runtime/draft_model/test_two_models.py covers this module."""
+"""Opens what drafts for a bundle in place of its own drafter: a second one, or a window of its own cache.
+tests/runtime/draft_model/test_two_models.py and test_window.py cover this module."""
 
 from __future__ import annotations
 
@@ -8,21 +9,33 @@ from streamspec.bundle.files import read_manifest, verified
 from streamspec.bundle.manifest import TOKENIZER, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError
+from streamspec.layer_cache import CONV
+from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
+from streamspec.runtime.draft_model.window import WindowDraftRunner
 from streamspec.runtime.engine.memory_estimate import check_memory, estimate_memory
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import cpu
-from streamspec.runtime.options import LoadOptions
+from streamspec.runtime.hardware.providers import DEVICE, STATIC, flavour
+from streamspec.runtime.options import WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
+# Bundles whose cache no window can be taken of.
+FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device"}
 
-def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manifest:
-    """Reads the manifest of the bundle that is to draft for the one in `folder`, and compares their tokenizers. Raises
-    ConfigError where those number tokens differently, and for pruning, which belongs to a drafter in the bundle;
-    ResourceError where memory is too small for both."""
-    assert options.draft is not None
+
+def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manifest | None:
+    """Reads the manifest of the bundle that is to draft for the one in `folder`, and compares their tokenizers; its own
+    `manifest` for a window, None where nothing is to. Raises ConfigError where tokenizers number tokens differently,
+    for a window of a cache that has one already or cannot be copied, and for pruning, which belongs to a drafter in the
+    bundle; ResourceError where memory is too small for both."""
+    if options.draft is None:
+        return None
     if options.pruning is not None:
         raise ConfigError("pruning beside a draft model", "one of them", "leave pruning or draft out")
+    if options.window:
+        _check_window(manifest)
+        return manifest
     other = Path(options.draft)
     draft = read_manifest(other)
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
@@ -43,12 +56,23 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manife
     return draft
 
 
-def with_draft(runner: OrtRunner, draft: Manifest, options: LoadOptions) -> TwoModelRunner:
-    """Opens the bundle of `read_draft`, on the provider that the options name or that suits it, and lets it draft
-    for `runner`. It is unloaded and opened again with the first one. Raises as `load` does."""
+def _check_window(manifest: Manifest) -> None:
+    found = FIXED.get(flavour(manifest))
+    if found is None and any(cache.window is not None or cache.kind == CONV for cache in manifest.model.caches):
+        found = "a bundle whose layers keep windows of their own"
+    if found is not None:
+        raise ConfigError(f"draft {WINDOW!r} for {found}", "a KV cache of all tokens in memory", "leave draft out")
+
+
+def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) -> ModelRunner:
+    """Lets what `read_draft` found draft for `runner`. A bundle is opened on the provider that the options name or that
+    suits it, and unloaded and opened again with the first one. Raises as `load` does."""
     from streamspec.runtime.tuning.select_provider import open_runner
 
-    assert options.draft is not None
+    if options.draft is None or draft is None:
+        return runner
+    if options.window:
+        return WindowDraftRunner(runner, options.window)
     folder = Path(options.draft)
     with verified(folder, draft, options.verify):
         check_graphs(folder, draft)

@@ -1,4 +1,5 @@
-"""Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own.
+"""Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own. `window`
+has the target itself in place of the smaller one.
 
 To the decoding loop both are one model with a drafter: a call verifies with the target, then the draft model reads what
 was accepted and writes `draft_depth` tokens, one call each. What it proposes is a chain with the likeliest tokens
@@ -125,7 +126,7 @@ class TwoModelRunner:
         allowed: np.ndarray | None = None,
     ) -> StepResult:
         found = self.target.prefill(ids, False, progress, allowed)
-        return found._replace(accepted=0, proposal=self._propose(found.choices)) if draft else found
+        return found._replace(accepted=0, proposal=self._propose(found.choices, ())) if draft else found
 
     def verify(
         self,
@@ -141,31 +142,43 @@ class TwoModelRunner:
             return found
         node, path = accept(tree, tokens, found.choices)
         came = [*(tokens[i] for i in path), found.choices[node]]
-        return found._replace(accepted=node, proposal=self._propose(came))
+        return found._replace(accepted=node, proposal=self._propose(came, path))
 
-    def _propose(self, came: Sequence[int]) -> TreeProposal | None:
-        """Drafts after the target's tokens and `came`, which are about to be committed. None beyond the draft model's
-        context, and after a token that it does not have."""
-        unread = self._rewind(came)
-        room = self.draft.context_length - self.draft.length - len(unread)
-        if room < self.draft_depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:
+    def _propose(self, came: Sequence[int], path: Sequence[int]) -> TreeProposal | None:
+        """Drafts after the target's tokens and `came`: those of rows `path` of its last call, which are about to be
+        committed, and the one after them. None beyond the draft model's context, and after a token that it does not
+        have."""
+        logits = self._read(came, path)
+        if logits is None:
             return None
-        logits = self.draft.prefill(unread, draft=False).logits
         vocabulary = min(self.target.vocab_size, self.draft.vocab_size)
         tokens, scores = list[np.ndarray](), list[np.ndarray]()
         while True:
-            assert logits is not None
             best = likeliest(logits[0, :vocabulary], CANDIDATES)
             tokens.append(best)
             scores.append(logits[0, best])
             drafted = best.item(0)
             if len(tokens) >= self.draft_depth or drafted in self._eos:
                 break
-            logits = self.draft.verify([drafted], ROOT_ONLY, draft=False).logits
-            self.draft.commit((0,))
+            logits = self._next(drafted)
         depths = len(tokens)
         # Each row follows the first candidate of the one before.
         return TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+
+    def _read(self, came: Sequence[int], path: Sequence[int]) -> np.ndarray | None:
+        """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`)."""
+        unread = self._rewind(came)
+        room = self.draft.context_length - self.draft.length - len(unread)
+        if room < self.draft_depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:
+            return None
+        return self.draft.prefill(unread, draft=False).logits
+
+    def _next(self, token: int) -> np.ndarray:
+        """Its logits [1, vocabulary] after one more token."""
+        logits = self.draft.verify([token], ROOT_ONLY, draft=False).logits
+        assert logits is not None
+        self.draft.commit((0,))
+        return logits
 
     def _rewind(self, came: Sequence[int]) -> list[int]:
         """Takes the draft model's cache back to what it shares with the target's tokens and `came`. Returns the rest of

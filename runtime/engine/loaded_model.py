@@ -44,6 +44,8 @@ OPTIONAL = {sg.FORCED_ROOT, sg.PARENTS}  # inputs that a graph may have or not
 class Unloadable(Protocol):
     """Holds on to an open model."""
 
+    drafts: bool  # for another one, whose sequence it belongs to
+
     def unload(self) -> None:
         """Lets go of the model, as far as it holds it."""
 
@@ -118,8 +120,8 @@ class LoadedModel:
 
     @property
     def sequences(self) -> int:
-        """Number of runners over this model."""
-        return len(self._runners)
+        """Number of sequences that run over this model."""
+        return sum(not runner.drafts for runner in self._runners)
 
     def attach(self, runner: Unloadable) -> None:
         """Unloads and reloads `runner` with this model from now on, as long as anybody else holds it."""

@@ -12,8 +12,10 @@ from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
+from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
+from streamspec.runtime.costs.draft_depth import MOST
 from streamspec.runtime.draft_sources import recycling
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
@@ -27,6 +29,7 @@ SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, wher
 ALIVE = 3  # there are so many at a time
 SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
 LOGIT_ROWS = 64  # of the widest call that gives logits
+DRAFTED = MOST + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
 STATES = 8  # the same of rows x hidden size
 LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
@@ -72,7 +75,12 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1, provider: str = AUTO
+    bundle: str | Path | Manifest,
+    *,
+    context: int | None = None,
+    sessions: int = 1,
+    provider: str = AUTO,
+    window: int = 0,
 ) -> MemoryEstimate:
     """Estimates the memory that `bundle` will take on a CPU, from its manifest and without loading it.
 
@@ -81,6 +89,7 @@ def estimate_memory(
     - `sessions`: number of sessions over the bundle.
     - `provider`: as of `load`. On standard operators a bundle that has native ones takes more than twice as much. With
       "auto" that counts where this machine has no native operators, or times both.
+    - `window`: tokens that a second cache of each session keeps to draft with (`load(draft="window")` keeps 512).
 
     Returns a `MemoryEstimate` in bytes, an upper bound: a model whose embedding is not also its LM head takes up to one
     embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1.
@@ -105,10 +114,11 @@ def estimate_memory(
     floats = scores * rows * widest(model, context) + STATES * CHUNK * model.hidden_size
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     drafts = sessions * recycling.BYTES
+    second = window + DRAFTED if window else 0
     return MemoryEstimate(
         weights=mapped + looked_up + adapter,
         packed=packed,
-        cache=sessions * sum(group.bytes(group.cache.slots(context)) for group in groups),
+        cache=sessions * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
 
@@ -173,7 +183,11 @@ def largest_adapter(folder: Path) -> int:
 
 
 def check_memory(
-    bundle: str | Path | Manifest, context: int | None = None, limit: int | None = None, provider: str = AUTO
+    bundle: str | Path | Manifest,
+    context: int | None = None,
+    limit: int | None = None,
+    provider: str = AUTO,
+    window: int = 0,
 ) -> None:
     """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
     takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
@@ -182,7 +196,7 @@ def check_memory(
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     tokens = min(SURE, manifest.model.context_length) if context is None else context
-    needed = estimate_memory(bundle, context=tokens, provider=provider)
+    needed = estimate_memory(bundle, context=tokens, provider=provider, window=window)
     room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
         raise ResourceError(

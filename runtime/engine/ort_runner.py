@@ -34,6 +34,7 @@ class OrtRunner:
     """
 
     draft_depth = 0
+    drafts = False  # for another runner over the same model, whose sequence it belongs to
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
         """`context`: most tokens that the cache is to hold, by default as many as the model can.
@@ -106,6 +107,11 @@ class OrtRunner:
     @property
     def length(self) -> int:
         """Tokens in the cache."""
+        return self.cache.length
+
+    @property
+    def position(self) -> int:
+        """Of the next token in the text."""
         return self.cache.length
 
     def reusable(self, prompt: Sequence[int]) -> int:
@@ -195,8 +201,8 @@ class OrtRunner:
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        length = self.cache.length
-        positions = [length + depth for depth in tree.depths]
+        position = self.position
+        positions = [position + depth for depth in tree.depths]
         rows = CallRows(tokens, positions, tree.mask(), tree.parents_array, counted(len(tree)), None, tree)
         self._verified = tokens
         return self._call.run(rows, draft, -1, allowed, pruning, priors)

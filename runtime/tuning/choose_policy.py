@@ -20,12 +20,14 @@ from streamspec.runtime.options import LoadOptions
 if TYPE_CHECKING:
     from streamspec.runtime.engine.ort_runner import OrtRunner
 
+OWN_PRICE = 1.0  # of a draft token that the model itself writes, in plain steps with an empty cache
+
 
 def choose_policy(
     runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData = NO_DATA
 ) -> DecodingPolicy:
     """Takes up what is known of the cost of steps; answers tell the rest. `data`: for the sources of drafts."""
-    from streamspec.runtime.costs.learned_costs import LearnedRowCosts
+    from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     rows, costs, expected = 1, None, None
@@ -37,7 +39,7 @@ def choose_policy(
         if isinstance(options.tree, int):
             rows = min(options.tree, runner.rows or options.tree)
         else:
-            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft)
+            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
             known = read_record(file)
             if manifest.trees is not None and not second:
                 expected = np.cumsum([node[2] for node in manifest.trees.nodes])
@@ -52,11 +54,13 @@ def choose_policy(
                 rows = min(most, runner.rows or most)
                 # What steps cost that are pruned as nobody's else are is nobody else's business.
                 keep = CostKeeper(file) if pruning is None else None
-                costs = LearnedRowCosts(rows, runner.gamma > 0 or second, known, keep)
+                before = known or (CostRecord(price=OWN_PRICE) if options.window else None)
+                costs = LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)
             exits = manifest.streams is not None and manifest.streams.pruning and not second
             if known is not None and known.min_probability and pruning is None and exits:
                 pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
     eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
     deepest = DEEPEST if second else 0
-    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search, deepest)
+    window = options.window
+    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search, deepest, window)

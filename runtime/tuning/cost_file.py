@@ -25,15 +25,20 @@ PAUSE = 30.0  # seconds from one writing to the next, unless as much was learned
 
 
 def costs_file(
-    provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None, draft: Manifest | None = None
+    provider: str,
+    threads: int,
+    manifest: Manifest,
+    cache_dir: str | Path | None,
+    draft: Manifest | None = None,
+    window: int = 0,
 ) -> Path | None:
-    """The file that keeps the costs of this machine and bundle, and of the one that drafts for it; None where there is
-    no cache."""
+    """The file that keeps the costs of this machine and bundle, and of what drafts for it: a second bundle, or itself
+    over a `window`; None where there is no cache."""
     folder = cache_dir or cache.cache_dir_if_any()
     if folder is None:
         return None
     parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
-    parts += [] if draft is None else [draft.to_json()]
+    parts += [] if draft is None else [str(window) if window else draft.to_json()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(folder) / "calibration" / f"{key[:32]}.json"
 

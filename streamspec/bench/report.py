@@ -14,7 +14,7 @@ from streamspec.bench.figures import Measure as Measure  # pickles of 0.1 have i
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.tie_breaker import Agreement, compare_outputs
-from streamspec.runtime.costs.theory import predict
+from streamspec.runtime.costs.theory import pays_from, predict
 
 
 @dataclass
@@ -100,8 +100,12 @@ class Summary:
     def _figures(self, name: str) -> Figures:
         mismatches = sum(a.mismatches for a in self.comparisons.of(name))
         passes = self.record.passes[name]
-        policy = next(arm for arm in self.record.arms if arm.name == name).session.policy
+        arm = next(arm for arm in self.record.arms if arm.name == name)
+        policy = arm.session.policy
         theory = predict([(m.drafts, m.plain_steps) for one in passes for m in one], policy.costs, policy.deepest)
+        if theory is not None and policy.window and policy.costs is not None:
+            limit = arm.session.context_length
+            theory = replace(theory, pays_from=pays_from(theory.alpha, policy.costs, policy.deepest, limit))
         return replace(figures(name, passes, self.record.passes[PLAIN], mismatches), theory=theory)
 
     def _quality(self) -> dict[str, Any]:

@@ -203,6 +203,8 @@ def speeds(report: Report) -> Table:
 
 def _theory(name: str, theory: Prediction, measured: float) -> str:
     best = "" if theory.best_gamma is None else f"; best gamma {theory.best_gamma}: {theory.best_speedup:.2f}x"
+    if theory.pays_from is not None:
+        best += f"; drafts pay from {theory.pays_from:,} tokens of context" if theory.pays_from else "; they never pay"
     return (
         f"theory, {name}: alpha {theory.alpha:.3f}, gamma {theory.gamma:.2f}, verifying {theory.verify:.2f} plain "
         f"steps, drafting {theory.draft:.2f}: {theory.speedup:.2f}x predicted, {measured:.2f}x measured{best}"

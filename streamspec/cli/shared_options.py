@@ -13,7 +13,7 @@ import typer
 
 from streamspec.option_fields import help_of
 from streamspec.runtime.decoding.sampling_params import Sampling
-from streamspec.runtime.options import GenerationOptions, LoadOptions
+from streamspec.runtime.options import GenerationOptions, LoadOptions, window_tokens
 
 
 def load_flag(name: str, **settings: Any) -> Any:
@@ -33,6 +33,11 @@ def installed(bundle: Path | None) -> Path | None:
     from streamspec.library.installed import path_of
 
     return path_of(bundle)
+
+
+def drafting(draft: str | None) -> str | Path | None:
+    """As `LoadOptions.draft` takes it: a window by its name, or the folder of a bundle."""
+    return draft if draft is None or window_tokens(draft) else installed(Path(draft))
 
 
 def unescaped(text: str) -> str:
@@ -58,7 +63,7 @@ AllowBaseMismatch = Annotated[
 Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
 Provider = Annotated[str, load_flag("provider")]
 Use = Annotated[str | None, load_flag("adapter", show_default=False)]
-Draft = Annotated[Path | None, load_flag("draft", callback=installed, show_default=False)]
+Draft = Annotated[str | None, load_flag("draft", callback=drafting, show_default=False)]
 Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]
 Idle = Annotated[float | None, load_flag("idle", show_default=False)]
 PrepareGrammar = Annotated[bool | None, load_flag("prepare_grammar", show_default=False)]
