@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime.
+"""Trains a small draft model, and measures it beside the target's own drafter (Leviathan et al., arXiv 2211.17192).
 
     python benchmarks/two_model.py train --target-adapter DIR --answers FILE --layers 6 --minutes 20 --out draft-base
     streamspec export --base draft-base --out draft-int8
@@ -7,7 +7,8 @@
 
 `train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and trains all but the
 embeddings on the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
-the bundle's own drafter and with the draft model, in turn, n-grams off; all three must write the same tokens.
+the bundle's own drafter and with the draft model (as deep as pays, and at each of `--gammas`), in turns, n-grams off;
+all must write the same tokens. Beside the draft model's figures stands what the theory predicts.
 """
 
 from __future__ import annotations
@@ -15,176 +16,62 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from streamspec.data import read_examples
-from streamspec.draft_tree import DraftTree, chain
+from streamspec.bench.arms import Arm
+from streamspec.bench.figures import Measure
+from streamspec.bench.measure import check_length
+from streamspec.bench.prompts import read_cases
+from streamspec.progress import track
 from streamspec.runtime import load
-from streamspec.runtime.decoding.draft_proposal import IndependentProposal
-from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
-from streamspec.runtime.decoding.policy import DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
-from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.costs.theory import predict
 
-
-class TwoModelEngine:
-    """Runs the target with a second model that drafts `gamma` tokens, one call each.
-
-    Implements `streamspec.runtime.decoding.model_runner.ModelRunner`.
-    """
-
-    def __init__(self, target: OrtRunner, draft: OrtRunner, gamma: int) -> None:
-        self.target, self.draft, self.gamma = target, draft, gamma
-        self.context_length = min(target.context_length, draft.context_length)
-
-    @property
-    def length(self) -> int:
-        return self.target.length
-
-    @property
-    def graph_seconds(self) -> float:
-        return self.target.graph_seconds + self.draft.graph_seconds
-
-    @property
-    def waited_seconds(self) -> float:
-        return self.target.waited_seconds + self.draft.waited_seconds
-
-    def generation(self) -> AbstractContextManager[None]:
-        return self.target.generation()
-
-    def reset(self) -> None:
-        self.begin(())
-
-    def reusable(self, prompt: Sequence[int]) -> int:
-        return 0
-
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        self.target.reset()
-        self.target.begin((), sampling, logits)
-        self.draft.reset()
-        return 0
-
-    def prefill(
-        self,
-        ids: Sequence[int],
-        draft: bool,
-        progress: Callable[[int], None] | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        found = self.target.prefill(ids, False, progress, allowed)
-        self.draft.prefill(ids, draft=False)
-        return StepResult(found.choices, 0, self._propose([found.choices[0]])) if draft else found
-
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        found = self.target.verify(tokens, tree, draft=False, allowed=allowed)
-        node, path = accept(tree, tokens, found.choices)
-        known = min(
-            len(path), self.draft.length - self.target.length
-        )  # the draft model has seen its own draft but the last token
-        self.draft.rewind(self.target.length + known)
-        unseen = [tokens[i] for i in path[known:]]
-        if draft:
-            return StepResult(found.choices, node, self._propose([*unseen, found.choices[node]]))
-        if unseen:
-            self._feed(unseen)
-        return found
-
-    def commit(self, path: Sequence[int]) -> None:
-        self.target.commit(path)
-
-    def cancel(self) -> None:
-        self.target.cancel()
-
-    def _feed(self, tokens: list[int]) -> int:
-        """Commits `tokens` to the draft model and returns its choice after the last."""
-        tree = chain(len(tokens) - 1)
-        choices = self.draft.verify(tokens, tree, draft=False).choices
-        self.draft.commit(range(len(tokens)))
-        return choices[-1]
-
-    def _propose(self, committed: list[int]) -> IndependentProposal:
-        tokens = [self._feed(committed)]
-        while len(tokens) < self.gamma:
-            tokens.append(self._feed(tokens[-1:]))
-        return IndependentProposal(np.array(tokens)[:, None], np.zeros((self.gamma, 1), np.float32))
-
-
-def decode(
-    runner: Any, prompt: list[int], limit: int, policy: DecodingPolicy | None = None
-) -> tuple[list[int], float, int]:
-    """Returns the tokens (at most `limit`), milliseconds without the prompt, and calls of the target."""
-    decoder = SpeculativeDecoder(runner, GenerationOptions(max_new_tokens=limit), policy)
-    tokens = [token for done in decoder.run(prompt) for token in done.tokens]
-    stats = decoder.stats
-    return tokens, 1e3 * stats.decode_seconds, stats.steps + stats.plain_steps
+PLAIN, OWN, BOTH = "plain", "own drafter", "two models"
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns medians over repetitions of milliseconds per sample, and ratios per repetition."""
-    session = load(arguments.bundle, threads=arguments.threads, ngram=False, recycling=False)
-    small = load(arguments.draft, threads=arguments.threads, tree="plain")
-    target, eos = session.runner, session.manifest.model.eos_token_ids
-    plain = DecodingPolicy(eos)
-    sides: dict[str, Any] = {"plain": None, "own drafter": None} | {
-        f"two models, gamma {n}": n for n in arguments.gammas
-    }
-    texts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]
-    prompts = [session.encode(text) for text in texts]
-    spent = {name: [0.0] * arguments.repeats for name in sides}
-    calls, written = dict.fromkeys(sides, 0), 0
-    for number, prompt in enumerate(prompts):
-        for repeat in range(arguments.repeats):
-            answers = []
-            for name, gamma in sides.items():
-                if name == "own drafter":
-                    started = session.generate(texts[number], max_new_tokens=arguments.max_new_tokens)
-                    found = (
-                        started.token_ids,
-                        1e3 * started.stats.decode_seconds,
-                        started.stats.steps + started.stats.plain_steps,
-                    )
-                else:
-                    engine = target if gamma is None else TwoModelEngine(target, small.runner, gamma)
-                    policy = plain if gamma is None else replace(plain, rows=gamma + 1, sources=())
-                    found = decode(engine, prompt, arguments.max_new_tokens, policy)
-                answers.append(found[0])
-                spent[name][repeat] += found[1]
-                calls[name] += found[2]
-            if any(answer != answers[0] for answer in answers):
-                raise SystemExit(f"prompt {number}: the sides write different tokens")
-            written += len(answers[0]) - 1
-        if time.monotonic() % 10 < 1:
-            print(f"{number + 1}/{len(prompts)}", file=sys.stderr, flush=True)
-    own = spent["own drafter"]
-    return {
-        name: {
-            "ms per sample": round(statistics.median(some) / len(prompts), 2),
-            "tokens per call": round(written / calls[name], 3),
-            "own drafter is faster by": [
-                round(f(s / o for s, o in zip(some, own, strict=True)), 3) for f in (statistics.median, min, max)
-            ],
+    """Returns, by side, medians over repetitions of milliseconds per sample, and ratios per repetition."""
+    options: dict[str, Any] = {"threads": arguments.threads, "ngram": False, "recycling": False}
+    own, both = load(arguments.bundle, **options), load(arguments.bundle, draft=arguments.draft, **options)
+    sides = [Arm(PLAIN, own, False), Arm(OWN, own, True), Arm(BOTH, both, True)]
+    sides += [Arm(f"{BOTH}, gamma {n}", both, True, rows=n + 1) for n in arguments.gammas]
+    cases = read_cases(arguments.prompts, arguments.limit)
+    check_length(cases, own)
+    passes: dict[str, list[list[Measure]]] = {side.name: [] for side in sides}
+    for side in sides:
+        side.answer(cases[0].prompt(0, []), 16)
+    for repeat in range(arguments.repeats):
+        for side in sides:
+            passes[side.name].append([])
+        for number, case in enumerate(track(cases, f"pass {repeat + 1}/{arguments.repeats}", len(cases))):
+            start, written = (repeat + number) % len(sides), set[tuple[int, ...]]()
+            for side in sides[start:] + sides[:start]:
+                answer = side.answer(case.prompt(0, []), arguments.max_new_tokens)
+                passes[side.name][repeat].append(answer.measure)
+                written.add(tuple(answer.token_ids))
+            if len(written) > 1:
+                raise SystemExit(f"prompt {number + 1}: the sides write different tokens")
+    seconds = {name: [sum(m.decode for m in one) for one in every] for name, every in passes.items()}
+    found = {}
+    for side in sides:
+        every = [measure for one in passes[side.name] for measure in one]
+        ratios = [mine / other for mine, other in zip(seconds[side.name], seconds[OWN], strict=True)]
+        found[side.name] = {
+            "ms per sample": round(1e3 * statistics.median(seconds[side.name]) / len(cases), 2),
+            "tokens per call": round(
+                sum(m.new_tokens - 1 for m in every) / sum(m.steps + m.plain_steps for m in every), 3
+            ),
+            "own drafter is faster by": [round(f(ratios), 3) for f in (statistics.median, min, max)],
+            "speed-up": round(
+                statistics.median(p / s for p, s in zip(seconds[PLAIN], seconds[side.name], strict=True)), 3
+            ),
         }
-        for name, some in spent.items()
-    }
+        theory = predict([(m.drafts, m.plain_steps) for m in every], both.policy.costs, both.policy.deepest)
+        if side.session is both and theory is not None:
+            found[side.name]["theory"] = {key: value for key, value in asdict(theory).items() if value is not None}
+    return found
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -98,6 +98,4 @@ class WindowDraftRunner(TwoModelRunner):
     def _read(self, came: Sequence[int], path: Sequence[int]) -> np.ndarray | None:
         """One row: what came before lies in the target's cache."""
         self.draft.follow(path)
-        if came[-1] in self._eos or self.draft.position + self.draft_depth > self.draft.context_length:
-            return None
-        return self._next(came[-1])
+        return None if came[-1] in self._eos else self._next(came[-1])

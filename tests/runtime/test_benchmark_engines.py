@@ -4,6 +4,9 @@ learns.
 
 from __future__ import annotations
 
+import argparse
+import gzip
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +36,7 @@ Bundles = Callable[[str], Path]
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("trees", "two_model", "typical", "ablations"):
+    for name in ("trees", "two_model", "long_context", "typical", "ablations"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -41,28 +44,47 @@ def written(decoder: SpeculativeDecoder, prompt: list[int]) -> list[int]:
     return [token for done in decoder.run(prompt) for token in done.tokens]
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-@pytest.mark.parametrize("draft", ["int8", "lora"])
-def test_two_models_write_what_the_target_writes(
-    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, gamma: int, draft: str
+def test_two_models_are_measured_beside_the_bundles_own_drafter(
+    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from two_model import TwoModelEngine, decode
+    """The sides' answers are compared by the script itself."""
+    from two_model import bench
 
-    target, small = (load(bundles(name), threads=1, tree="plain") for name in ("fp32", draft))
-    steps = tokens = 0
-    fed, verify = [], small.runner.verify
-    monkeypatch.setattr(
-        small.runner, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named)
-    )
-    for prompt in map(target.encode, PROMPTS):
-        plain, _, calls = decode(target.runner, prompt, 30)
-        assert calls == 29  # the first token is the prompt's
-        engine = TwoModelEngine(target.runner, small.runner, gamma)
-        drafted, _, calls = decode(engine, prompt, 30, DecodingPolicy(rows=gamma + 1, sources=()))
-        assert drafted == plain
-        steps, tokens = steps + calls, tokens + len(plain) - 1
-    assert tokens > 1.5 * steps  # a draft model so close to the target is often right
-    assert max(fed) <= 2  # its last candidate and the target's token: all else it knows
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    asked = {"prompts": prompts, "limit": None, "max_new_tokens": 30, "repeats": 2, "gammas": [1, 3], "threads": 1}
+    found = bench(argparse.Namespace(bundle=bundles("fp32"), draft=bundles("int8"), **asked))
+    assert list(found) == ["plain", "own drafter", "two models", "two models, gamma 1", "two models, gamma 3"]
+    assert found["plain"]["tokens per call"] == 1 and found["own drafter"]["own drafter is faster by"] == [1, 1, 1]
+    near = found["two models, gamma 3"]
+    assert near["tokens per call"] > 1.5 and near["theory"]["alpha"] > 0.5  # a draft model so close is often right
+    assert 2 < near["theory"]["gamma"] <= 3 and "theory" not in found["own drafter"]
+
+
+def test_long_contexts_are_measured_and_predicted(
+    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sides' answers are compared by the script itself."""
+    import long_context
+
+    with gzip.open(tmp_path / "books", "wt") as file:
+        file.write("".join(json.dumps({"text": f"{line} once upon a time " * 20}) + "\n" for line in range(3)))
+    monkeypatch.setattr(long_context, "bundle_of", lambda out, base, dtype: bundles("endless fp32"))
+    words = ["x", tmp_path / "out", "--books", tmp_path / "books", "--contexts", 160, "--draft", "window:128"]
+    monkeypatch.setattr(sys, "argv", list(map(str, [*words, "--max-new-tokens", 30, "--threads", 1])))
+    for _ in range(2):
+        long_context.main()
+        monkeypatch.setattr(long_context, "load", None)  # the second time nothing is measured
+    found = json.loads((tmp_path / "out" / "figures.json").read_text())
+    assert list(found) == [
+        f"smollm2-135m-{d} 160 {what}" for d in ("float32", "float16") for what in ("costs", "speeds")
+    ]
+    sides = found["smollm2-135m-float32 160 speeds"]
+    assert sides["plain"]["steps"] == sides["plain"]["new"] == 58 and sides["plain"]["tried"] == 0
+    assert sides["window, gamma 4"]["steps"] < 58 and sides["window, gamma 4"]["accepted"] > 0
+    shown = capsys.readouterr().out.splitlines()
+    assert sum("window, gamma 4" in line and not line.endswith("- |") for line in shown) == 4
 
 
 def test_a_peers_worker_answers_alike_in_all_modes_and_leaves_the_drafter_out_where_told(

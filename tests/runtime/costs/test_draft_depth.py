@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.runtime.costs.draft_depth import ASSUMED, MOST, DraftDepth
+from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, MOST, DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.costs.theory import best_gamma
+from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
 
 def costs(price: float, row: float) -> RowCosts:
@@ -47,3 +47,17 @@ def test_fewer_rows_leave_room_for_fewer_drafts() -> None:
     assert learned(0.95).best(costs(0.01, 0.0), 64) == MOST
     assert learned(0.95).best(costs(0.01, 0.0), 4) == 3
     assert DraftDepth().best(None, 6) == 5 and DraftDepth().best(None, 2) == 1
+
+
+def test_drafts_pay_where_the_theorys_best_gamma_gains() -> None:
+    for alpha, price in ((0.9, 0.8), (0.9, 0.95), (0.3, 0.25), (0.3, 0.4)):
+        depth, known = learned(alpha), costs(price, 0.02)
+        verify = known.without_drafter
+        speeds = [
+            expected_speedup(depth.alpha, n, known.price, verify[n]) for n in range(1, min(MOST, len(verify) - 1) + 1)
+        ]
+        assert depth.pays(known, len(verify)) == (max(speeds) > 1) == (price in (0.8, 0.25))
+
+
+def test_a_window_is_believed_to_be_right_more_often_until_it_is_known() -> None:
+    assert DraftDepth(ASSUMED_WINDOW).alpha == ASSUMED_WINDOW > DraftDepth().alpha == ASSUMED

@@ -156,6 +156,21 @@ def test_what_the_cache_adds_is_learned() -> None:
     assert machine.costs(True, 64)[15] < 0.6 * machine.costs(True, 4000)[15]
 
 
+def test_the_price_of_a_window_is_foretold_for_other_contexts_and_taken_where_an_answer_begins() -> None:
+    """A plain step takes 1 + 0.3 for each 1,024 tokens, a draft token of a window 1.15 anywhere."""
+    costs, random = LearnedRowCosts(8, True, CostRecord(price=1.0)), np.random.default_rng(0)
+    for step in range(600):
+        cached = 600 if step // 20 % 2 else 4000
+        rows, calls = ((1, 0), (3, 2), (2, 1))[step % 3]
+        ratio = 1 + 0.05 * (rows - 1) + 1.15 * calls + 0.3 * cached / 1024
+        costs.observe(rows, calls, 0.01 * ratio * random.normal(1, 0.02), cached)
+    for cached in (1024, 8192):
+        plain = 1 + 0.3 * cached / 1024
+        assert costs.at(cached)[1] == pytest.approx(1.15 / plain, rel=0.15)
+        costs.begin(cached)
+        assert costs.price == costs.at(cached)[1]
+
+
 def test_the_price_of_the_drafter_is_learned_beside_the_rows() -> None:
     machine, costs = SimulatedMachine("steep"), LearnedRowCosts(ROWS, True)
     for step in range(400):

@@ -12,6 +12,7 @@ from streamspec.runtime.costs.theory import (
     best_gamma,
     expected_speedup,
     expected_tokens,
+    pays_from,
     predict,
 )
 
@@ -78,6 +79,31 @@ def test_of_a_tree_depths_are_counted_at_which_any_candidate_may_be_right() -> N
     found = [DraftCounts().after(tree, path, 1) for path in ((0,), (0, 1), (0, 2), (0, 1, 4))]
     assert [(one.tried, one.accepted) for one in found] == [(1, 0), (2, 1), (1, 1), (2, 2)]
     assert {(one.steps, one.rows, one.depth, one.calls) for one in found} == {(1, 5, 2, 1)}
+
+
+class WindowCosts(RowCosts):
+    """MagicDec's latency model: a plain step takes 1 + L / 1024 with L tokens in the cache, a draft over 512 of them
+    1.5, a row of a draft 0.02 and its attention."""
+
+    def __init__(self) -> None:
+        super().__init__(np.ones(8))
+
+    def at(self, cached: int) -> tuple[np.ndarray, float]:
+        plain = 1 + cached / 1024
+        return 1 + np.arange(8) * (0.02 + 0.05 * cached / 1024) / plain, 1.5 / plain
+
+
+def test_a_window_pays_from_the_context_at_which_the_best_gamma_gains() -> None:
+    costs, found = WindowCosts(), list[int]()
+    for alpha in (0.6, 0.9, 0.99):
+        first = pays_from(alpha, costs, 7, 8192)
+        for cached, gains in ((first, True), (first - 256, False)):
+            rows, price = costs.at(cached)
+            gamma = best_gamma(alpha, price, 7, lambda n, rows=rows: rows[n])  # type: ignore[misc]
+            assert (expected_speedup(alpha, gamma, price, rows[gamma]) > 1) == gains
+        found.append(first)
+    assert found == sorted(found, reverse=True) and found[0] > found[-1] > 512
+    assert pays_from(0.0, costs, 7, 8192) == 0 == pays_from(0.9, costs, 7, 512)
 
 
 def test_nothing_is_predicted_without_drafts_or_without_costs() -> None:
