@@ -148,6 +148,7 @@ class LoadKwargs(TypedDict, total=False):
     cache_dir: str | Path | None
     ngram: bool
     recycling: bool
+    lookahead: bool
     store: bool
     past_answers: bool | str | Path
     pruning: Pruning | None
@@ -180,6 +181,10 @@ class LoadOptions:
     )
     ngram: bool = option(True, "Also draft from n-grams of the text.")
     recycling: bool = option(True, "Also draft what the model chose after the same tokens before, in the same session.")
+    lookahead: bool = option(
+        False,
+        "Also draft from n-grams that spare rows of every step guess ahead (lookahead decoding); default: do not.",
+    )
     store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
     past_answers: bool | str | Path = option(
         False, "Also draft from earlier answers, kept in this file in plain; default: do not."

@@ -31,6 +31,7 @@ from streamspec.runtime.draft_sources.source import (
     DRAFTER,
     AcceptanceRates,
     CandidateTree,
+    Continuations,
     DraftSource,
     Found,
     LastingIndex,
@@ -200,6 +201,24 @@ def build_draft_tree(
     tree, order = _laid_out(tuple(taken.parents[:size]), tuple(taken.ranks[:size]))
     tokens, probabilities = [taken.tokens[i] for i in order], [taken.probabilities[i] for i in order]
     return Draft(tree, tokens, probabilities, [taken.sources[i] for i in order], expected)
+
+
+def with_rows(draft: Draft, rows: Continuations, bit: int) -> Draft:
+    """Returns the draft with the nodes of `rows` that it lacks after its own, as improbable ones of source `bit`."""
+    tokens, parents, ranks = list(draft.tokens), list(draft.tree.parents), list(draft.tree.ranks)
+    nodes = {(parents[node], token): node for node, token in enumerate(tokens) if node}
+    here, unused = list[int](), max(ranks) + 1
+    for token, parent in zip(rows.tokens, rows.parents, strict=True):
+        place = here[parent] if parent >= 0 else 0, token
+        node = nodes.setdefault(place, len(tokens))
+        if node == len(tokens):
+            tokens.append(token)
+            parents.append(place[0])
+            ranks.append(unused + node)
+        here.append(node)
+    more = len(tokens) - len(draft.tokens)
+    probabilities, sources = [*draft.probabilities, *[0.0] * more], [*draft.sources, *[bit] * more]
+    return Draft(DraftTree(tuple(parents), tuple(ranks)), tokens, probabilities, sources, draft.expected)
 
 
 @lru_cache(maxsize=512)

@@ -16,6 +16,8 @@ PAUSE = 12  # steps without the drafter, then it runs once more
 PRIOR = 0.2  # tokens a step that the drafter is believed to bring before it is known, in part at every new answer
 RATE, WEIGHT = 1.3, 20.0  # tokens per plain step to begin with, and the plain steps that this counts for
 FADE = 0.995  # of what came before, at every step
+# Of exploring rows: steps that count, tokens a step that they are believed to bring, and steps without them.
+EXPLORED_MEMORY, EXPLORED_PRIOR, EXPLORED_PAUSE = 32.0, 0.2, 256
 
 
 class DrafterGate:
@@ -56,3 +58,30 @@ class DrafterGate:
         rate, without = self._tokens / self._spent, self._costs.without_drafter
         saved = without.item(rows - 1) - without.item(ngram_rows - 1) + calls * self._costs.price
         self._advantage += (tokens - ngram_tokens - rate * saved - self._advantage) / MEMORY
+
+
+class ExplorationGate:
+    """Decides whether rows that teach a source (`LastingIndex.explore`) pay: what it alone brought lately against what
+    they cost, in tokens at the rate at which this session earns them. One per session."""
+
+    def __init__(self) -> None:
+        self._advantage, self._since = EXPLORED_PRIOR, 0
+        self._tokens, self._spent = RATE * WEIGHT, WEIGHT
+
+    @property
+    def open(self) -> bool:
+        """Whether the next step is to have such rows."""
+        return self._advantage > 0
+
+    def step(self, tokens: int, cost: float, brought: int, extra: float) -> None:
+        """Reports a step that brought so many `tokens` at the `cost` of plain steps, `brought` of them by the source
+        alone, `extra` of it for the rows."""
+        self._tokens, self._spent = FADE * self._tokens + tokens, FADE * self._spent + cost
+        if self.open:
+            worth = brought - extra * self._tokens / self._spent
+            self._advantage += (worth - self._advantage) / EXPLORED_MEMORY
+            self._since = 0
+        else:
+            self._since += 1
+            if self._since >= EXPLORED_PAUSE:
+                self._advantage = EXPLORED_PRIOR

@@ -17,7 +17,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree
+from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
@@ -59,6 +59,7 @@ class SpeculativeDecoder:
         self._step_began = 0.0  # in `_clock`
         self._calls = 0  # of the drafter in the last step
         self._root = -1
+        self._spare = 0  # rows of the step under way for what they teach
         self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._proposal: DraftProposal | None = None
         sources = self.policy.sources if self.rows > 1 else ()
@@ -164,14 +165,29 @@ class SpeculativeDecoder:
         return time.perf_counter() - self.runner.waited_seconds
 
     def _draft(self) -> Draft | None:
-        """Builds the next step's draft; None where there is nothing to draft with, or no room left in the context.
-        While speculation pauses only what a grammar forces is drafted."""
+        """Builds the next step's draft, and adds rows that teach a source where those pay; None where there is nothing
+        to verify, or no room left in the context."""
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
-        grammar, rows, paused = self.grammar, self.rows, not self._controller.on
+        explores = self.adaptive.exploration.open and self._controller.on and self.grammar is None
+        later = self._sources.explore(room) if explores else None
+        self._spare = 0 if later is None or len(later.tokens) >= self.rows else len(later.tokens)
+        draft = self._likeliest_draft(room, self.rows - self._spare)
+        if later is not None and self._spare:
+            draft = with_rows(draft or Draft(ROOT_ONLY, [self._root], [1.0], [0], 1.0), later, self._sources.explorer)
+        if draft is None or self.policy.call_rows is not None:
+            return draft
+        return off_borders(draft, self.runner.length)
+
+    def _likeliest_draft(self, room: int, rows: int) -> Draft | None:
+        """Builds the draft of at most so many rows that pays most; None where none does. While speculation pauses only
+        what a grammar forces is drafted."""
+        grammar, paused, costs = self.grammar, not self._controller.on, self._costs()
+        if costs is not None:
+            costs = costs[self._spare :]
         others = self._sources.look_up(0 if paused else room)
         if self._sources.lasting and room > 0 and not paused:
             most, alone = min(rows, STEMS), grammar is not None
-            others = self._sources.graft(room, self._root, self._proposal, most, self._costs(), alone)
+            others = self._sources.graft(room, self._root, self._proposal, most, costs, alone)
         forced = grammar is not None and grammar.after().forced is not None
         if not forced and (
             paused or (self._proposal is None and (others is None or (self.runner.gamma and self._gate is None)))
@@ -179,9 +195,8 @@ class SpeculativeDecoder:
             return None
         if grammar is not None:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
-        costs, learned = self._costs(), self.policy.costs
-        proposal = None if paused else self._proposal
-        trial = None if learned is None or forced or paused else learned.trial(self._planned_calls())
+        learned, proposal = self.policy.costs, None if paused else self._proposal
+        trial = None if learned is None or forced or paused or self._spare else learned.trial(self._planned_calls())
         sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
         draft = build_draft_tree(self._root, proposal, others, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
@@ -192,7 +207,7 @@ class SpeculativeDecoder:
         wasted = self._proposal is not None and self._runs_drafter()
         if costs is not None and not wasted and not draft.pays(costs):
             return None
-        return off_borders(draft, self.runner.length) if self.policy.call_rows is None else draft
+        return draft
 
     def _tree_step(self, draft: Draft, remaining: int) -> Committed:
         tree, tokens = draft.tree, draft.tokens
@@ -225,6 +240,10 @@ class SpeculativeDecoder:
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
             self._controller.step(len(path), cost, self._clock() - self._step_began)
+        if self._sources.explorer and costs is not None:
+            alone = sum(draft.sources[node] == self._sources.explorer for node in path)
+            spare = costs.item(len(tree) - 1) - costs.item(max(0, len(tree) - 1 - self._spare))
+            self.adaptive.exploration.step(len(done.tokens), costs.item(len(tree) - 1), alone, spare)
         if self._gate is not None:
             if proposal is not None:
                 calls = 1 if self._depth is None else proposal.depths

@@ -10,7 +10,7 @@ import numpy as np
 from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH, DraftCalibration, DraftSearch
-from streamspec.runtime.decoding.drafter_gate import DrafterGate
+from streamspec.runtime.decoding.drafter_gate import DrafterGate, ExplorationGate
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.draft_sources.ngram import NGRAM
@@ -58,6 +58,7 @@ class AdaptiveState:
         costs = None if policy is None else policy.costs
         self.controller, self.calibration = SpeculationController(), DraftCalibration()
         self.depth = DraftDepth(ASSUMED_WINDOW if policy is not None and policy.window else ASSUMED)
+        self.exploration = ExplorationGate()
         self.gate = None if costs is None or len(costs.curve) < 2 else DrafterGate(costs)
         if policy is not None and costs is not None and costs.sure and policy.expected is not None:
             self.controller.expect(*_best(policy.expected, costs.curve))

@@ -14,6 +14,7 @@ from streamspec.runtime.draft_sources.source import (
     DRAFTER,
     AcceptanceRates,
     CandidateTree,
+    Continuations,
     DraftSource,
     Found,
     LastingIndex,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 class SourceLookup:
     """The `sources` over one text. `learned`: of the session; `search` finds the rows that lasting sources add to.
 
-    `found`: what the last look-up brought; `others`: the same as one tree, None for nothing.
+    `explorer`: bit of the source that has rows verified for what they teach, 0 for none. `found`: what the last look-up
+    brought; `others`: the same as one tree, None for nothing.
     """
 
     def __init__(self, sources: Sequence[DraftSource], learned: DraftCalibration, search: DraftSearch) -> None:
@@ -42,6 +44,7 @@ class SourceLookup:
         ]
         self._bits = {"drafter": DRAFTER} | {source.name: bit for source, _, bit in rated}
         self._keep = [source.keep for source in sources if source.keep is not None]
+        self.explorer = next((bit for source, _, bit in rated if source.explores), 0)
         self.found: list[Found] = []
         self.others: CandidateTree | None = None
 
@@ -75,6 +78,10 @@ class SourceLookup:
                 self.found.append(Found(continuations, rates, bit))
                 self.others = merged(self.found)
         return self.others
+
+    def explore(self, room: int) -> Continuations | None:
+        """Returns rows to verify for what they teach, by the source that has such."""
+        return next((index.explore(room) for index, _, bit in self.lasting if bit == self.explorer), None)
 
     def learn(self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]) -> None:
         """Shows what the model chose after each row to the sources that last (`LastingIndex.chosen`)."""

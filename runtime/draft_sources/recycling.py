@@ -67,6 +67,8 @@ class RecyclingTable:
                 _keep(self._pairs, _pair(before, tokens[node]), choice)
                 _keep(self._singles, _single(tokens[node]), choice)
 
+    def explore(self, limit: int) -> None: ...
+
     def candidates(self, before: int, token: int) -> tuple[list[int], int]:
         """Returns what was chosen after the two tokens, then what else after the last, and the level of the first."""
         at = _pair(before, token)

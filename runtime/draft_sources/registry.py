@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streamspec.runtime.draft_sources.lookahead import LOOKAHEAD
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.draft_sources.source import DraftSource
@@ -29,6 +30,7 @@ class SourceData:
 SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
     "ngram": lambda data: NGRAM,
     "recycling": lambda data: RECYCLING,
+    "lookahead": lambda data: LOOKAHEAD,
     "store": lambda data: None if data.store is None else store_source(data.store),
     "past_answers": lambda data: None if data.past is None else past_source(data.past),
 }

@@ -83,6 +83,10 @@ class LastingIndex(Protocol):
     def graft(self, limit: int, stems: Stems, rates: AcceptanceRates) -> Continuations | None:
         """Returns what may follow the text or a node of `stems`, at most `limit` tokens deep; None for nothing."""
 
+    def explore(self, limit: int) -> Continuations | None:
+        """Returns what to verify for what it teaches, however unlikely, at most `limit` tokens deep; None for
+        nothing."""
+
     def chosen(
         self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
     ) -> None:
@@ -93,13 +97,15 @@ class LastingIndex(Protocol):
 @dataclass(frozen=True)
 class DraftSource:
     """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
-    index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens."""
+    index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens.
+    `explores`: it has rows verified for what they teach; one source of a session may."""
 
     name: str
     assumed: Sequence[Rates]
     begin: Callable[[], TextIndex] | None = None
     keep: Callable[[Sequence[int]], None] | None = None
     lasting: Callable[[], LastingIndex] | None = None
+    explores: bool = False
 
 
 class Found(NamedTuple):

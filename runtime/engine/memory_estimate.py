@@ -16,7 +16,7 @@ from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
 from streamspec.runtime.costs.draft_depth import MOST
-from streamspec.runtime.draft_sources import recycling
+from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
@@ -113,7 +113,7 @@ def estimate_memory(
     scores = 1 if native else ALIVE * heads(model)  # native operators make a row's scores and drop them
     floats = scores * rows * widest(model, context) + STATES * CHUNK * model.hidden_size
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
-    drafts = sessions * recycling.BYTES
+    drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
     return MemoryEstimate(
         weights=mapped + looked_up + adapter,

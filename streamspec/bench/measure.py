@@ -42,6 +42,7 @@ def bench(
     save_outputs: str | Path | None = None,
     ngram: bool = True,
     recycling: bool = True,
+    lookahead: bool = False,
     store: bool = True,
     adapter: str | Path | None = None,
     draft: str | Path | None = None,
@@ -54,7 +55,7 @@ def bench(
     - `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision.
     - `rows`: tree sizes that are measured too, each forced. `prune`: likewise, probabilities below which rows of a
       draft stop at the early exit.
-    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `store`, `adapter`, `draft`: as for
+    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `lookahead`, `store`, `adapter`, `draft`: as for
       `streamspec.runtime.load`; `provider` applies to all bundles.
     - `sampling`: greedy by default; with a temperature it needs a seed, so that all arms draw alike.
     - `save_outputs`: JSONL file for the answers, to be read by `compare`.
@@ -73,7 +74,8 @@ def bench(
     from streamspec.runtime import load
 
     opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
-    session = opened(bundle, tree=tree, ngram=ngram, recycling=recycling, store=store, adapter=adapter, draft=draft)
+    sources = {"ngram": ngram, "recycling": recycling, "lookahead": lookahead, "store": store}
+    session = opened(bundle, tree=tree, **sources, adapter=adapter, draft=draft)
     check_rows(rows, session)
     check_length(cases, session)
     if prune:

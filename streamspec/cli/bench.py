@@ -11,6 +11,7 @@ import typer
 from streamspec.cli.shared_options import (
     Bundle,
     Draft,
+    Lookahead,
     MinP,
     NoNgram,
     NoRecycling,
@@ -69,6 +70,7 @@ def command(
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
+    lookahead: Lookahead = LoadOptions.lookahead,
     no_store: NoStore = False,
     temperature: Temperature = Sampling.temperature,
     top_k: TopK = Sampling.top_k,
@@ -104,6 +106,7 @@ def command(
         save_outputs=save_outputs,
         ngram=not no_ngram,
         recycling=not no_recycling,
+        lookahead=lookahead,
         store=not no_store,
         adapter=use,
         draft=draft,

@@ -11,6 +11,7 @@ import typer
 from streamspec.cli.shared_options import (
     Bundle,
     Draft,
+    Lookahead,
     MaxNewTokens,
     MinP,
     NoNgram,
@@ -56,6 +57,7 @@ def command(
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
+    lookahead: Lookahead = LoadOptions.lookahead,
     no_store: NoStore = False,
     past_answers: PastAnswers = None,
     temperature: Temperature = Sampling.temperature,
@@ -94,6 +96,7 @@ def command(
         tree=rows or "auto",
         ngram=not no_ngram,
         recycling=not no_recycling,
+        lookahead=lookahead,
         store=not no_store,
         past_answers=past_answers or False,
         adapter=use,

@@ -15,6 +15,7 @@ from streamspec.cli.shared_options import (
     Context,
     Draft,
     Idle,
+    Lookahead,
     NoNgram,
     NoRecycling,
     NoStore,
@@ -93,6 +94,7 @@ def command(
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
+    lookahead: Lookahead = LoadOptions.lookahead,
     no_store: NoStore = False,
     past_answers: PastAnswers = None,
 ) -> None:
@@ -108,6 +110,7 @@ def command(
         provider=provider,
         ngram=not no_ngram,
         recycling=not no_recycling,
+        lookahead=lookahead,
         store=not no_store,
         past_answers=past_answers or False,
         draft=draft,

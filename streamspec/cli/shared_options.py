@@ -71,6 +71,7 @@ NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Do not draft from n-g
 NoRecycling = Annotated[
     bool, typer.Option("--no-recycling", help="Do not draft what the model chose after the same tokens before.")
 ]
+Lookahead = Annotated[bool, load_flag("lookahead")]
 NoStore = Annotated[bool, typer.Option("--no-store", help="Do not draft from the bundle's store of answers.")]
 PastAnswers = Annotated[Path | None, load_flag("past_answers", show_default=False)]
 MaxNewTokens = Annotated[int, generation_flag("max_new_tokens", min=1)]

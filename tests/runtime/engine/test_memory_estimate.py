@@ -18,7 +18,7 @@ from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import LayerCache
 from streamspec.runtime import load
-from streamspec.runtime.draft_sources import recycling
+from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.engine import memory_estimate as memory
 from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
 from streamspec.runtime.hardware import cpu, native_library
@@ -50,7 +50,9 @@ def test_estimates_follow_precision_context_and_sessions() -> None:
     assert one.cache == 2 * 2 * 8 * 100 * 4  # layers, key and value, width, tokens, bytes
     assert one.total == one.weights + one.packed + one.cache + one.work
     assert estimate(described(), context=50, sessions=3).cache == 3 * one.cache // 2
-    assert estimate(described(), sessions=3).work == estimate(described()).work + 2 * recycling.BYTES
+    assert estimate(described(), sessions=3).work == estimate(described()).work + 2 * (
+        lookahead.BYTES + recycling.BYTES
+    )
     assert estimate(described()).cache == one.cache * 128 // 100  # the model's context
     still = estimate(described(static=StaticInfo(8, 128)))
     assert still.packed == 4 * WEIGHTS and still.work < estimate(described()).work
