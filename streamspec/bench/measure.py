@@ -74,8 +74,16 @@ def bench(
     from streamspec.runtime import load
 
     opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
-    sources = {"ngram": ngram, "recycling": recycling, "lookahead": lookahead, "store": store}
-    session = opened(bundle, tree=tree, **sources, adapter=adapter, draft=draft)
+    session = opened(
+        bundle,
+        tree=tree,
+        ngram=ngram,
+        recycling=recycling,
+        lookahead=lookahead,
+        store=store,
+        adapter=adapter,
+        draft=draft,
+    )
     check_rows(rows, session)
     check_length(cases, session)
     if prune:
