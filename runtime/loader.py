@@ -53,8 +53,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
     - `ngram`: also drafts from n-grams of the text.
     - `recycling`: also drafts what the model chose after the same tokens before, in rows that the session verified.
-    - `lookahead`: also drafts from n-grams that rows of every step guess ahead of the text (default: do not). Those
-      rows are taken where they pay.
+    - `lookahead`: also drafts from n-grams that the model writes ahead of the text, in rows of every step where
+      those pay (default: do not).
     - `store`: also drafts from the bundle's store of answers, where it has one.
     - `past_answers`: True: also drafts from the answers that all sessions over these weights have given, which stay in
       memory; a path: and keeps them in this file, in plain, for the next load. Speed may then tell what was answered.

@@ -183,7 +183,7 @@ class LoadOptions:
     recycling: bool = option(True, "Also draft what the model chose after the same tokens before, in the same session.")
     lookahead: bool = option(
         False,
-        "Also draft from n-grams that spare rows of every step guess ahead (lookahead decoding); default: do not.",
+        "Also draft from n-grams that the model writes ahead of the text, in rows of every step (lookahead decoding).",
     )
     store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
     past_answers: bool | str | Path = option(

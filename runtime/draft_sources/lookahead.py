@@ -1,11 +1,11 @@
 """Drafts by lookahead decoding (Fu et al. 2024, arXiv 2402.02057): proposes n-grams that the model wrote itself, in
-rows that guess several places ahead beside the draft.
+rows that run several places ahead beside the draft.
 
-The guesses are a window of columns. Column i begins `i` places after the text's last token with a guess; what the model
+The window has columns. Column i begins `i` places after the text's last token with a tentative token; what the model
 chooses after a column is its next token in the next step (Jacobi iteration, Santilli et al. 2023, arXiv 2305.10427).
-Columns stand on guesses that are mostly wrong, yet the n-grams that they form often come later on. The window is part
-of the draft tree: a chain of the columns' first tokens, the rest of each column after its own. Its rows seldom come
-true; they are verified for what they teach, and the draft's search has what they leave of a step's rows.
+Columns stand on tokens that are mostly wrong, yet the n-grams that they form often come later on. The window is part of
+the draft tree: a chain of the columns' first tokens, the rest of each column after its own. Its rows seldom come true;
+they are verified for what they teach, and the draft's search has what they leave of a step's rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NGRAM = 3  # tokens of an n-gram (N), the one that it is looked up by included,
 KEPT = 4  # and n-grams kept of each first token (G), the newest first
 ROWS = 1 << 15  # of the pool; tokens that share a row spoil candidates, never answers
 BYTES = ROWS * KEPT * (NGRAM - 1) * 4  # of the pool, in memory once it was written
-STRIDE = 31  # tokens of the prompt between two first guesses
+STRIDE = 31  # tokens of the prompt between two first tokens of columns
 
 # Levels: the n-gram's place among those kept, then the depth. Assumed rates by `source.KINDS`.
 ASSUMED: tuple[Rates, ...] = tuple(
@@ -37,7 +37,7 @@ ASSUMED: tuple[Rates, ...] = tuple(
 
 
 class LookaheadPool:
-    """The n-grams of all texts of a session, by their first token, and the window of guesses after this one."""
+    """The n-grams of all texts of a session, by their first token, and the window ahead of this one."""
 
     def __init__(self) -> None:
         # Token + 1, 0 for none. The system gives pages of zeros as they are written.
@@ -68,7 +68,7 @@ class LookaheadPool:
     def explore(self, limit: int) -> Continuations | None:
         """See `LastingIndex`: the window."""
         if not self._columns:
-            self._columns = [[self._guess()] for _ in range(WINDOW)]
+            self._columns = [[self._tentative()] for _ in range(WINDOW)]
         if limit < WINDOW + NGRAM:
             return None
         nodes = dict[tuple[int, int], int]()
@@ -105,7 +105,7 @@ class LookaheadPool:
             elif i:
                 moved.setdefault(i - 1, grown)
         if moved:
-            self._columns = [moved.get(i) or [self._guess()] for i in range(WINDOW)]
+            self._columns = [moved.get(i) or [self._tentative()] for i in range(WINDOW)]
 
     def after(self, token: int) -> list[list[int]]:
         """What followed `token` in the n-grams kept, the newest first."""
@@ -122,7 +122,7 @@ class LookaheadPool:
                 self._pool[at] = token + 1
                 at += 1
 
-    def _guess(self) -> int:
+    def _tentative(self) -> int:
         """A token of the prompt."""
         self._drawn += STRIDE
         return self._prompt[self._drawn % len(self._prompt)] if self._prompt else 0
