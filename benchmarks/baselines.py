@@ -18,12 +18,15 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     eagle-full      every training step unrolls all passes
     eagle-tokens    learns the tokens of the answers alone, no states
     eagle-fused     reads the states of three layers
-    eagle-paper     nearest to the paper's recipe here: the states at the last layer's input, first pass alone (the map
-                    that hands states on stays as fitted)
+    eagle-paper     the paper's recipe: the target's final states, first pass alone, one map for these and for its own
+                    states
+    eagle-last      the same on the states at the last layer's input (the map that hands states on stays as fitted)
     eagle-prefix    only the first pass attends
     hydra           weights of its own for each further pass
+    hydra-plain     the same without attention
     mtp             DeepSeek's module, drafting on from itself: on the state that the last layer saw, first pass alone,
                     the tokens of the answers
+    mtp-3           three modules in a row on the target's final state, each trained at its depth
     jakiro          two experts, the last depth without a pass, by contrast
     jakiro-4, -8    the same with four and eight experts
     jakiro-lists    two experts, each with candidates of its own
@@ -64,10 +67,13 @@ DRAFTERS = {
     "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
     "eagle-full": f"{LAYER} eagle --no-random-unroll",
     "eagle-tokens": f"{LAYER} eagle --labels hard --state-weight 0",
-    "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1",
+    "eagle-paper": f"{LAYER} eagle --taps final --unroll 1",
+    "eagle-last": f"{LAYER} eagle --taps 1 --unroll 1",
     "eagle-prefix": f"{LAYER} eagle --prefix-attention",
     "mtp": f"{LAYER} mtp",
+    "mtp-3": f"{LAYER} mtp --depth 3 --taps final",
     "hydra": f"{LAYER} hydra",
+    "hydra-plain": f"{LAYER} hydra --no-prefix-attention",
     "jakiro": f"{LAYER} jakiro",
     "jakiro-lists": f"{LAYER} jakiro --two-lists",
     "jakiro-4": f"{LAYER} jakiro --experts 4",

@@ -19,7 +19,11 @@ trains the whole layer only where that is the draft's last pass, else C, T and t
 Variants: without `contrast` the mixture's sum replaces the difference in c (the paper's table 4); without `parallel`
 the last position has a pass of its own, without T, and c, if there is a contrast, predicts what g does. With
 `prefix_attention` only the first pass attends and the later ones are heads on its states; with `own_heads` each of them
-has weights of its own, as in Hydra++ (arXiv 2402.05109). With `two_lists` every active expert proposes candidates of
+has weights of its own, as in Hydra++ (arXiv 2402.05109), and without `prefix_attention` the first does not attend
+either, as in plain Hydra (there a head reads the whole path's embeddings, here the last one's beside the state of the
+head before). With `depth` D the first D passes have weights of their own, attention's too: the modules of DeepSeek-V3
+(arXiv 2412.19437, equations 21 to 23), but for the keys and values of the text, which the first module makes for all.
+With `two_lists` every active expert proposes candidates of
 its own (the paper's MoE tree, equation 4), and a candidate has the mean probability
 
     p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
@@ -35,7 +39,7 @@ Unlike the paper's, the last draft token depends on the one before it (T); the l
 last one, its MLP split among the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of
 what that layer reads one row later, C and T of the target's finished states (`fit_start`), so the layer drafts before
 it has learnt anything; m is taken below the last layers (`taps`), where the target's state is not yet narrowed to one
-next token.
+next token, or finished, as the head reads it (EAGLE, arXiv 2401.15077): where it is that alone, S is V, as there.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, co
 from streamspec.adapters.drafters.draft_layer_start import fit_start
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
-from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
+from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
@@ -64,24 +68,6 @@ from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import read_adapter
 
 STATISTIC_ROWS = 16  # of a text
-
-
-class _GrowingCache:
-    """The cache that HF's attention sees: K/V of earlier rows, to which it appends its own."""
-
-    def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
-        self.keys, self.values = keys, values
-        self.is_updated: dict[int, bool] = {}
-
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Appends K/V [B, Hkv, R, D]; returns all of them so far."""
-        self.keys.append(key)
-        self.values.append(value)
-        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Counts the rows that the cache holds."""
-        return sum(key.shape[2] for key in self.keys)
 
 
 class DraftLayerModel(DraftingModel):
@@ -95,16 +81,18 @@ class DraftLayerModel(DraftingModel):
         width, layer = self.decoder.hidden_size, copy_last_layer(self.decoder)
         shape = config.experts, config.active, config.two_lists
         self.experts, self.beside = Experts(layer.mlp, *shape), layer.parallel
-        self.attention = layer.parts["attention"]
-        self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = (
-            layer.parts.get(part) for part in ("norm_in", "norm_mid", "norm_attention", "norm_mlp")
+        own = [
+            LaterPass(layer, width, config.attends(number), Experts(layer.mlp, *shape))
+            for number in range(1, 1 + config.heads)
+        ]
+        self.heads = nn.ModuleList(own)
+        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = layer.of_pass(
+            config.attends(0)
         )
         assert self.decoder.norm is not None
         self.norm_out = weighted(copy.deepcopy(self.decoder.norm), self.decoder).float().requires_grad_(True)
-        own = range(self.passes - 1) if config.own_heads else ()
-        self.heads = nn.ModuleList(LaterPass(layer, width, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))
-        self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
+        self.from_state = None if config.heads or config.one_map else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
         self.bias = nn.Parameter(torch.zeros(width))
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
@@ -127,7 +115,9 @@ class DraftLayerModel(DraftingModel):
     def train(self, mode: bool = True) -> Self:
         """Keeps the layer's attention without dropout, as the target's own is."""
         super().train(mode)
-        self.attention.eval()
+        for part in (self, *self.heads):
+            if part.attention is not None:
+                part.attention.eval()
         return self
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
@@ -208,19 +198,21 @@ class DraftLayerModel(DraftingModel):
     def unroll(self, main: MainPass, picked: DraftRows, passes: int) -> Branches:
         """The first `passes` passes after the rows `picked`, their states ready for the head."""
         rows, following = picked.rows, picked.labels
-        cache = _GrowingCache([], [])
+        cache = GrowingCache()
         first = self.main_rows(main, cache)
         at = rows[:, :, None]
         steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
-        later = None if self.config.prefix_attention else cache
         back = rows[:, :, None] - columns
         for step in range(1, passes):
             past = ((back >= 0) & self._near(back + step))[:, None]  # [B, 1, P, T]
             seen = torch.cat([past, *(own & self._near(torch.tensor(step - k)) for k in range(1, step + 1))], dim=3)
             part = self._part(step)
-            states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
+            states, map = self._finish(steps[-1].mixture).float(), part.from_state
+            if self.config.one_map:
+                states, map = unit_rms(states), self.from_entry
+            states, later = nn.functional.linear(states, map), cache if self.config.attends(step) else None
             steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
         mixture, shares, overlap = (
             torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
@@ -246,7 +238,7 @@ class DraftLayerModel(DraftingModel):
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 
-    def main_rows(self, main: MainPass, cache: _GrowingCache | None = None) -> Branches:
+    def main_rows(self, main: MainPass, cache: GrowingCache | None = None) -> Branches:
         """The layer over all rows of the text, each with the token after it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
@@ -259,7 +251,7 @@ class DraftLayerModel(DraftingModel):
             states,
             columns.expand(batch, -1),
             causal,
-            cache or _GrowingCache([], []),
+            (cache or GrowingCache()) if self.config.attends(0) else None,
         )
 
     def entries(self, main: MainPass) -> Tensor:
@@ -268,10 +260,10 @@ class DraftLayerModel(DraftingModel):
 
     def _part(self, step: int) -> Any:
         """The module with the weights of pass `step`, counted from 0."""
-        return self.heads[step - 1] if self.config.own_heads and step else self
+        return self.heads[min(step, len(self.heads)) - 1] if self.heads and step else self
 
     def _layer(
-        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _GrowingCache | None
+        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: GrowingCache | None
     ) -> Branches:
         """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R] after them) under a mask [B, 1, R, K]; without
         a cache they attend to nothing.
@@ -280,11 +272,11 @@ class DraftLayerModel(DraftingModel):
         u, scale = x, self.decoder.residual_scale
         if cache is not None:
             mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-            normed = _through(self.norm_in, x)
-            mixed = self.decoder.attend(self.attention, self.decoder.last_attention, normed, mask, positions, cache)
-            u = x + scale * _through(self.norm_attention, mixed)
+            normed = _through(part.norm_in, x)
+            mixed = self.decoder.attend(part.attention, self.decoder.last_attention, normed, mask, positions, cache)
+            u = x + scale * _through(part.norm_attention, mixed)
         read = x if self.beside else u  # by the MLP
-        norm = self.norm_in if self.beside and part.norm_mid is None else part.norm_mid
+        norm = part.norm_in if self.beside and part.norm_mid is None else part.norm_mid
         added: Branches = part.experts(_through(norm, read))
 
         def joined(update: Tensor) -> Tensor:
@@ -343,6 +335,7 @@ class DraftLayerModel(DraftingModel):
             "taps": list(shape.taps),
             "prefix_attention": shape.prefix_attention,
             "own_heads": shape.own_heads,
+            "depth": shape.depth,
             "biases": biases,
             "window": shape.window,
         }

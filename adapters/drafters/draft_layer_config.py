@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamspec.adapters.drafters.options import FINAL, taps_text
 from streamspec.adapters.training.option_checks import require
-from streamspec.bundle.adapter_folder import odd_draft_layer
+from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft_layer
 from streamspec.errors import ConfigError
 
 
 @dataclass
-class DraftLayerConfig:
+class DraftLayerConfig(DraftPasses):
     """Shape of the draft layer.
 
     `contrast`: the last position is drafted from the difference of the two best experts, else from their mixture;
     `parallel`: without a pass of its own. `two_lists`: each active expert proposes its own candidates. `taps`: layers
-    of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
-    `own_heads`: the others have weights of their own. `window`: how many positions back a row may look, itself
-    included.
+    of the target above each of the states that the layer reads, `FINAL_STATE` for the finished one. `prefix_attention`:
+    only the first pass attends; `own_heads`: the others have weights of their own and never attend, without
+    `prefix_attention` no pass does. `depth`: so many passes have weights of their own, attention's too. `window`: how
+    many positions back a row may look, itself included.
     """
 
     gamma: int
@@ -31,24 +33,22 @@ class DraftLayerConfig:
     taps: tuple[int, ...] = (2,)
     prefix_attention: bool = False
     own_heads: bool = False
+    depth: int = 1
     window: int | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> DraftLayerConfig:
         """The shape that `options` (`TrainConfig.resolved`) describe."""
-        same = ("gamma", "experts", "active", "contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
-        return cls(**{name: options[name] for name in same}, taps=tuple(map(int, options["taps"].split(","))))
-
-    @property
-    def passes(self) -> int:
-        """Passes of the layer for one draft."""
-        return self.gamma - self.parallel
+        same = ["gamma", "experts", "active", "contrast", "parallel", "two_lists", "depth"]
+        same += ["prefix_attention", "own_heads"]
+        taps = tuple(FINAL_STATE if tap == FINAL else int(tap) for tap in options["taps"].split(","))
+        return cls(**{name: options[name] for name in same}, taps=taps)
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""
-        if not all(1 <= tap <= layers for tap in self.taps):
+        if not all(tap == FINAL_STATE or 1 <= tap <= layers for tap in self.taps):
             raise ConfigError(
-                f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps"
+                f"taps = {taps_text(self.taps)}", f"1..{layers}, the layers of this base, or {FINAL}", "change --taps"
             )
 
 
@@ -59,6 +59,7 @@ def check_draft_layer(options: Mapping[str, Any]) -> None:
         shape.gamma, shape.experts, shape.active, shape.contrast, shape.parallel, shape.two_lists
     ):
         raise ConfigError(*odd, "change --experts, --active, --gamma, --contrast, --parallel or --two-lists")
+    require(shape.depth <= shape.passes, "depth", shape.depth, f"at most {shape.passes}, the passes of this layer")
     unroll = options["unroll"]
     require(
         unroll is None or unroll <= shape.passes, "unroll", unroll, f"at most {shape.passes}, the passes of this layer"
@@ -72,4 +73,5 @@ def check_draft_layer_base(options: Mapping[str, Any], family: str, layers: int)
 
 def counted_passes(options: Mapping[str, Any]) -> int:
     """Most passes of the draft layer that a training step counts, from `TrainConfig.resolved`."""
-    return options["unroll"] or DraftLayerConfig.of(options).passes
+    shape = DraftLayerConfig.of(options)
+    return max(shape.depth, options["unroll"] or shape.passes)

@@ -52,7 +52,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
     handed = ridge(final, state @ solved[width:-1]).T
-    learning: list[Any] = list(drafter.heads) if drafter.config.own_heads else [drafter]
+    learning: list[Any] = [] if drafter.config.one_map else list(drafter.heads) or [drafter]
     for part in learning:
         part.from_state.copy_(handed)
         part.from_token.copy_(drafter.from_token)

@@ -29,7 +29,8 @@ IGNORE = -100
 @dataclass
 class MainPass:
     """Results of the main pass: its token ids [B, T]; M [B, T, H] at the input of layer `first`, or of all `tapped`
-    layers side by side; the finished hidden states [B, T, E]; K/V of the layers from `first` on.
+    ones side by side, with the finished states as the input of a layer after the last; these [B, T, E]; K/V of the
+    layers from `first` on.
     """
 
     tokens: Tensor
@@ -125,11 +126,12 @@ class TargetModel(nn.Module):
             inner = self.model.base_model
             with ExitStack() as stack:
                 keys, values = stack.enter_context(self.decoder.keys_values(self.first, cache))
-                entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.tapped]
+                inside = [layer for layer in self.tapped if layer < len(self.decoder.layers)]
+                entered = {layer: stack.enter_context(self.decoder.watched(layer)) for layer in inside}
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
         return MainPass(
             tokens=input_ids,
-            entry=torch.cat([states for (states,) in entered], dim=-1),
+            entry=torch.cat([entered.get(layer, [out.last_hidden_state])[0] for layer in self.tapped], dim=-1),
             final=out.last_hidden_state,
             keys=keys,
             values=values,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -98,11 +97,11 @@ def _split_channels(weight: Tensor, experts: int, active: int) -> Tensor:
 
 
 class LaterPass(nn.Module):
-    """Weights of a pass after the first, where each has its own (Hydra)."""
+    """Weights of a pass after the first, where it has its own (Hydra, multi-token prediction)."""
 
-    def __init__(self, layer: LayerCopy, hidden: int, experts: int, active: int, apart: bool) -> None:
+    def __init__(self, layer: LayerCopy, hidden: int, attends: bool, experts: Experts) -> None:
         super().__init__()
-        self.experts = Experts(layer.mlp, experts, active, apart)
-        self.norm_mid, self.norm_mlp = copy.deepcopy(layer.read), copy.deepcopy(layer.parts.get("norm_mlp"))
+        self.experts = experts
+        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = layer.of_pass(attends)
         self.from_token, self.from_state = (nn.Parameter(torch.eye(hidden)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(hidden))

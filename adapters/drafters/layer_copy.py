@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft.utils.integrations import dequantize_module_weight
@@ -19,7 +20,27 @@ from streamspec.adapters.base_models.config_fields import activation
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.model_families import switched
 
+PARTS = ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")  # beside the MLP's weights
 Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
+
+
+class GrowingCache:
+    """The cache that HF's attention sees: K/V of earlier rows, to which it appends its own."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.is_updated: dict[int, bool] = {}
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Appends K/V [B, Hkv, R, D]; returns all of them so far."""
+        self.keys.append(key)
+        self.values.append(value)
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Counts the rows that the cache holds."""
+        return sum(key.shape[2] for key in self.keys)
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,13 @@ class LayerCopy:
 
     @property
     def read(self) -> nn.Module | None:
+        """That norm."""
         return self.parts.get("norm_mid") or (self.parts.get("norm_in") if self.parallel else None)
+
+    def of_pass(self, attends: bool) -> list[nn.Module | None]:
+        """Copies of `PARTS` for a pass of its own weights, None for those it has no use for."""
+        parts = self.parts if attends else {"norm_mid": self.read, "norm_mlp": self.parts.get("norm_mlp")}
+        return [copy.deepcopy(parts.get(part)) for part in PARTS]
 
 
 def copy_last_layer(decoder: HFDecoder) -> LayerCopy:

@@ -4,21 +4,35 @@ all of these groups' fields; a group's docstring is its heading in the reference
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamspec.bundle.adapter_folder import FINAL_STATE
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
 
+FINAL = "final"  # --taps: the state that the LM head reads
+
+
+def taps_text(taps: Sequence[int]) -> str:
+    """The taps of an adapter as the option spells them."""
+    return ",".join(FINAL if tap == FINAL_STATE else str(tap) for tap in taps)
+
 
 def parsed_taps(value: Any) -> str:
-    """Numbers with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
+    """Numbers and `FINAL` with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
     parts = [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
-    taps = [int(part) for part in parts if part.isdecimal() and len(part) < 5]
-    if len(taps) < len(parts) or 0 in taps or len(set(taps)) < len(taps):
-        raise ConfigError(f"taps = {value!r}", "whole numbers from 1 on with commas, each once", "change --taps")
-    return ",".join(map(str, taps))
+    taps = [
+        FINAL_STATE if part == FINAL else int(part)
+        for part in parts
+        if part == FINAL or (part.isdecimal() and len(part) < 5 and int(part))
+    ]
+    if len(taps) < len(parts) or len(set(taps)) < len(taps):
+        expected = f"whole numbers from 1 on or {FINAL}, with commas, each once"
+        raise ConfigError(f"taps = {value!r}", expected, "change --taps")
+    return taps_text(taps)
 
 
 @dataclass
@@ -58,7 +72,8 @@ class DraftLayerOptions:
     taps: str | None = option(
         None,
         "layers above the hidden states that the draft layer reads; of several, with commas, all at once; "
-        "default: 2, of mtp 1, of dflash below its layers and at the thirds of the base",
+        "`final`: the state that the LM head reads, as EAGLE does; default: 2, of mtp 1, of dflash below its layers "
+        "and at the thirds of the base",
         parse=parsed_taps,
     )
     state_weight: float | None = option(
@@ -67,10 +82,29 @@ class DraftLayerOptions:
 
 
 @dataclass
+class PrefixOptions:
+    """Attention of a draft layer's first pass"""
+
+    prefix_attention: bool | None = option(
+        None,
+        "only the first pass attends, the later ones are heads on its states; default: of hydra alone, "
+        "whose first pass does not attend either without it",
+    )
+
+
+@dataclass
+class ModulesOptions:
+    """Modules of multi-token prediction"""
+
+    depth: int = option(
+        1, "modules in a row, each with weights of its own and trained; the last one drafts on from itself", minimum=1
+    )
+
+
+@dataclass
 class UnrolledOptions:
     """Draft layers trained on their own states"""
 
-    prefix_attention: bool = option(False, "only the first pass attends, the later ones are heads on its states")
     unroll: int | None = option(
         None,
         "passes of the layer that training counts, of which the first reads the target's states; default: all",
@@ -130,6 +164,8 @@ class MethodOptions(  # dataclass fields come in the order of these bases read f
     BlockOptions,
     JakiroOptions,
     UnrolledOptions,
+    ModulesOptions,
+    PrefixOptions,
     DraftLayerOptions,
     MedusaOptions,
     StreamingOptions,

@@ -17,6 +17,8 @@ from streamspec.adapters.drafters.options import (
     DraftLayerOptions,
     JakiroOptions,
     MedusaOptions,
+    ModulesOptions,
+    PrefixOptions,
     StreamingOptions,
     TrainedAloneOptions,
     UnrolledOptions,
@@ -54,6 +56,7 @@ class DrafterMethod:
 
 HARD = {"labels": "hard", "state_weight": 0.0}  # the true tokens
 TARGET_STATES = {"labels": "kl", "state_weight": 10.0, "taps": "2"}  # the target's distribution and hidden states
+ALL_ATTEND = {"prefix_attention": False}
 ONE_EXPERT = {"experts": 1, "active": 1, "contrast": False, "parallel": False, "two_lists": False}
 
 
@@ -83,10 +86,12 @@ DRAFTERS = {
         defaults=HARD,
         learns_alone="heads_share",
     ),
-    "jakiro": _draft_layer((UnrolledOptions, JakiroOptions), {}, TARGET_STATES),
-    "eagle": _draft_layer((UnrolledOptions,), ONE_EXPERT, TARGET_STATES),
-    "mtp": _draft_layer((), ONE_EXPERT | {"unroll": 1}, HARD | {"taps": "1"}),
-    "hydra": _draft_layer((), ONE_EXPERT | {"prefix_attention": True, "own_heads": True}, TARGET_STATES),
+    "jakiro": _draft_layer((UnrolledOptions, PrefixOptions, JakiroOptions), {}, TARGET_STATES | ALL_ATTEND),
+    "eagle": _draft_layer((UnrolledOptions, PrefixOptions), ONE_EXPERT, TARGET_STATES | ALL_ATTEND),
+    "mtp": _draft_layer((ModulesOptions,), ONE_EXPERT | ALL_ATTEND | {"unroll": 1}, HARD | {"taps": "1"}),
+    "hydra": _draft_layer(
+        (PrefixOptions,), ONE_EXPERT | {"own_heads": True}, TARGET_STATES | {"prefix_attention": True}
+    ),
     "dflash": DrafterMethod(
         "streamspec.adapters.drafters.dflash.block_drafter:BlockDraftModel",
         (TrainedAloneOptions, DraftLayerOptions, BlockOptions),

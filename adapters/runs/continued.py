@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.drafters.options import taps_text
 from streamspec.adapters.training.option_checks import flag
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,
@@ -37,7 +38,7 @@ OWN |= {
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
 SAME = [
     *("gamma", "ns", "positions", "root_token", "own_heads"),
-    *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention"),
+    *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention", "depth"),
     "block_layers",
 ]
 RANKS = {"bigram": "bigram_rank", "pruning": "prune_rank"}  # null: none, which a longer run may add
@@ -99,7 +100,7 @@ def start_of(folder: Path) -> Start:
     shape = {name: streams[name] for name in SAME if name in streams}
     shape |= {option: streams[name] for name, option in RANKS.items() if streams.get(name)}
     if "taps" in streams:
-        shape["taps"] = ",".join(map(str, streams["taps"]))
+        shape["taps"] = taps_text(streams["taps"])
     if streams.get("lora"):
         shape["stream_rank"] = streams["lora"]["rank"]
     if adapter.recipe != "staged":

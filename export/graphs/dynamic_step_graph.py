@@ -192,7 +192,7 @@ class _Layers(LayerStack):
         return batch.before
 
     def leaving(self, layer: int, state: LayerRows) -> None:
-        if layer != self.spec.layers - 1:
+        if layer != self.spec.layers - 1 or self.taps_final:
             return
         g, logit_rows = self.g, self.batch.logit_rows
         state.mixed, state.normed, stream = (
@@ -226,6 +226,10 @@ class _Layers(LayerStack):
             return found
         seen = {name: getattr(every, name) for name in ("positions", "tree_mask", "visible", "rings")}
         return replace(found, below=replace(found, node=number, **seen))
+
+    def with_logits(self, finished: str) -> str:
+        self._going_on = Rows(self.g.op("Shape", self.batch.logit_rows))
+        return self.g.op("Gather", finished, self.batch.logit_rows, axis=1)
 
     def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:
         """The rows that go on after the early exit at entry [1, n, H]."""

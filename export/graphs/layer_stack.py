@@ -39,8 +39,10 @@ class LayerStack(ABC):
         layers = decoder.spec.layers
         self.first = drafter.first_layer(layers) if drafter else -1  # of the drafter
         self.tapped = drafter.tapped(layers) if drafter else ()
+        self.taps_final = layers in self.tapped
         self.presents: list[tuple[str, ...]] = []  # of each layer: the K/V that drafters read
-        self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
+        # By layer: [1, n, H] at its input, of those that the drafter taps; the finished states as a last one's.
+        self.entries: dict[int, str] = {}
         self.linear: Linear = decoder.linear
         self.joined: EagerPass | None = None  # from the layer on where streams run beside the nodes
 
@@ -69,8 +71,16 @@ class LayerStack(ABC):
                     state.per_layer_inputs,
                 )
         with g.named("head"):
-            states = g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))
+            finished = decoder.finish(g, state.residual)
+            if self.taps_final:
+                self.entries[self.spec.layers] = finished
+                finished = self.with_logits(finished)
+            states = g.op("Squeeze", finished, g.ints(0))
             return states if self.joined is None else self.joined.end(g, states)
+
+    def with_logits(self, finished: str) -> str:
+        """Those of the finished rows [1, n, H] that get logits, where none has left before."""
+        return finished
 
     @abstractmethod
     def rows(self) -> Rows:

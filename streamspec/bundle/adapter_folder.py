@@ -45,6 +45,7 @@ NOT_NEEDED = (
 # Ways to start a LoRA that leave the base as it is: others round its weights or subtract the start from them.
 STARTS = ("gaussian", "eva", "orthogonal")
 MERGE = "merge it into its base with PEFT, and export that as the base"
+FINAL_STATE = 0  # among the taps of a draft layer: the state after the final norm
 BELOW = 3  # folders that hold adapters, in an error
 WHOLE = {"modules_to_save": "whole modules", "trainable_token_indices": "rows of the embedding"}
 VARIANTS = {"use_dora": "DoRA", "lora_bias": "a bias of its own"}
@@ -62,6 +63,38 @@ def odd_draft_layer(
     if parallel and gamma < 2:
         return f"a last position without a pass of its own, and gamma {gamma}", "gamma 2 at least"
     return None
+
+
+class DraftPasses:
+    """Which passes of a draft layer attend, and which have weights of their own; passes are counted from 0."""
+
+    gamma: int
+    parallel: bool
+    depth: int
+    taps: tuple[int, ...]
+    prefix_attention: bool
+    own_heads: bool
+
+    @property
+    def passes(self) -> int:
+        """How often the layer runs for one draft."""
+        return self.gamma - self.parallel
+
+    @property
+    def heads(self) -> int:
+        """Counts the passes after the first that have weights of their own; later ones share the last's."""
+        return (self.passes if self.own_heads else self.depth) - 1
+
+    @property
+    def one_map(self) -> bool:
+        """Whether the layer reads its own states as it reads the target's: these are final ones alone."""
+        return self.taps == (FINAL_STATE,) and not self.heads
+
+    def attends(self, number: int) -> bool:
+        """Whether pass `number` attends."""
+        if self.own_heads:
+            return self.prefix_attention and number == 0
+        return number == 0 or not self.prefix_attention
 
 
 @dataclass(frozen=True)

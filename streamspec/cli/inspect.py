@@ -11,6 +11,7 @@ import typer
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.adapter_folder import (
     ACCEPTANCE,
+    FINAL_STATE,
     STREAM_CONFIG,
     TASK_CONFIG,
     TASK_WEIGHTS,
@@ -198,18 +199,22 @@ def _layer(layer: dict[str, Any]) -> Rows:
         layer["draft_vocab"],
         ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"],
     )
-    attends = ", the first pass alone attends" * layer[
-        "prefix_attention"
-    ] + ", the others have weights of their own" * bool(layer.get("own_heads"))
+    own, depth = bool(layer.get("own_heads")), layer.get("depth", 1)
+    attends = ", no pass attends" * own if not layer["prefix_attention"] else ", the first pass alone attends"
+    attends += ", the others have weights of their own" * own + f", {depth} modules in a row" * (depth > 1)
     return [
         (
             "draft layer",
             f"{layer['gamma']} depths{last}, {layer['active']} of {layer['experts']} "
             f"experts{', a list of candidates each' * bool(layer.get('two_lists'))}{attends}",
         ),
-        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
+        ("it reads", ", ".join(_tap(tap) for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
+
+
+def _tap(tap: int) -> str:
+    return "the finished states" if tap == FINAL_STATE else f"the states below the last {tap} layers"
 
 
 def _block(block: dict[str, Any]) -> Rows:

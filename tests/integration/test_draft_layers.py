@@ -35,17 +35,26 @@ KINDS = [  # one family for each way to put a layer together
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
 
 
-def options(method: str) -> dict[str, Any]:
-    """The options of a run that leaves all at their defaults."""
+PAPERS = {  # a drafter as its paper has it: method and options
+    "EAGLE": ("eagle", {"taps": "final"}),
+    "DeepSeek-V3": ("mtp", {"taps": "final", "depth": 3}),
+    "DeepSeek-V3 of one module": ("mtp", {"taps": "final"}),
+    "Hydra": ("hydra", {"prefix_attention": False}),
+    "Jakiro's tree": ("jakiro", {"two_lists": True, "experts": 4}),
+}
+
+
+def options(method: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run that leaves all but `changes` at their defaults."""
     row = DRAFTERS[method]
     usual = {"experts": 2, "active": 2, "contrast": True, "parallel": True, "two_lists": False, "own_heads": False}
-    return usual | {"prefix_attention": False, "gamma": GAMMA} | dict(row.defaults) | dict(row.fixed)
+    return usual | {"depth": 1, "gamma": GAMMA} | dict(row.defaults) | changes | dict(row.fixed)
 
 
-def save_drafter(folder: Path, base: Base, model: Any, method: str) -> Path:
+def save_drafter(folder: Path, base: Base, model: Any, method: str, **changes: Any) -> Path:
     """Writes an adapter folder with a draft layer that was fitted to random text and then shaken."""
     torch.manual_seed(0)
-    config, decoder = DraftLayerConfig.of(options(method)), HFDecoder(model)
+    config, decoder = DraftLayerConfig.of(options(method, changes)), HFDecoder(model)
     config.window = decoder.window(decoder.last_attention)
     layer = DraftLayerModel(model, config).eval()
     ids = torch.randint(3, VOCAB, (8, 24))
@@ -100,6 +109,27 @@ def test_rounded_weights_draft_what_the_reference_drafts(family: str, method: st
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
     assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > drafted.stats.steps
+
+
+@pytest.mark.parametrize(("paper", "precision"), [*zip(PAPERS, cycle(("int8", "int4", "fp32")), strict=False)])
+def test_drafters_as_their_papers_have_them_draft_what_was_trained(paper: str, precision: str, tmp_path: Path) -> None:
+    method, changes = PAPERS[paper]
+    model = tiny_model("llama")
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model, method, **changes)
+    manifest = export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", precision, progress=lambda line: None)
+    assert manifest.parity["streams"]["relative"] < {"fp32": 1e-4, "int8": 0.4, "int4": 0.6}[precision]
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
+    assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > drafted.stats.steps
+
+
+def test_more_modules_than_passes_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model, "mtp", depth=2)
+    file = adapter / "streamspec_config.json"
+    file.write_text(file.read_text().replace('"depth": 2', '"depth": 4'))
+    with pytest.raises(AdapterError, match=r"streams\.depth is 4; expected a whole number 1\.\.3"):
+        export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
 
 
 def test_a_window_that_cannot_be_and_tensors_of_another_family_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.bundle.adapter_folder import odd_draft_layer
+from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft_layer
 from streamspec.bundle.manifest import DrafterInfo
 from streamspec.bundle.model_section import MAX_CONTEXT
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
@@ -23,7 +23,7 @@ BEAM = 4  # candidates of a level that the next one goes on from
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftLayerSpec(DraftSpec):
+class DraftLayerSpec(DraftSpec, DraftPasses):
     """The draft layer of one adapter. Fields as in `streamspec.adapters.drafters.draft_layer.DraftLayerConfig`;
     `tensors`: by their names in the adapter.
     """
@@ -35,6 +35,7 @@ class DraftLayerSpec(DraftSpec):
     two_lists: bool
     prefix_attention: bool
     own_heads: bool
+    depth: int = 1
     window: int | None = None
     tensors: Mapping[str, Array]
 
@@ -45,18 +46,13 @@ class DraftLayerSpec(DraftSpec):
 
     @property
     def own_layers(self) -> int:
-        """One: the draft layer's K/V are in the cache."""
+        """One: the draft layer's K/V are in the cache, zeros where it never attends."""
         return 1
 
     @property
     def by_level(self) -> bool:
         """Always: rows stand for pairs of a state and the token after it."""
         return True
-
-    @property
-    def passes(self) -> int:
-        """How often the layer runs for one draft."""
-        return self.gamma - self.parallel
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -69,7 +65,7 @@ class DraftLayerSpec(DraftSpec):
         return BEAM if self.draft_vocab is None else min(BEAM, len(self.draft_vocab))
 
     def tapped(self, layers: int) -> tuple[int, ...]:
-        """The layers `taps` before the end."""
+        """The layers `taps` before the end; the number of layers for the finished states."""
         return tuple(layers - tap for tap in self.taps)
 
     def info(self, candidates: int) -> DrafterInfo:
@@ -81,16 +77,19 @@ def shapes(section: AdapterSection) -> Shapes:
     """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, gamma, spec = section.config, section.gamma, section.spec
     experts, active = _check(section)
-    hidden, taps, own = spec.hidden, config["taps"], bool(config.get("own_heads"))
+    hidden, taps = spec.hidden, config["taps"]
+    passes = DraftLayerSpec(gamma=gamma, **_shape(section), tensors={})
     layer = _layer_shapes(spec)
     passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,)} | _expert_shapes(spec, experts, active)
     handed = {"from_state": (hidden, hidden)}
-    shapes: Shapes = passed | layer | ({} if own else handed)
-    ahead = passed | handed | {name: layer[name] for name in layer if name.startswith(("norm_mid.", "norm_mlp."))}
+    alone = {name: layer[name] for name in layer if name.startswith(("norm_mid.", "norm_mlp."))}
     if spec.parallel and spec.mlp_norm is None:
-        ahead |= {name.replace("norm_in", "norm_mid"): layer[name] for name in layer if name.startswith("norm_in.")}
-    for head in range(gamma - 1 - bool(config.get("parallel")) if own else 0):
-        shapes |= {f"heads.{head}.{name}": shape for name, shape in ahead.items()}
+        alone |= {name.replace("norm_in", "norm_mid"): layer[name] for name in layer if name.startswith("norm_in.")}
+    shapes: Shapes = passed | (layer if passes.attends(0) else alone)
+    shapes |= {} if passes.heads or passes.one_map else handed
+    for head in range(passes.heads):
+        own = layer if passes.attends(head + 1) else alone
+        shapes |= {f"heads.{head}.{name}": shape for name, shape in (passed | handed | own).items()}
     shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_out.weight": (hidden,), "norm_out.bias": (hidden,)}
     if config.get("contrast") or config.get("parallel"):
         shapes["last_state"] = (hidden, hidden)
@@ -129,6 +128,18 @@ def _parts(spec: DecoderSpec) -> dict[str, str]:
     return {part: module for part, module in parts.items() if part != "norm_mid" or spec.mlp_norm}
 
 
+def _shape(section: AdapterSection) -> dict[str, Any]:
+    """Fields of a spec that a checked configuration states."""
+    config = section.config
+    parts = "contrast", "parallel", "two_lists", "prefix_attention", "own_heads"
+    return {name: bool(config.get(name)) for name in parts} | {
+        "taps": tuple(config["taps"]),
+        "active": config["active"],
+        "depth": config.get("depth", 1),
+        "window": config.get("window"),
+    }
+
+
 def _check(section: AdapterSection) -> tuple[int, int]:
     """Checks a configuration; returns the numbers of experts and of active ones. Raises AdapterError."""
     config, gamma, layers = section.config, section.gamma, section.spec.layers
@@ -137,14 +148,16 @@ def _check(section: AdapterSection) -> tuple[int, int]:
     if (
         not isinstance(taps, list)
         or not taps
-        or not all(type(tap) is int and 1 <= tap <= layers for tap in taps)
+        or not all(type(tap) is int and FINAL_STATE <= tap <= layers for tap in taps)
         or len(set(taps)) < len(taps)
     ):
-        raise section.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of 1..{layers}")
+        raise section.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of {FINAL_STATE}..{layers}")
     if odd := odd_draft_layer(
         gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))
     ):
         raise section.refused(*odd)
+    if "depth" in config:  # adapters up to 0.1 have none
+        section.whole("depth", 1, gamma - bool(config.get("parallel")))
     if config.get("bigram"):
         raise section.refused("a draft layer with a bigram", "no bigram: its candidates know the token before")
     if config.get("window") is not None:
@@ -154,19 +167,8 @@ def _check(section: AdapterSection) -> tuple[int, int]:
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
     """Reads the draft layer from tensors that have the `shapes`."""
-    config = section.config
-    parts: dict[str, Any] = {
-        name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
-    }
     own = {name: tensors[name].astype(np.float32) for name in shapes(section)}
-    return DraftLayerSpec(
-        **shared,
-        **parts,
-        taps=tuple(config["taps"]),
-        active=config["active"],
-        window=config.get("window"),
-        tensors=own,
-    )
+    return DraftLayerSpec(**shared, **_shape(section), tensors=own)
 
 
 class DraftLayerSource(ChangedSource):

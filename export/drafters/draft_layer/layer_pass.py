@@ -10,7 +10,8 @@ then drafts:
     the last        if parallel no pass: its own branch of the              C candidates after each
                     parents' rows
 
-With prefix attention the first level alone attends; with own heads every pass has weights of its own
+With prefix attention the first level alone attends; with own heads every pass has weights of its own, and no further
+one attends; of `depth` passes each has its own attention, over keys of the text that the first one's weights make
 (docs/explain/how-it-works.md). Row for row the equations of `adapters/drafters/draft_layer.py`.
 """
 
@@ -98,12 +99,21 @@ class DraftLayerPass(DraftPass):
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
         self.inputs = self._input(g, main.following, (main.positions, 1), state, main.rows)
-        _, *sides = self._queries_keys_values(g, self._norm(g, self.inputs), main.rows, main.positions)
+        sides = self._keys_values(g, main)
         key, value = (
             main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
         )
         self.present = key, value
         return [self.present]
+
+    def _keys_values(self, g: Scope, main: MainRows) -> tuple[str, str]:
+        """K and V [1, n, Hkv*D] of the main rows."""
+        if self.spec.attends(0):
+            normed = self._norm(g, self.inputs, self.layer)
+            return self._queries_keys_values(g, normed, main.rows, main.positions, self.layer)[1:]
+        width = self.decoder.spec.kv_heads * self.decoder.spec.head_dim
+        shape = g.op("Concat", g.ints(1), main.rows.count, g.ints(width), axis=0)
+        return (g.op("Expand", g.store.constant(0, np.float32), shape),) * 2
 
     # ---- in the branch
 
@@ -145,7 +155,10 @@ class DraftLayerPass(DraftPass):
     def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
         """The inputs of the rows of the next pass, of chosen candidates `at` a position and a number further."""
         part = self._part(at[1] - 1)
-        state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
+        state, name = g.op("Gather", before.state, chosen.parents, axis=1), f"{part}from_state"
+        if self.spec.one_map:
+            state, name = self.decoder.unit_rms(g, state), "from_entry"
+        state = self._map(g, state, rows, name)
         return self._input(g, chosen.tokens, at, state, rows, part)
 
     def _likeliest(self, g: Scope, level: DraftLevel) -> ChosenRows:
@@ -173,13 +186,13 @@ class DraftLayerPass(DraftPass):
         """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
         the cache already (`sees` None); all others add to `own`."""
         spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
-        decoder, layer = self.decoder, self.layer + (number if spec.own_heads else 0)
+        decoder, layer = self.decoder, self.layer + min(number, spec.heads)
         rows, residual, normed, update = Rows(g.ints(count)), Residual(x), "", ""
-        if attends := sees is None or not spec.prefix_attention:
-            normed = self._norm(g, x)
-            mixed, sees = self._attention(g, normed, rows, count, at, accepted, past, own, sees)
-            update = decoder.attention_update(g, mixed, self.layer)
-        if decoder.spec.parallel and not decoder.spec.mlp_norm and not (attends and layer == self.layer):
+        if spec.attends(number):
+            normed = self._norm(g, x, layer)
+            mixed, sees = self._attention(g, normed, rows, count, at, accepted, past, own, sees, layer)
+            update = decoder.attention_update(g, mixed, layer)
+        elif decoder.spec.parallel and not decoder.spec.mlp_norm:
             normed, _ = decoder.enter(g, residual, layer)
         normed, residual = decoder.before_mlp(g, update, normed, residual, layer)
         stream = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
@@ -209,7 +222,8 @@ class DraftLayerPass(DraftPass):
 
     def _part(self, number: int) -> str:
         """The prefix of the names of the weights of pass `number`."""
-        return f"heads.{number - 1}." if self.spec.own_heads and number else ""
+        own = min(number, self.spec.heads)
+        return f"heads.{own - 1}." if own else ""
 
     def _attention(
         self,
@@ -222,12 +236,13 @@ class DraftLayerPass(DraftPass):
         past: str,
         own: list[tuple[str, str, str]],
         sees: str | None,
+        layer: int,
     ) -> tuple[str, str | None]:
-        """The output of attention for rows `x` at the position `at`, and which of the layer's own rows each row has
-        seen. `own`: their K, V and positions.
+        """The output of a `layer`'s attention for rows `x` at the position `at`, and which of the draft's own rows each
+        row has seen. `own`: their K, V and positions.
         """
         positions = g.op("Expand", at, g.ints(count))
-        q, k, v = self._queries_keys_values(g, x, rows, positions)
+        q, k, v = self._queries_keys_values(g, x, rows, positions, layer)
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
             own.append((k, v, positions))
@@ -246,7 +261,7 @@ class DraftLayerPass(DraftPass):
             )
             parts.append((by_head(g, spec, key), by_head(g, spec, value)))
         mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
-        return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
+        return self.decoder.linear(g, mixed, rows, layer, self.decoder.spec.family.out), sees
 
     def _propose_level(self, g: Scope, level: DraftLevel, path: str = "") -> None:
         """The best candidates of the level, which follows candidates of the log probabilities `path` [m]."""
@@ -284,8 +299,8 @@ class DraftLayerPass(DraftPass):
     def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
         return self.decoder.linear_map(g, x, rows, self._weight(name, self.spec.tensors[name]))
 
-    def _norm(self, g: Scope, x: str) -> str:
-        return self.decoder.enter(g, Residual(x), self.layer)[0]
+    def _norm(self, g: Scope, x: str, layer: int) -> str:
+        return self.decoder.enter(g, Residual(x), layer)[0]
 
     def _finish(self, g: Scope, x: str) -> str:
         spec, tensors = self.decoder.spec, self.spec.tensors
@@ -295,9 +310,9 @@ class DraftLayerPass(DraftPass):
         plain = "" if spec.family.layernorm else "Simplified"
         return g.op(f"{plain}LayerNormalization", x, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
 
-    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
+    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str, layer: int) -> tuple[str, str, str]:
         return self.decoder.queries_keys_values(
-            g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear
+            g, x, rows, layer, self.decoder.rotary(g, positions), self.decoder.linear
         )
 
     def _experts(

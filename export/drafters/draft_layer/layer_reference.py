@@ -98,6 +98,7 @@ class TrainedDraftLayer:
                 "taps",
                 "prefix_attention",
                 "own_heads",
+                "depth",
                 "window",
             )
         }

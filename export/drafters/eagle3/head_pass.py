@@ -49,7 +49,7 @@ class Eagle3Pass(DraftLayerPass):
         feature = decoder.linear_map(g, joined, main.rows, self._own("fc.weight"))
         self.inputs = self._pairs(g, main.following, feature)
         read, _ = self._read(g, self.inputs)
-        _, *sides = self._queries_keys_values(g, read, main.rows, main.positions)
+        _, *sides = self._queries_keys_values(g, read, main.rows, main.positions, self.layer)
         key, value = (
             main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
         )
@@ -77,7 +77,7 @@ class Eagle3Pass(DraftLayerPass):
         decoder, count = self.decoder, self.spec.levels[number]
         rows = Rows(g.ints(count))
         read, stream = self._read(g, x)
-        mixed, sees = self._attention(g, read, rows, count, at, accepted, past, own, sees)
+        mixed, sees = self._attention(g, read, rows, count, at, accepted, past, own, sees, self.layer)
         normed, residual = decoder.before_mlp(g, mixed, "", Residual(stream), self.layer)
         state = g.op("Add", residual.stream, decoder.mlp(g, normed, rows, self.layer, decoder.linear))
         finished, _ = decoder.norm(g, Residual(state), NORM)

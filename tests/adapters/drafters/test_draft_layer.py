@@ -42,24 +42,28 @@ def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]
     with torch.no_grad():
         entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
     cache, out, last = DynamicCache(), [], torch.empty(0)
-    model.attention.layer_idx = 0
+    for module in (model, *model.heads):
+        if module.attention is not None:
+            module.attention.layer_idx = 0
     shape, embed = model.config, model.decoder.embedding.weight
     states = [torch.cat([unit_rms(m) for m in row.split(32)]) for row in entry]
     rows = [(int(ids[i + 1]), model.from_entry @ states[i]) for i in range(t + 1)]
     for position in range(t + model.passes):
         token, state = rows[position] if position <= t else (following[position - t - 1], out[-1])
-        part = model.heads[position - t - 1] if shape.own_heads and position > t else model
+        own = min(max(position - t, 0), len(model.heads))
+        part = model.heads[own - 1] if own else model
         if position > t:
-            state = part.from_state @ state
+            one_map = shape.taps == (0,) and not model.heads
+            state = model.from_entry @ unit_rms(state) if one_map else part.from_state @ state
         x = part.from_token @ unit_rms(embed[token]) + state + part.bias
         where = torch.tensor([[position]])
         rotary = model.decoder.rotary_embeddings(x[None, None], where)
         u = (
             x
-            if shape.prefix_attention and position > t
+            if (shape.prefix_attention and position > t) or (shape.own_heads and not shape.prefix_attention)
             else x
-            + model.attention(
-                model.norm_in(x)[None, None],
+            + part.attention(
+                part.norm_in(x)[None, None],
                 position_embeddings=rotary,
                 attention_mask=None,
                 past_key_values=cache,
@@ -111,6 +115,62 @@ def test_heads_of_their_own_equal_the_row_by_row_reference() -> None:
     model.heads[1].bias.add_(1)  # the third pass's
     moved = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
     assert torch.equal(moved[:, :, :2], states[:, :, :2]) and not torch.allclose(moved[:, :, 2], states[:, :, 2])
+
+
+ONE = {"experts": 1, "active": 1, "contrast": False, "parallel": False}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {**ONE, "taps": (0,)},  # EAGLE
+        {"taps": (0, 2)},
+        {"taps": (0,), "two_lists": False, "experts": 4},
+        {**ONE, "own_heads": True},  # plain Hydra
+        {**ONE, "depth": 3, "taps": (0,)},  # DeepSeek-V3
+        {**ONE, "depth": 4},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_other_published_layers_equal_the_row_by_row_reference(shape: dict) -> None:
+    model = jakiro("qwen3", **shape)
+    labels = torch.randint(1, 60, (1, 1, GAMMA))
+    picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), labels)
+    states = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
+    expected = torch.stack(one_by_one(model, IDS[0], 3, labels[0, 0].tolist()))
+    torch.testing.assert_close(states[0, 0], expected, atol=2e-4, rtol=2e-4)
+
+
+@torch.no_grad()
+def test_the_finished_state_is_what_the_head_reads() -> None:
+    main = jakiro(taps=(0, 2)).main_pass(IDS, MASK)
+    assert torch.equal(main.entry[..., :32], main.final)
+    assert torch.equal(main.entry[..., 32:], jakiro().main_pass(IDS, MASK).entry)
+
+
+def test_every_module_learns_its_depth_alone() -> None:
+    model = jakiro(**ONE, depth=3)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    picked = pick_rows(batch, GAMMA, 8)
+    model.zero_grad()
+    depths = draft_layer_losses(model, model.main_pass(IDS, MASK), picked, None, None, passes=3)["depths"]
+    assert len(depths) == 3
+    depths[1].backward()
+    assert bool(model.heads[0].attention.q_proj.weight.grad.any()) and model.heads[1].bias.grad is None
+    assert bool(model.attention.q_proj.weight.grad.any())  # through the state that it hands on
+
+
+@torch.no_grad()
+def test_plain_hydra_reads_no_earlier_row() -> None:
+    plain, prefix = jakiro(**ONE, own_heads=True), jakiro(**ONE, own_heads=True, prefix_attention=True)
+    assert not any("attention" in name for name in plain.drafter_tensors())
+    for model, alike in ((plain, True), (prefix, False)):
+        main = model.main_pass(IDS[:1], MASK[:1])
+        picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), torch.tensor([[[8, 9, 10, 11]]]))
+        before = model.draft_pass(main, picked)
+        main.entry[:, :3] += 1
+        assert torch.equal(model.draft_pass(main, picked), before) == alike
 
 
 @pytest.mark.parametrize("vocabulary", [None, torch.arange(5, 40)])
@@ -287,7 +347,7 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
     assert "branches_agree" not in plain.statistics(rows, None)
 
 
-@pytest.mark.parametrize("taps", [(0,), (2, 5)])
+@pytest.mark.parametrize("taps", [(-1,), (2, 5)])
 def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="taps"):
         jakiro(taps=taps)
@@ -302,6 +362,9 @@ def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) 
         {"contrast": False},
         {"two_lists": True},
         {"prefix_attention": True, "own_heads": True},
+        {"own_heads": True},
+        {"taps": (0,)},
+        {"depth": 2, "taps": (0,)},
     ],
 )
 @torch.no_grad()

@@ -22,7 +22,9 @@ METHODS = {
     "jakiro": {},
     "eagle": ONE,
     "mtp": ONE | {"taps": (1,)},
+    "mtp-3": ONE | {"taps": (0,), "depth": 3},
     "hydra": ONE | {"prefix_attention": True, "own_heads": True},
+    "hydra-plain": ONE | {"own_heads": True},
 }
 IDS = torch.arange(3, 51).reshape(4, 12)
 MASK = torch.ones_like(IDS)

@@ -27,6 +27,10 @@ from tests.support.tiny_models import options
         ({"method": "jakiro", "taps": "2,2"}, "taps = '2,2'; expected whole numbers"),
         ({"method": "jakiro", "taps": "2,02"}, "taps = '2,02'; expected whole numbers"),
         ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
+        ({"method": "eagle", "taps": "0"}, "taps = '0'; expected whole numbers from 1 on or final"),
+        ({"method": "eagle", "taps": "final,2,final"}, "taps = 'final,2,final'; expected whole numbers"),
+        ({"method": "eagle", "depth": 2}, "--depth with --method eagle; expected --method mtp"),
+        ({"method": "mtp", "prefix_attention": False}, "--prefix-attention with --method mtp"),
         ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
         ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
         (
@@ -75,6 +79,24 @@ def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path:
     assert taught(method="eagle", labels="hard", state_weight=0) == ("hard", 0)
     assert DraftLayerConfig.of(options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").resolved).taps == (2,)
     assert counted_passes(options(tmp_path, tmp_path, tmp_path, method="eagle").resolved) == 2
+
+
+def test_every_module_of_mtp_is_counted(tmp_path: Path) -> None:
+    config = options(tmp_path, tmp_path, tmp_path, method="mtp", gamma=4, depth=3, taps="final")
+    shape = DraftLayerConfig.of(config.resolved)
+    assert counted_passes(config.resolved) == shape.heads + 1 == 3 and shape.taps == (0,)
+    with pytest.raises(ConfigError, match="depth = 5; expected at most 4, the passes of this layer"):
+        options(tmp_path, tmp_path, tmp_path, method="mtp", gamma=4, depth=5)
+
+
+def test_hydra_alone_attends_in_its_first_pass_by_default(tmp_path: Path) -> None:
+    def attends(**changes: object) -> list[bool]:
+        shape = DraftLayerConfig.of(options(tmp_path, tmp_path, tmp_path, **changes).resolved)
+        return [shape.attends(number) for number in range(2)]
+
+    assert attends(method="hydra") == attends(method="eagle", prefix_attention=True) == [True, False]
+    assert attends(method="hydra", prefix_attention=False) == [False, False]
+    assert attends(method="eagle") == attends(method="jakiro") == attends(method="mtp") == [True, True]
 
 
 def test_drafters_that_learn_alone_learn_in_small_batches(tmp_path: Path) -> None:

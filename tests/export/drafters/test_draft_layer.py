@@ -26,6 +26,8 @@ ONE = {"experts": 1, "active": 1, "contrast": False, "parallel": False}
 METHODS = {
     "jakiro": {"window": WINDOW},
     "hydra": {**ONE, "prefix_attention": True, "own_heads": True},
+    "plain hydra": {**ONE, "own_heads": True},
+    "mtp": {**ONE, "taps": (0,), "depth": 3, "window": WINDOW},
 }
 SHAPES = [
     {},
@@ -52,16 +54,24 @@ SHAPES = [
     {"prefix_attention": True, "own_heads": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
     {"prefix_attention": True, "own_heads": True},
     {"own_heads": True, "two_lists": True},
-    {"own_heads": True, "window": 3},
+    {**ONE, "own_heads": True},
+    {"taps": (0,)},
+    {**ONE, "taps": (0,)},
+    {"taps": (1, 0)},
+    {**ONE, "depth": 2},
+    {**ONE, "depth": 4, "window": 3},
+    {"depth": 2, "taps": (0,)},
     {**ONE, "taps": (1,)},
     {**ONE, "window": 2},  # less than the passes
 ]
 ODD = [  # families whose layers are put together otherwise, with shapes that read their parts otherwise
-    ("phi", {"own_heads": True, "window": 2}),
+    ("phi", {"own_heads": True}),
+    ("phi", {**ONE, "depth": 2, "window": 2}),
     ("phi", {"prefix_attention": True, "two_lists": True, "experts": 4, "active": 3}),
     ("gpt_neox", {"own_heads": True, "prefix_attention": True}),
     ("gpt2", {"two_lists": True, "parallel": False}),
-    ("gemma2", {"own_heads": True, "two_lists": True, "window": 3}),
+    ("gemma2", {"own_heads": True, "two_lists": True}),
+    ("gemma2", {**ONE, "depth": 3, "taps": (0,), "window": 3}),
     ("olmo2", {"prefix_attention": True, "own_heads": True}),
 ]
 
@@ -90,6 +100,7 @@ def spec_of(model: DraftLayerModel, draft_vocab: np.ndarray | None = None) -> Dr
         two_lists=shape.two_lists,
         prefix_attention=shape.prefix_attention,
         own_heads=shape.own_heads,
+        depth=shape.depth,
         window=shape.window,
         tensors=tensors,
         draft_vocab=draft_vocab,
