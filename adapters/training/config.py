@@ -296,7 +296,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def _check_method(self) -> None:
         for one, group in grouped_fields():
             methods = readers(group)
-            if methods and self.method not in methods and getattr(self, one.name) != one.default:
+            idle = one.default, self.drafter.fixed.get(one.name, one.default)
+            if methods and self.method not in methods and getattr(self, one.name) not in idle:
                 raise ConfigError(
                     f"{flag(one.name)} with --method {self.method}",
                     f"--method {' or '.join(methods)}",

@@ -30,7 +30,7 @@ from tests.support.tiny_models import options
         ({"method": "eagle", "taps": "0"}, "taps = '0'; expected whole numbers from 1 on or final"),
         ({"method": "eagle", "taps": "final,2,final"}, "taps = 'final,2,final'; expected whole numbers"),
         ({"method": "eagle", "depth": 2}, "--depth with --method eagle; expected --method mtp"),
-        ({"method": "mtp", "prefix_attention": False}, "--prefix-attention with --method mtp"),
+        ({"method": "mtp", "prefix_attention": True}, "--prefix-attention with --method mtp"),
         ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
         ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
         (
