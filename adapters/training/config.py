@@ -232,8 +232,9 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
             setattr(self, name, value if "several" in rules else converted(name, value, hint))
         check_rules("method", self.method, type(self).__dataclass_fields__["method"].metadata)
         if self.continue_ is not None:
-            for name, value in start_of(self.continue_).taken_over(vars(self)).items():
-                setattr(self, name, value)
+            taken = start_of(self.continue_).taken_over(vars(self))
+            for name in taken.keys() - self.drafter.fixed:
+                setattr(self, name, taken[name])
         if self.recipe is None:
             self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
         if self.tensorboard and self.report_to is None:
@@ -296,8 +297,7 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def _check_method(self) -> None:
         for one, group in grouped_fields():
             methods = readers(group)
-            idle = one.default, self.drafter.fixed.get(one.name, one.default)
-            if methods and self.method not in methods and getattr(self, one.name) not in idle:
+            if methods and self.method not in methods and getattr(self, one.name) != one.default:
                 raise ConfigError(
                     f"{flag(one.name)} with --method {self.method}",
                     f"--method {' or '.join(methods)}",
