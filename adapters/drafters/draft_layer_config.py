@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.drafters.options import FINAL, taps_text
+from streamspec.adapters.drafters.options import FINAL, taps_of_text, taps_text
 from streamspec.adapters.training.option_checks import require
 from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft_layer
 from streamspec.errors import ConfigError
@@ -41,8 +41,7 @@ class DraftLayerConfig(DraftPasses):
         """The shape that `options` (`TrainConfig.resolved`) describe."""
         same = ["gamma", "experts", "active", "contrast", "parallel", "two_lists", "depth"]
         same += ["prefix_attention", "own_heads"]
-        taps = tuple(FINAL_STATE if tap == FINAL else int(tap) for tap in options["taps"].split(","))
-        return cls(**{name: options[name] for name in same}, taps=taps)
+        return cls(**{name: options[name] for name in same}, taps=taps_of_text(options["taps"]))
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""

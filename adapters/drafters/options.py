@@ -21,6 +21,11 @@ def taps_text(taps: Sequence[int]) -> str:
     return ",".join(FINAL if tap == FINAL_STATE else str(tap) for tap in taps)
 
 
+def taps_of_text(text: str) -> tuple[int, ...]:
+    """The taps of an adapter from the option's text."""
+    return tuple(FINAL_STATE if tap == FINAL else int(tap) for tap in text.split(","))
+
+
 def parsed_taps(value: Any) -> str:
     """Numbers and `FINAL` with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
     parts = [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]

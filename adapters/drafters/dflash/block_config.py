@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamspec.adapters.drafters.options import taps_of_text
 from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.errors import ConfigError
 from streamspec.model_families import FAMILIES
@@ -28,7 +29,7 @@ def taps_of(options: Mapping[str, Any], layers: int, below: int = 1) -> tuple[in
     layers that the drafter starts as, and those at its thirds.
     """
     if options["taps"] is not None:
-        return tuple(map(int, options["taps"].split(",")))
+        return taps_of_text(options["taps"])
     return tuple(dict.fromkeys((below, max(1, layers // 3), max(1, 2 * layers // 3))))
 
 
@@ -47,5 +48,5 @@ def check_block_base(options: Mapping[str, Any], family: str, layers: int) -> No
             f"1..{layers}, the layers of this base",
             "change --block-layers",
         )
-    if not all(tap <= layers for tap in taps_of(options, layers)):
+    if not all(1 <= tap <= layers for tap in taps_of(options, layers)):
         raise ConfigError(f"taps = {options['taps']}", f"1..{layers}, the layers of this base", "change --taps")

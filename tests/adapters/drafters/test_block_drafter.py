@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from streamspec.adapters.drafters.dflash.block_config import BlockConfig, taps_of
+from streamspec.adapters.drafters.dflash.block_config import BlockConfig, check_block_base, taps_of
 from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.least_squares import unit_rms
@@ -137,6 +137,8 @@ def test_every_parameter_outside_the_target_learns_and_the_target_does_not() -> 
 def test_taps_are_the_state_below_the_copied_layers_and_the_thirds_of_the_base() -> None:
     assert taps_of({"taps": None}, 30, 2) == (2, 10, 20) and taps_of({"taps": None}, 4, 1) == (1, 2)
     assert taps_of({"taps": "3,9"}, 30, 2) == (3, 9)
+    with pytest.raises(ConfigError, match="taps = final; expected 1..4, the layers of this base"):
+        check_block_base({"taps": "final", "block_layers": 1}, "llama", 4)
 
 
 def test_training_writes_a_complete_folder(base: Path, data: Path, tmp_path: Path) -> None:
