@@ -87,6 +87,7 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
             Path("adapter"),
             method="jakiro",
             taps="2,4",
+            prefix_attention=False,
             format="raw",
             separator="\n",
         ),
