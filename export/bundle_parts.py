@@ -18,6 +18,7 @@ from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
+from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.static_step_graph import fitting
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import IR_VERSION, OPSET
@@ -74,6 +75,21 @@ def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
     if parts.streams and parts.streams.pruning:
         say("leaving the early exit out: a static graph cannot prune")
     return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
+
+
+def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> StreamSpec:
+    """The drafter with its early exit at the input of `layer`. Raises ConfigError for a layer that it has none at."""
+    exits = (
+        {one.layer or drafter.first_layer(layers): one for one in drafter.exits}
+        if isinstance(drafter, StreamSpec)
+        else {}
+    )
+    if layer not in exits or not isinstance(drafter, StreamSpec):
+        trained = " or ".join(map(str, exits)) or "no early exit"
+        raise ConfigError(
+            f"--exit-layer {layer}", f"{trained}, as the adapter was trained", "correct it, or train with --exit-layer"
+        )
+    return replace(drafter, pruning=exits[layer])
 
 
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:

@@ -32,7 +32,7 @@ from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles, add_store
 from streamspec.export.bundle_card import write_card
-from streamspec.export.bundle_parts import Parts, Progress, describe_bundle, load_parts, static_parts
+from streamspec.export.bundle_parts import Parts, Progress, describe_bundle, load_parts, static_parts, with_exit
 from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
 from streamspec.export.drafters.published import read_published
@@ -80,6 +80,7 @@ def export_bundle(
     store: StoreFiles | None = None,
     drafter: str | Path | None = None,
     streams: str = DEFERRED,
+    exit_layer: int | None = None,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -101,6 +102,7 @@ def export_bundle(
     - `drafter`: folder of a published EAGLE-3 head of this base; `adapter` then has no drafter of its own.
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
+    - `exit_layer`: of the layers that `adapter` has an early exit at, the one to prune at; default: the last.
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -124,6 +126,8 @@ def export_bundle(
         say("loading the base")
         parts = load_parts(resolved, described, head)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
+        if exit_layer is not None:
+            parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, exit_layer))
         if streams != DEFERRED:
             parts = replace(parts, streams=eager(parts.streams, parts.spec))
         if target.static:

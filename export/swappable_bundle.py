@@ -52,7 +52,7 @@ from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.lora_inputs import PIECE
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
@@ -140,7 +140,7 @@ def _write_base(
     say("loading the base")
     target = read_target(base, None, whole=False)
     model, spec = target.model, replace(target.spec, cache_dtype=cache_dtype)
-    room = capacity_for([read_drafter(one, spec) for one in adapters if one.streams is not None], spec)
+    room = capacity_for([_drafter(one, spec) for one in adapters if one.streams is not None], spec)
     tokenizer = copy_tokenizer(base, folder)
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say("computing the reference in PyTorch")
@@ -242,7 +242,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
 
     model = load_model(base, adapter, whole=False)
     spec = describe(model)
-    streams = cast(StreamSpec, read_drafter(adapter, spec)) if adapter.streams is not None else None
+    streams = _drafter(adapter, spec) if adapter.streams is not None else None
     info = fitting_info(adapter, streams, room, spec)
     task = task_lora(model, adapter, spec)
     tensors = adapter_tensors(
@@ -334,3 +334,10 @@ def _name(name: str) -> str:
     if not plain_name(name):
         raise ConfigError(f"an adapter named {name[:100]!r}", "a plain folder name", "name it with --name")
     return name
+
+
+def _drafter(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
+    """An adapter's streams, with an early exit where they begin or none: a swappable graph has no other."""
+    streams = cast(StreamSpec, read_drafter(adapter, spec))
+    exits = [one for one in streams.exits if one.layer in (None, streams.first_layer(spec.layers))]
+    return replace(streams, pruning=replace(exits[0], layer=None) if exits else None)

@@ -155,6 +155,7 @@ class GraphFeatures:
             drafter = capacity if capacity.ns else None
         if drafter is None:
             return plain
+        exit_layer = model.layers - capacity.ns[0] if capacity is not None and capacity.pruning else None
         return replace(
             plain,
             drafter=True,
@@ -165,7 +166,7 @@ class GraphFeatures:
             bigram=drafter.bigram,
             draft_layer=bool(getattr(drafter, "levels", ())),
             own_layers=getattr(drafter, "layers", 0),
-            exit_layer=model.layers - (drafter.ns[0] if capacity else drafter.ns) if drafter.pruning else None,
+            exit_layer=drafter.pruned_from(model.layers) if capacity is None else exit_layer,
         )
 
     def sizes(self, kind: str) -> dict[str, int]:

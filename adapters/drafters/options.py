@@ -28,7 +28,7 @@ def taps_of_text(text: str) -> tuple[int, ...]:
 
 def parsed_taps(value: Any) -> str:
     """Numbers and `FINAL` with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
-    parts = [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
+    parts = _parts(value)
     taps = [
         FINAL_STATE if part == FINAL else int(part)
         for part in parts
@@ -38,6 +38,20 @@ def parsed_taps(value: Any) -> str:
         expected = f"whole numbers from 1 on or {FINAL}, with commas, each once"
         raise ConfigError(f"taps = {value!r}", expected, "change --taps")
     return taps_text(taps)
+
+
+def parsed_layers(value: Any) -> str:
+    """Layers with commas, likewise. Raises ConfigError."""
+    parts = _parts(value)
+    layers = {int(part) for part in parts if part.isdecimal() and len(part) < 5 and int(part)}
+    if len(layers) < len(parts):
+        expected = "whole numbers from 1 on with commas, each once"
+        raise ConfigError(f"exit_layer = {value!r}", expected, "change --exit-layer")
+    return ",".join(parts)
+
+
+def _parts(value: Any) -> list[str]:
+    return [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
 
 
 @dataclass
@@ -51,6 +65,12 @@ class StreamingOptions:
         says="at least 1 and at most the number of layers",
     )
     positions: str = option("shifted", 'stream j sits at position t + j ("shifted") or t ("same")', choices=POSITIONS)
+    exit_layer: str | None = option(
+        None,
+        "layers whose input an early exit may read, with commas, of which an export takes one; default: the first of "
+        "the last ns",
+        parse=parsed_layers,
+    )
     root_token: bool = option(True, "streams also see the embedding of the token that follows row t")
     fit_start: bool = option(
         True, "streams start as the least-squares fit of the hidden states they predict, not at random"

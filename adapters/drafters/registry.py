@@ -23,7 +23,7 @@ from streamspec.adapters.drafters.options import (
     TrainedAloneOptions,
     UnrolledOptions,
 )
-from streamspec.adapters.drafters.stream_config import check_warm_streams
+from streamspec.adapters.drafters.stream_config import check_exits, check_warm_streams
 
 RECIPES = ("joint", "staged")
 STAGED = ("staged",)
@@ -78,6 +78,7 @@ DRAFTERS = {
         (TrainedAloneOptions, StreamingOptions),
         defaults=HARD,
         warm_start=STAGED,
+        check_base=check_exits,
         check_warm_start=check_warm_streams,
     ),
     "medusa": DrafterMethod(

@@ -21,6 +21,23 @@ class StreamConfig:
     root_token: bool = True
 
 
+def check_exits(options: Mapping[str, Any], family: str, layers: int) -> None:
+    """Raises ConfigError for early exits that a base of so many layers cannot have."""
+    ns, chosen = options["ns"] or max(1, round(layers / 3)), options["exit_layer"]
+    if chosen is None:
+        return
+    if not options["prune_rank"]:
+        raise ConfigError(
+            f"--exit-layer {chosen} with --prune-rank 0", "a rank of the exit's map", "leave one of them out"
+        )
+    if not all(int(layer) <= layers - ns for layer in chosen.split(",")):
+        raise ConfigError(
+            f"exit_layer = {chosen}",
+            f"1..{layers - ns}, up to where streams of the last {ns} of {layers} layers begin",
+            "change --exit-layer",
+        )
+
+
 def check_warm_streams(options: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raises ConfigError where streams of the shape `options` cannot start from those that an adapter `saved`.
 
@@ -28,8 +45,15 @@ def check_warm_streams(options: Mapping[str, Any], saved: Mapping[str, Any]) -> 
     """
     ns, rank = min(options["ns"], saved["ns"]), (saved.get("lora") or {}).get("rank", 0)
     kept = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {"ns": ns, "stream_rank": rank}
+    exits = saved.get("exit_layers")
+    if saved.get("pruning") and options["prune_rank"]:
+        kept["exit_layer"] = exits and ",".join(map(str, exits))
     kept |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning")}
-    odd = [name for name in ("gamma", "ns", "positions", "root_token") if kept[name] != options[name]]
+    odd = [
+        name
+        for name in ("gamma", "ns", "positions", "root_token", "exit_layer")
+        if kept.get(name, options[name]) != options[name]
+    ]
     odd += [name for name in ("bigram_rank", "prune_rank") if kept[name] and options[name] not in (0, kept[name])]
     odd += ["stream_rank"] if rank > options["stream_rank"] else []
     if odd:

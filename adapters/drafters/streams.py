@@ -85,13 +85,17 @@ class StreamingModel(DraftingModel):
         embedding_rms: float = 0.5,
         bigram: tuple[int, int] | None = None,
         prune_rank: int = 0,
+        exit_layers: tuple[int, ...] = (),
         tapped: tuple[int, ...] = (),
     ) -> None:
-        """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exit's map, 0 for none."""
+        """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exits' maps, 0 for none;
+        `exit_layers`: whose inputs they read, () for one that reads M."""
         layers = model.config.num_hidden_layers
         if not 1 <= config.ns <= layers:
             raise ConfigError(f"ns = {config.ns}", f"1..{layers}, the layers of this base", "change --ns")
-        super().__init__(model, config.gamma, layers - config.ns, frozen, bigram, tapped)
+        first, self.exit_layers = layers - config.ns, exit_layers
+        tapped = tapped or (first, *(layer for layer in exit_layers if layer != first))
+        super().__init__(model, config.gamma, first, frozen, bigram, tapped)
         self.config = config
         hidden = self.decoder.hidden_size
         self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
@@ -99,8 +103,9 @@ class StreamingModel(DraftingModel):
         width = self.decoder.embedding.weight.shape[1]
         self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
         self.shares = nn.Parameter(torch.ones(config.gamma, 2))  # c_j, a_j
-        self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
-        self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
+        many = (len(exit_layers),) if exit_layers else ()
+        self.prune_down = nn.Parameter(torch.randn(*many, prune_rank, hidden) * hidden**-0.5) if prune_rank else None
+        self.prune_up = nn.Parameter(torch.zeros(*many, hidden, prune_rank)) if prune_rank else None
 
     @classmethod
     def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
@@ -129,7 +134,8 @@ class StreamingModel(DraftingModel):
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
         shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
         bigram = bigram_shape(run, model, vocabulary)
-        streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+        exits = tuple(map(int, config.exit_layer.split(","))) if config.exit_layer else ()
+        streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank, exits).to(run.device)
         if config.fit_start and config.begins_with is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
         return streams
@@ -147,7 +153,7 @@ class StreamingModel(DraftingModel):
         rows = picked.rows
         batch, count = rows.shape
         gamma = self.config.gamma
-        hidden = self.entry_states(main.entry, rows, picked.roots).reshape(batch, count * gamma, -1)
+        hidden = self.entry_states(self.start_states(main), rows, picked.roots).reshape(batch, count * gamma, -1)
         positions = self.positions(rows)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
         cache = self.cache(main)
@@ -173,7 +179,7 @@ class StreamingModel(DraftingModel):
 
     def start_states(self, main: MainPass) -> Tensor:
         """M [B, T, H] of all rows."""
-        return main.entry
+        return self.entered(main, self.first)
 
     def cache(self, main: MainPass) -> AppendCache:
         """The K/V that stream rows attend to: the main rows' and their own."""
@@ -195,11 +201,17 @@ class StreamingModel(DraftingModel):
             shift = shift + self.shares[:, 1:] * root_term
         return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
 
-    def exit_states(self, entry: Tensor) -> Tensor:
-        """States of the early exit from rows M [.., H], ready for the head. No gradient flows into M."""
+    def entered(self, main: MainPass, layer: int) -> Tensor:
+        """States [B, T, H] at the input of one of the `tapped` layers."""
+        return main.entry.chunk(len(self.tapped), dim=-1)[self.tapped.index(layer)]
+
+    def exit_states(self, entry: Tensor, number: int = 0) -> Tensor:
+        """States of an early exit, of several its `number`, from rows [.., H] at its layer's input, ready for the head.
+        No gradient flows into these."""
         assert self.prune_down is not None and self.prune_up is not None
+        down, up = (side[number] if self.exit_layers else side for side in (self.prune_down, self.prune_up))
         unit = unit_rms(entry.detach().float())
-        moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)
+        moved = nn.functional.linear(nn.functional.linear(unit, down), up)
         return self.decoder.finish((unit + moved).to(entry.dtype))
 
     def drafter_tensors(self) -> dict[str, Tensor]:
@@ -231,7 +243,8 @@ class StreamingModel(DraftingModel):
             "root_token": shape.root_token,
             "shares": True,
             "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
-            "pruning": None if self.prune_down is None else self.prune_down.shape[0],
+            "pruning": None if self.prune_down is None else self.prune_down.shape[-2],
+            **({"exit_layers": list(self.exit_layers)} if self.exit_layers else {}),
         }
 
 
@@ -320,9 +333,13 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
 
 
 def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
-    """Mean cross-entropy of the early exit's prediction of the next token, where it is one that streams may propose."""
+    """Mean cross-entropy of the early exits' next token, where it is one that streams may propose."""
     main, picked = step.main, step.picked
     labels = vocabulary_index(picked.roots, step.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
-    entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    return processes.mean_over(head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary))
+    losses = []
+    for number, layer in enumerate(model.exit_layers or (model.first,)):
+        entry = model.entered(main, layer)
+        rows = torch.gather(entry, 1, picked.rows[:, :, None].expand(-1, -1, entry.shape[2]))[counts]
+        losses.append(head_losses(model, model.exit_states(rows, number), labels[counts], step.vocabulary))
+    return processes.mean_over(torch.stack(losses).mean(0))

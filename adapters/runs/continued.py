@@ -99,6 +99,8 @@ def start_of(folder: Path) -> Start:
     streams: Mapping[str, Any] = adapter.streams or {}
     shape = {name: streams[name] for name in SAME if name in streams}
     shape |= {option: streams[name] for name, option in RANKS.items() if streams.get(name)}
+    if exits := streams.get("exit_layers"):
+        shape["exit_layer"] = ",".join(map(str, exits))
     if "taps" in streams:
         shape["taps"] = taps_text(streams["taps"])
     if streams.get("lora"):

@@ -69,6 +69,12 @@ class DraftSpec:
         """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
         return layers
 
+    def exit_layer(self, layers: int) -> int | None:
+        """The first layer that pruned rows do not enter; None without an early exit."""
+        if self.pruning is None:
+            return None
+        return self.first_layer(layers) if self.pruning.layer is None else self.pruning.layer
+
     def tapped(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs the drafter reads."""
         return ()
@@ -87,6 +93,7 @@ class DraftSpec:
             root_token=False,
             bigram=self.bigram is not None,
             pruning=self.pruning is not None,
+            exit_layer=None if self.pruning is None else self.pruning.layer,
         )
 
 
@@ -106,7 +113,7 @@ def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int
         draft_layer=drafter.by_level,
         own_layers=drafter.own_layers,
         bigram=drafter.bigram is not None,
-        exit_layer=None if drafter.pruning is None else drafter.first_layer(spec.layers),
+        exit_layer=drafter.exit_layer(spec.layers),
     )
 
 

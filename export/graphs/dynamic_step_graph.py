@@ -113,6 +113,7 @@ class _Layers(LayerStack):
         self._eager = eager
         pruning = drafter.pruning if drafter is not None else None
         self.exit = EarlyExit(decoder, pruning) if pruning is not None else None
+        self.exit_layer = (drafter and drafter.exit_layer(self.spec.layers)) or 0
         rows = Rows(g.op("Shape", INPUT_IDS, start=1))
         visible = g.op("Add", PAST_LENGTH, rows.count)
         self.batch = _Batch(
@@ -132,7 +133,7 @@ class _Layers(LayerStack):
         return self._going_on
 
     def entering(self, layer: int, state: LayerRows) -> None:
-        if layer == self.first and self.exit is not None:
+        if layer == self.exit_layer and self.exit is not None:
             self._prune(self.exit, state)
         if layer == self.first and self._eager is not None:
             nodes, self.entries[layer] = self.batch.logit_rows, state.residual.stream
@@ -153,7 +154,7 @@ class _Layers(LayerStack):
     def attention(self, layer: int, state: LayerRows) -> str:
         batch, decoder, native = self.batch, self.decoder, self.decoder.native
         window, ring, source = self.spec.windows[layer], self.spec.ring(layer), self.spec.source(layer)
-        if self.below is not None and source < self.first:
+        if self.below is not None and source < self.exit_layer:
             bias, used = self._bias_below(self.below, ring or window, ring)
         else:
             bias = self._bias(window) if ring is None else self._ring_bias(source, ring)

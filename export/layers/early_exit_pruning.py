@@ -1,8 +1,9 @@
 """Writes the early exit as nodes: it chooses the rows of a draft tree that go on through the upper layers (Speculative
 Streaming, section 3.2.3).
 
-The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, predicts the token
-after it. That gives every child of p a probability and every node that of its whole path; the likeliest nodes go on:
+The hidden state of row p at the input of one layer (N-Ns, or one below), through a map of low rank r, the final norm
+and the head, predicts the token after it. That gives every child of p a probability and every node that of its whole
+path; the likeliest nodes go on:
 
     u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct
     tokens
@@ -40,10 +41,12 @@ PRIOR_WEIGHT = 2  # of the drafter's log probability against the early exit's
 
 @dataclass(frozen=True)
 class PruningSpec:
-    """The map of rank r: `down` A [r, hidden], `up` B [hidden, r]."""
+    """The map of rank r: `down` A [r, hidden], `up` B [hidden, r]; of the input of `layer`, None: where the drafter
+    begins."""
 
     down: Array
     up: Array
+    layer: int | None = None
 
 
 class EarlyExit:

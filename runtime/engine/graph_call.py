@@ -99,7 +99,7 @@ class DrafterShape:
         drafter = manifest.streams
         if drafter is None:
             return cls()
-        exit_layer = manifest.model.layers - drafter.ns if drafter.pruning else None
+        exit_layer = drafter.pruned_from(manifest.model.layers)
         return cls(drafter.gamma, drafter.candidates, tuple(drafter.levels), drafter.bigram, exit_layer)
 
 

@@ -69,7 +69,8 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     for expected, found in zip(whole, runner.snapshot()[1], strict=True):
         off = _cache_error(expected[..., :-1, :], found, len(right) - 1)
         if not off <= tolerance:
-            right_layers = f"at most {tolerance:.2g}, pruned in the last {drafter.ns} layers as streams.ns says"
+            layer = drafter.pruned_from(manifest.model.layers)
+            right_layers = f"at most {tolerance:.2g}, pruned from layer {layer} on as streams.ns and exit_layer say"
             raise _wrong(runner.provider, what, f"keys and values {off:.2g} off in a layer", right_layers)
     after = runner.forward(ids[-1:], [0], ROOT_ONLY.mask())
     tolerance = SINGLE * TREE_TOLERANCE[manifest.precision]

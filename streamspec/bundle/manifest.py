@@ -64,7 +64,7 @@ class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
     layer of its own in the KV cache, a block drafter so many `layers`. `eager`: streams run beside every node, without
-    the root token.
+    the root token. `exit_layer`: whose input the early exit reads; None: that of the last `ns` layers.
     """
 
     gamma: int
@@ -77,6 +77,12 @@ class DrafterInfo:
     levels: tuple[int, ...] = ()
     eager: bool = False
     layers: int = 0
+    exit_layer: int | None = None
+
+    def pruned_from(self, layers: int) -> int | None:
+        """The first layer of `layers` that pruned rows do not enter; None without an early exit."""
+        own = layers - self.ns if self.exit_layer is None else self.exit_layer
+        return own if self.pruning else None
 
 
 @dataclass(frozen=True)
@@ -268,6 +274,8 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
     if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", AGAIN)
+    if streams.exit_layer is not None and not streams.pruning:
+        raise BundleError(f"exit_layer {streams.exit_layer} without pruning", "both or neither", AGAIN)
     if streams.eager and (kind != "streams" or streams.root_token):
         raise BundleError(f"method {method} with eager streams", "streams without the root token", AGAIN)
 
@@ -303,9 +311,10 @@ def _swappable(raw: Fields, model: ModelInfo) -> SwappableCapacity:
 
 
 def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
+    ns = raw.integer("ns", 0, model.layers)
     return DrafterInfo(
         gamma=raw.integer("gamma", 1, MAX_GAMMA),
-        ns=raw.integer("ns", 0, model.layers),
+        ns=ns,
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         positions=raw.choice("positions", POSITIONS),
         root_token=raw.flag("root_token"),
@@ -314,6 +323,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
         levels=raw.integers("levels", 1, MAX_LEVEL, MAX_GAMMA) if raw.optional("levels") else (),
         eager=raw.optional("eager") and raw.flag("eager"),
         layers=raw.integer("layers", 0, MAX_LAYERS) if raw.optional("layers") else 0,
+        exit_layer=raw.integer("exit_layer", 1, max(1, model.layers - ns)) if raw.optional("exit_layer") else None,
     )
 
 

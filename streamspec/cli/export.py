@@ -54,6 +54,13 @@ def command(
         str,
         typer.Option(help="When streams run: deferred, after acceptance, or eager, beside every node of a draft tree."),
     ] = "deferred",
+    exit_layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Layer of the early exit, one that the adapter was trained for; default: the last of them.",
+            show_default=False,
+        ),
+    ] = None,
     target: Annotated[
         str,
         typer.Option(
@@ -130,6 +137,7 @@ def command(
     shaped = "--static" if static else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
     weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
+    weights |= {"--exit-layer": exit_layer is not None}
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
@@ -166,6 +174,7 @@ def command(
         store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
         drafter=drafter,
         streams=streams,
+        exit_layer=exit_layer,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

@@ -237,6 +237,33 @@ def test_of_text_rows_the_target_continues_the_beginning(base: Path, tmp_path: P
     assert json.loads((tmp_path / "out" / "acceptance.json").read_text())["ranks"]
 
 
+def test_every_early_exit_learns_and_is_kept(base: Path, data: Path, tmp_path: Path) -> None:
+    shape = {"recipe": "staged", "target_adapter": "base", "ns": 1, "exit_layer": "1", "prune_rank": 2}
+    train(options(base, data, tmp_path / "first", **shape))
+    folder = tmp_path / "first"
+    assert json.loads((folder / "streamspec_config.json").read_text())["streams"]["exit_layers"] == [1]
+    up = load_file(folder / "streamspec.safetensors")["prune_up"]
+    assert up.shape[0] == 1 and up.abs().max() > 0
+    with pytest.raises(ConfigError, match=r"exit_layer = 1"):
+        train(options(base, data, tmp_path / "o1", **shape | {"warm_start": folder, "exit_layer": None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"exit_layer": "9", "ns": 1}, r"exit_layer = 9; expected 1\.\."),
+        ({"exit_layer": "1", "ns": 1, "prune_rank": 0}, "--prune-rank 0"),
+        ({"exit_layer": "one"}, "exit_layer = 'one'"),
+        ({"exit_layer": "1", "method": "medusa"}, "exit.layer"),
+    ],
+)
+def test_exits_that_cannot_be_trained_are_refused(
+    changes: dict[str, object], found: str, base: Path, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=found):
+        train(options(base, data, tmp_path / "out", **changes))
+
+
 def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     train(options(base, data, first, recipe="staged", target_adapter="base"))

@@ -55,7 +55,19 @@ def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int) -> 
 def test_stream_layers_that_are_not_the_graphs(bundle: Path, ns: int) -> None:
     """Rows that the early exit drops would be dropped in other layers of the cache than the graph drops them in."""
     edit(bundle, lambda m: m["streams"].__setitem__("ns", ns))
-    refused(bundle, f"pruned at the early exit with keys and values .* in the last {ns} layers as streams.ns says")
+    refused(
+        bundle, f"pruned at the early exit with keys and values .* from layer {4 - ns} on as streams.ns and exit_layer"
+    )
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_an_exit_layer_that_is_not_the_graphs(bundle: Path, layer: int) -> None:
+    edit(bundle, lambda m: m["streams"].update(exit_layer=layer))
+    found = "from layer 1 on as streams.ns and exit_layer" if layer == 1 else "exit_layer is 3"
+    if layer != 2:
+        refused(bundle, found)
+    else:  # where it is by default
+        load(bundle, threads=1, tree="plain")
 
 
 @pytest.mark.parametrize("context", [64, 4096])

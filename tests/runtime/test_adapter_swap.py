@@ -407,7 +407,9 @@ def test_stream_layers_that_bundle_and_adapter_both_misstate_are_refused(copy: P
         else:
             described["streams"]["ns"] = ns
         file.write_text(json.dumps(described))
-    refused(load(copy, threads=1, tree=8), "tuned", BundleError, "pruned in the last . layers as streams.ns says")
+    refused(
+        load(copy, threads=1, tree=8), "tuned", BundleError, "pruned from layer . on as streams.ns and exit_layer say"
+    )
 
 
 def test_from_the_command_line(copy: Path, adapters: dict[str, Path]) -> None:

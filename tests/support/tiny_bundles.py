@@ -71,6 +71,7 @@ def tiny_adapter(
     kind: str = "raw",
     full: bool = False,
     root_token: bool = True,
+    exits: tuple[int, ...] = (),
 ) -> Path:
     """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree
     of many first-level candidates, so that some come true at random.
@@ -104,6 +105,9 @@ def tiny_adapter(
             "prune_down": random.normal(size=(4, HIDDEN)) * 0.2,
             "prune_up": random.normal(size=(HIDDEN, 4)) * 0.2,
         }
+        if exits:
+            described["exit_layers"] = list(exits)
+            tensors |= {name: np.stack([tensors[name]] * len(exits)) for name in ("prune_down", "prune_up")}
         if not root_token:
             del tensors["root_map"]
         if full:

@@ -18,6 +18,7 @@ from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, Lora, ParallelDraftPass
+from streamspec.export.drafters.streams.early_exits import exit_layers, read_exits
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
@@ -43,6 +44,7 @@ class StreamSpec(DraftSpec):
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
     lora: Lora = field(default_factory=dict)
+    exits: tuple[PruningSpec, ...] = ()  # of which `pruning` is one
 
     @property
     def uses_root(self) -> bool:
@@ -81,7 +83,8 @@ def shapes(section: AdapterSection) -> Shapes:
         shapes["root_map"] = (spec.hidden, spec.hidden)
     if config.get("pruning"):
         prune = section.whole("pruning", 1, 4096)
-        shapes |= {"prune_down": (prune, spec.hidden), "prune_up": (spec.hidden, prune)}
+        many = (len(exits),) if (exits := exit_layers(section)) else ()
+        shapes |= {"prune_down": (*many, prune, spec.hidden), "prune_up": (*many, spec.hidden, prune)}
     if lora := config.get("lora"):
         rank = section.whole("rank", 1, 4096, lora)
         section.positive("lora.alpha", lora.get("alpha"))
@@ -95,7 +98,7 @@ def shapes(section: AdapterSection) -> Shapes:
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
     """Reads the streams from tensors that have the `shapes`."""
     config, lora = section.config, section.config.get("lora")
-    pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
+    exits = read_exits(section, tensors)
     factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
     return StreamSpec(
         **shared,
@@ -106,7 +109,8 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
         shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
         root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
         lora=_read_lora(tensors, section.spec, config["ns"], factor) if lora else {},
-        pruning=PruningSpec(*pruning) if pruning else None,
+        pruning=exits[-1] if exits else None,
+        exits=exits,
     )
 
 
@@ -193,6 +197,7 @@ class StreamPass(ParallelDraftPass):
         super().__init__(decoder, spec, candidates)
         self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
+        self.exit_layer = spec.exit_layer(decoder.spec.layers) or 0
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         """Adds the stream rows through the last layers and the head: [m, D]."""
@@ -300,7 +305,7 @@ class StreamRows:
 
     def seeing(self, layer: int) -> _StreamMasks:
         """The masks over the keys that a layer attends to."""
-        return self._below if self._below and self.spec.source(layer) < self.streams.first else self._masks
+        return self._below if self._below and self.spec.source(layer) < self.streams.exit_layer else self._masks
 
     def mixed(self, g: Scope, layer: int, q: str, k: str, v: str, present: tuple[str, ...]) -> str:
         """[1, m, Hq*D] of rotated q, k and v. A layer that attends to another's keys sees the streams where they run

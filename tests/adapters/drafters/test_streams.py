@@ -103,6 +103,27 @@ def test_streams_equal_the_row_by_row_reference(family: str, root_token: bool) -
             torch.testing.assert_close(logits[b, p], expected, atol=2e-4, rtol=2e-4)
 
 
+def test_early_exits_read_the_inputs_of_their_layers_and_streams_are_as_without() -> None:
+    model = tiny_model("llama")
+    torch.manual_seed(1)
+    config = StreamConfig(3, 2, scale=0.7)
+    several = StreamingModel(model, config, False, prune_rank=3, exit_layers=(1, 2)).eval()
+    with torch.no_grad():
+        states = model(IDS, attention_mask=MASK, output_hidden_states=True).hidden_states
+        main = several.main_pass(IDS, MASK)
+        one = streaming(model)
+        one.load_state_dict(several.state_dict(), strict=False)
+        picked = beside(torch.tensor([[2, 4], [1, 3]]), torch.tensor([[12, 41], [21, 11]]))
+        assert torch.equal(several.draft_pass(main, picked), one.draft_pass(one.main_pass(IDS, MASK), picked))
+        several.prune_up[1].normal_()
+        for layer in (1, 2):
+            assert torch.equal(several.entered(main, layer), states[layer])
+        plain, moved = (several.exit_states(states[1], number) for number in (0, 1))
+    assert not torch.allclose(plain, moved, atol=1e-2)
+    assert several.drafter_tensors()["prune_down"].shape == (2, 3, states[0].shape[-1])
+    assert several.described()["exit_layers"] == [1, 2] and "exit_layers" not in one.described()
+
+
 def test_same_positions_option_moves_rotary_models_only() -> None:
     rows, roots = torch.tensor([[4], [3]]), torch.tensor([[41], [11]])
     for family, differs in (("llama", True), ("gpt2", False)):

@@ -23,7 +23,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "lora_alpha": 6.0, "separator": " "},
     "joint": {"recipe": "joint", "ns": 1, "gamma": 3},
     "joint medusa": {"method": "medusa", "recipe": "joint"},
-    "staged": {"recipe": "staged", "prune_rank": 2},
+    "staged": {"recipe": "staged", "prune_rank": 2, "ns": 1, "exit_layer": "1"},
     "staged base": STAGED | {"root_token": False},
     "jakiro": STAGED | {"method": "jakiro", "experts": 3, "taps": "2,1", "gamma": 3},
     "hydra": STAGED | {"method": "hydra", "labels": "hard"},
@@ -33,7 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 KEPT = ("method", "recipe", "gamma", "rank", "lr", "seed", "max_length", "val_rows", "draft_vocab", "bigram_rank")
-KEPT += ("prune_rank", "root_token", "own_heads", "experts", "labels", "stream_rank", "regenerate_rows")
+KEPT += ("prune_rank", "exit_layer", "root_token", "own_heads", "experts", "labels", "stream_rank", "regenerate_rows")
 
 
 def again(base: Path, data: Path, folder: Path, out: Path, **changes: Any) -> TrainConfig:

@@ -1,0 +1,30 @@
+"""The early exits that an adapter of streams was trained for, each at the input of one layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamspec.export.drafters.adapter_section import AdapterSection
+from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.ops.builder import Array
+
+
+def exit_layers(section: AdapterSection) -> list[int]:
+    """The layers of several early exits, ascending; [] where there is one, at the streams' first layer."""
+    found, most = section.config.get("exit_layers") or [], section.spec.layers - section.config["ns"]
+    numbers = isinstance(found, list) and all(type(layer) is int and 1 <= layer <= most for layer in found)
+    if not numbers or len(set(found)) < len(found):
+        raise section.refused(f"streams.exit_layers is {found!r}", f"a list of layers 1..{most}, each once")
+    return list(found)
+
+
+def read_exits(section: AdapterSection, tensors: dict[str, Array]) -> tuple[PruningSpec, ...]:
+    """The early exits by ascending layer."""
+    if not section.config.get("pruning"):
+        return ()
+    down, up = (tensors[name].astype(np.float32) for name in ("prune_down", "prune_up"))
+    if not (layers := exit_layers(section)):
+        return (PruningSpec(down, up),)
+    return tuple(
+        PruningSpec(down[i], up[i], layer) for layer, i in sorted((layer, i) for i, layer in enumerate(layers))
+    )
