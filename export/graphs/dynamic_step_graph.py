@@ -225,8 +225,8 @@ class _Layers(LayerStack):
         )
         if every is None:
             return found
-        seen = {name: getattr(every, name) for name in ("positions", "tree_mask", "visible", "rings")}
-        return replace(found, below=replace(found, node=number, **seen))
+        below = replace(found, node=number, positions=every.positions, tree_mask=every.tree_mask)
+        return replace(found, below=replace(below, visible=every.visible, rings=every.rings))
 
     def with_logits(self, finished: str) -> str:
         self._going_on = Rows(self.g.op("Shape", self.batch.logit_rows))
