@@ -172,9 +172,7 @@ class GraphFeatures:
     def sizes(self, kind: str) -> dict[str, int]:
         """The dimension symbols that are numbers in a graph of this kind; all others stay symbols."""
         known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
-        known["one"] = 1
-        if not self.draft_vocab:
-            known["draft_tokens"] = self.vocab
+        known |= {"one": 1} if self.draft_vocab else {"one": 1, "draft_tokens": self.vocab}
         if kind == STATIC:
             known |= dict.fromkeys("nrs", self.rows) | {EVERY_TOKEN: self.slots, "m": self.gamma}
         return known
