@@ -19,7 +19,6 @@ from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
-from streamspec.export.graphs.static_step_graph import fitting
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
@@ -71,7 +70,7 @@ def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
             f"{rows + gamma + 1} to {spec.context_length}, which the base has",
             "correct --context",
         )
-    streams = fitting(parts.streams) if parts.streams else None
+    streams = replace(parts.streams, pruning=None) if parts.streams else None
     if parts.streams and parts.streams.pruning:
         say("leaving the early exit out: a static graph cannot prune")
     return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))

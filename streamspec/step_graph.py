@@ -95,9 +95,9 @@ def is_cache(name: str) -> bool:
 @dataclass(frozen=True)
 class GraphFeatures:
     """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
-    `own_layers`: of a drafter; `exit_layer`: the first one that pruned rows do not enter; `rows`, `slots`: of a static
-    graph, else 0; `caches`: what each layer of the decoder keeps, empty: everything, in float32. Of a swappable graph
-    also what adapters may bring: `root_map`, `draft_vocab` and its `float_head` (else int8), `head_bias`."""
+    a drafter's `own_layers`, `draft_rows` of its levels; `exit_layer`: the first one that pruned rows do not enter;
+    `rows`, `slots`: of a static graph, else 0; `caches`: what each layer keeps, empty: everything, in float32. What
+    adapters may bring to a swappable graph: `root_map`, `draft_vocab`, its `float_head` (else int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -108,8 +108,8 @@ class GraphFeatures:
     candidates: int = 0
     drafter: bool = False
     root: bool = False
-    draft_layer: bool = False
     own_layers: int = 0
+    draft_rows: int = 0
     bigram: bool = False
     exit_layer: int | None = None
     swappable: bool = False
@@ -133,7 +133,7 @@ class GraphFeatures:
     @property
     def cache_layers(self) -> int:
         """Layers of the KV cache: the decoder's and the drafter's own."""
-        return self.layers + (self.own_layers or self.draft_layer)
+        return self.layers + (self.own_layers or self.draft_rows > 0)
 
     def cache(self, layer: int) -> LayerCache:
         """What a layer keeps; a draft layer's own sees all tokens."""
@@ -164,7 +164,7 @@ class GraphFeatures:
             root=drafter.root_token or drafter.bigram,
             root_map=drafter.root_token,
             bigram=drafter.bigram,
-            draft_layer=bool(getattr(drafter, "levels", ())),
+            draft_rows=sum(getattr(drafter, "levels", ())),
             own_layers=getattr(drafter, "layers", 0),
             exit_layer=drafter.pruned_from(model.layers) if capacity is None else exit_layer,
         )
@@ -174,7 +174,8 @@ class GraphFeatures:
         known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
         known |= {"one": 1} if self.draft_vocab else {"one": 1, "draft_tokens": self.vocab}
         if kind == STATIC:
-            known |= dict.fromkeys("nrs", self.rows) | {EVERY_TOKEN: self.slots, "m": self.gamma}
+            draft = {"m": self.draft_rows or self.gamma, "rows": self.draft_rows}
+            known |= dict.fromkeys("nrs", self.rows) | {EVERY_TOKEN: self.slots} | draft
         return known
 
     def cache_sizes(self, layer: int, sizes: Mapping[str, int]) -> dict[str, int | str]:
@@ -275,7 +276,7 @@ _FORCED = (
         default_alone=-1,
     ),
 )
-_NEXT_IDS = GraphTensor(NEXT_IDS, _INT, ("n",), "token after each row (prompts), -1: the one chosen", "draft_layer")
+_NEXT_IDS = GraphTensor(NEXT_IDS, _INT, ("n",), "token after each row (prompts), -1: the one chosen", "draft_rows")
 _CACHE_IN = GraphTensor(PAST, _FLOAT, _CACHE, "the cache, bound to the memory of `present`; a static graph only reads")
 _LOGITS_OUT = (
     GraphTensor(CHOICES, _INT, ("r",), "the target's token after each row; -1 where the row was pruned"),
@@ -306,7 +307,7 @@ DRAFTS_OUT = (
         _INT,
         ("rows",),
         "the candidate each draft row follows, as row x C + rank within the level before; -1 for the first",
-        "draft_layer",
+        "draft_rows",
     ),
 )
 _CACHE_OUT = GraphTensor(PRESENT, _FLOAT, _CACHE, "the cache with this call's rows written at L..L+n-1")
@@ -323,7 +324,7 @@ INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] =
         (*_ROWS_IN, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS, _PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
         (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
     ),
-    STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
+    STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _NEXT_IDS, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
     COMPACTION: ((*_COMPACTION_IN, _CACHE_IN), (_CACHE_OUT,)),
     SAMPLING: (
         (

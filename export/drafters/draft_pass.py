@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo
-from streamspec.export.layers.attention import RowExactAttention, loaded
+from streamspec.export.layers.attention import loaded
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
@@ -61,9 +61,9 @@ class DraftSpec:
         return 0
 
     @property
-    def by_level(self) -> bool:
-        """Whether it drafts depth by depth, and K/V of a row depend on the token after it."""
-        return False
+    def levels(self) -> tuple[int, ...]:
+        """Draft rows of each depth, where it drafts depth by depth and K/V of a row depend on the token after it."""
+        return ()
 
     def first_layer(self, layers: int) -> int:
         """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
@@ -110,8 +110,8 @@ def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int
         gamma=drafter.gamma,
         candidates=candidates,
         root=drafter.uses_root,
-        draft_layer=drafter.by_level,
         own_layers=drafter.own_layers,
+        draft_rows=sum(drafter.levels),
         bigram=drafter.bigram is not None,
         exit_layer=drafter.exit_layer(spec.layers),
     )
@@ -182,12 +182,13 @@ def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
 @dataclass(frozen=True)
 class MainRows:
     """The main rows of a call, as a drafter with layers of its own reads them. `entries` [1, n, H]: at the layers it
-    taps; `following` int64 [n]: the token after each, '' where it does not draft by level."""
+    taps; `following` int64 [n]: the token after each, '' where it does not draft by level. `keep` gives K and V rows
+    [1, n, Hkv*D] of a further layer to the cache and returns where the drafter reads them."""
 
     entries: Sequence[str]
     following: str
     positions: str
-    attention: RowExactAttention
+    keep: Callable[[int, Sequence[str]], tuple[str, ...]]
     rows: Rows
 
 

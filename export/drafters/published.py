@@ -27,8 +27,6 @@ def read_published(
     """The published head in `folder`. Raises StreamspecError for one that does not fit the rest of the export."""
     if adapter is not None and adapter.streams is not None:
         raise ConfigError(f"--drafter beside {adapter.path}, which has a drafter", "one drafter", "leave one out")
-    if target.static:
-        raise ConfigError("--drafter with fixed shapes", "a graph whose shapes change", "leave --static out")
     need_torch("a published head")
     head = read_head(folder, read_config(base.path))
     check_hidden_size(kind, head.head.layer.hidden_size)

@@ -33,16 +33,13 @@ from streamspec.export.validate.draft_reference import DraftReference
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterGraph:
-    """How one kind of drafter is written and compared. `title`: in error messages. `nodes` takes the decoder, the spec,
-    the number of candidates and how a LoRA of the drafter's own is carried. `static`: fits a static graph; `swappable`:
-    an adapter may bring it to a swappable one; `whole_model`: its reference needs the whole base in float32, not layer
-    by layer."""
+    """How one kind of drafter is written and compared. `nodes` takes the decoder, the spec, the number of candidates
+    and how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it to a swappable graph;
+    `whole_model`: its reference needs the whole base in float32, not layer by layer."""
 
-    title: str
     spec: type[DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
-    static: bool = False
     swappable: bool = False
     whole_model: bool = False
 
@@ -63,7 +60,6 @@ class Drafter(DrafterGraph):
 
 
 _DRAFT_LAYER = Drafter(
-    title="a draft layer",
     spec=layer.DraftLayerSpec,
     shapes=layer.shapes,
     read=layer.read,
@@ -73,27 +69,22 @@ _DRAFT_LAYER = Drafter(
 )
 DRAFTERS = {
     "streaming": Drafter(
-        title="streams",
         spec=stream_pass.StreamSpec,
         shapes=stream_pass.shapes,
         read=stream_pass.read,
         nodes=lambda decoder, spec, *more: (EagerPass if spec.eager else stream_pass.StreamPass)(decoder, spec, *more),
         reference="streams.stream_reference:StreamReference",
-        static=True,
         swappable=True,
     ),
     "medusa": Drafter(
-        title="Medusa heads",
         spec=medusa.MedusaSpec,
         shapes=medusa.shapes,
         read=medusa.read,
         nodes=lambda decoder, spec, candidates, _: medusa.MedusaPass(decoder, spec, candidates),
         reference="medusa_reference:MedusaReference",
-        static=True,
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
     "dflash": Drafter(
-        title="a block drafter",
         spec=block_pass.BlockSpec,
         shapes=block_pass.shapes,
         read=block_pass.read,
@@ -103,7 +94,6 @@ DRAFTERS = {
     ),
 }  # by an adapter's method
 EAGLE3 = DrafterGraph(
-    title="a published head",
     spec=Eagle3Spec,
     nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
     reference="eagle3.head_reference:Eagle3Reference",

@@ -8,6 +8,7 @@ the bias and follow true positions: a tree uses more slots than positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,13 +171,13 @@ class _Layers(LayerStack):
             return mixed
         q, *sides = self.heads(layer, state)
         with self.g.named("attention"):
-            if source == layer:
-                kinds = zip(sides, CACHE_KINDS, strict=True)
-                self.presents.append(tuple(batch.attention.append(x, layer, kind) for x, kind in kinds))
-            else:
-                self.presents.append(self.presents[source])
+            self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             key, value = self.presents[layer]
             return self.with_streams(layer, batch.attention.mix(q, key, value, bias, used, layer))
+
+    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+        kinds = zip(sides, CACHE_KINDS, strict=True)
+        return tuple(self.batch.attention.append(rows, layer, kind) for rows, kind in kinds)
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)
@@ -362,8 +363,8 @@ class _Builder:
         presents = layers.presents
         if spec.own_layers:
             entries = [layers.entries[layer] for layer in spec.tapped(self.spec.layers)]
-            following = self._following(choices) if spec.by_level else ""
-            main = MainRows(entries, following, batch.positions, batch.attention, batch.rows)
+            following = self._following(choices) if spec.levels else ""
+            main = MainRows(entries, following, batch.positions, layers.keep_rows, batch.rows)
             presents = presents + drafter.main_rows(self.g, main)
         drafter.add(self.g, lambda branch: self._accept(branch, spec, choices), presents[layers.first :], STREAM_IDS)
 
@@ -371,8 +372,7 @@ class _Builder:
         """int64 [n]: the token after each row, as given by `next_ids`, or else as chosen."""
         g = self.g
         chosen = g.op("ScatterElements", NEXT_IDS, self.layers.batch.logit_rows, choices, axis=0)
-        given = g.op("GreaterOrEqual", NEXT_IDS, self.store.constant(0, np.int64))
-        return g.op("Where", given, NEXT_IDS, chosen)
+        return unless_forced(g, NEXT_IDS, chosen)
 
     def _accept(self, g: Scope, spec: DraftSpec, choices: str) -> Accepted:
         """The deepest node that stands, or the one that is forced. Nodes of scope `g`."""

@@ -6,6 +6,7 @@ Each graph implements the hooks: how rows attend over the cache, and which rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
@@ -89,6 +90,10 @@ class LayerStack(ABC):
     @abstractmethod
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
+
+    @abstractmethod
+    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+        """Gives K and V rows [1, n, Hkv*D] to the cache of a layer; returns where they and those before them are."""
 
     def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted) -> None:
         """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""

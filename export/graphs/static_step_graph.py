@@ -10,17 +10,16 @@ outputs, of which the caller keeps those of accepted rows. The choice is greedy;
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnx
 
 from streamspec.draft_tree import MASKED
-from streamspec.errors import ConfigError
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
-from streamspec.export.drafters.registry import DRAFTERS, row_of
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
+from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
@@ -43,6 +42,7 @@ from streamspec.step_graph import (
     FORCED_ROOT,
     INPUT_IDS,
     KEY,
+    NEXT_IDS,
     PARENTS,
     PAST_LENGTH,
     POSITION_IDS,
@@ -74,21 +74,6 @@ class StaticStepGraph:
         return _StaticBuilder(self, store).build()
 
 
-def fitting(streams: DraftSpec) -> DraftSpec:
-    """Removes a drafter's early exit, whose rows would be counted at run time. Raises ConfigError for a drafter that a
-    static graph cannot have.
-    """
-    row = row_of(streams)
-    if not row.static:
-        fit = dict.fromkeys(other.title for other in DRAFTERS.values() if other.static)
-        raise ConfigError(
-            f"{row.title} in a static graph",
-            f"{', '.join(fit)} or no drafter",
-            "leave --static out, or train another --method",
-        )
-    return replace(streams, pruning=None)
-
-
 class _TableDecoder(Decoder):
     """Cosines and sines of all positions that can occur, baked."""
 
@@ -103,7 +88,7 @@ class _TableDecoder(Decoder):
         )
 
     def _rows_of(self, g: Scope, number: int, function: str, positions: str) -> str:
-        kind, name = self.spec.rotaries[number], f"rotary.{number}.{function}"
+        kind, name = self.spec.rotaries[number], f"{self.rotary_prefix}rotary.{number}.{function}"
         if name not in g.store:
             angles = np.arange(self.positions, dtype=np.float32)[:, None] * kind.inv_freq
             table = getattr(np, function)(angles) * np.float32(kind.scale)
@@ -155,18 +140,18 @@ class _StaticLayers(LayerStack):
         own = spec.at(layer)
         bias = self._bias(spec.windows[layer], spec.ring(layer) is not None, own.group)
         with g.named("attention"):
-            if (source := spec.source(layer)) == layer:
-                new = (
-                    self._given(partial(by_head, g, own, rows), layer, kind)
-                    for kind, rows in zip(CACHE_KINDS, sides, strict=True)
-                )
-                key, value = new
-                before = (loaded(g, spec, past(layer, kind)) for kind in CACHE_KINDS)
-                self.presents.append((*before, key, value))
-            else:
-                self.presents.append(self.presents[source])
+            source = spec.source(layer)
+            self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             past_key, past_value, key, value = self.presents[layer]
             return attend(g, own, q, [(past_key, past_value), (key, value)], bias)
+
+    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+        g, spec = self.g, self.spec
+        new = [
+            self._given(partial(by_head, g, spec.at(layer), rows), layer, kind)
+            for kind, rows in zip(CACHE_KINDS, sides, strict=True)
+        ]
+        return *(loaded(g, spec, past(layer, kind)) for kind in CACHE_KINDS), *new
 
     def _given(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
         """Gives rows out that are `shaped` [1, heads, n, width]; returns them as the cache will hold them."""
@@ -247,13 +232,19 @@ class _StaticBuilder:
     # ---- after the accepted node
 
     def _draft(self, drafter: DraftPass, final: str, choices: str) -> None:
-        g, spec = self.g, drafter.spec
+        g, spec, layers = self.g, drafter.spec, self.layers
+        presents = layers.presents
+        if spec.own_layers:
+            entries = [layers.entries[layer] for layer in spec.tapped(self.spec.layers)]
+            following = unless_forced(g, NEXT_IDS, choices) if spec.levels else ""
+            main = MainRows(entries, following, layers.positions, layers.keep_rows, layers.rows())
+            presents = presents + drafter.main_rows(g, main)
         accepted = self._accept(spec, final, choices)
         with g.named("streams"):
             stream_ids = g.ints(*range(spec.gamma))
             values = [
                 accepted.node,
-                *drafter.propose(g, accepted, self.layers.presents[self.layers.first :], stream_ids),
+                *drafter.propose(g, accepted, presents[layers.first :], stream_ids),
             ]
         for row, value in zip(drafter.outputs, values, strict=True):
             g.op("Identity", value, out=row.name)

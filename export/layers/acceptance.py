@@ -29,5 +29,5 @@ def deepest_standing(g: Scope, tokens: str, expected: str, numbers: str, seen: s
 
 
 def unless_forced(g: Scope, forced: str, otherwise: str) -> str:
-    """int64 [1]: the input `forced` where it is 0 or more, else `otherwise`."""
+    """int64: the input `forced` where it is 0 or more, else `otherwise`, of one shape."""
     return g.op("Where", g.op("GreaterOrEqual", forced, g.store.constant(0, np.int64)), forced, otherwise)

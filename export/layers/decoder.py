@@ -9,7 +9,9 @@ the pending update.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -47,12 +49,16 @@ class Decoder(AttentionHeads):
         source: Source,
         precision: Precision,
         native: NativeOps | None = None,
-        drafter: bool = False,
     ) -> None:
-        """`native`: writes native operators in place of the precision's nodes, where there are such. `drafter`: its
-        layers are a drafter's own."""
+        """`native`: writes native operators in place of the precision's nodes, where there are such."""
         self.spec, self.source, self.precision, self.native = spec, source, precision, native
-        self.drafter = drafter
+        self.drafter = False  # whether its layers are a drafter's own
+
+    def drafting(self, spec: DecoderSpec, source: Source) -> Self:
+        """A copy that writes a drafter's own layers, of `spec` and `source`."""
+        own = copy(self)
+        own.spec, own.source, own.drafter = spec, source, True
+        return own
 
     # ---- tables
 

@@ -193,6 +193,39 @@ def _gelu_tanh(g: StaticScope, x: str) -> tuple[str]:
     return (g.op("Mul", g.op("Mul", x, g.number(0.5)), g.op("Add", inner, g.number(1))),)
 
 
+def _log_softmax(g: StaticScope, x: str, *, axis: int) -> tuple[str]:
+    return (g.op("Sub", x, _log_sum_exp(g, x, g.ints(axis))[0]),)
+
+
+def _log_sum_exp(g: StaticScope, x: str, axes: str, *, keepdims: int = 1) -> tuple[str]:
+    largest = g.op("ReduceMax", x, axes, keepdims=1)
+    summed = g.op("ReduceSum", g.op("Exp", g.op("Sub", x, largest)), axes, keepdims=1)
+    total = g.op("Add", g.op("Log", summed), largest)
+    return (total if keepdims else g.op("Squeeze", total, axes),)
+
+
+def _gather_elements(g: StaticScope, x: str, numbers: str, *, axis: int) -> tuple[str]:
+    """x [m, D] at `numbers` [m, k] of each row."""
+    rows, width = g.shape(x)
+    assert axis in (-1, 1)
+    starts = g.store.constant(np.arange(rows)[:, None] * width, np.int64)
+    return (g.op("Gather", g.op("Reshape", x, g.ints(-1)), g.op("Add", numbers, starts), axis=0),)
+
+
+def _scatter_elements(g: StaticScope, x: str, numbers: str, updates: str, *, axis: int) -> tuple[str]:
+    """`updates` [.., k] at different `numbers` [.., k] of x [.., N], which is zeros."""
+    zeros = g._value(x)
+    assert axis == -1 and zeros is not None and not zeros.any()
+    each = g.store.constant(np.arange(zeros.shape[-1]), np.int64)
+    here = g.op("Cast", g.op("Equal", g.op("Unsqueeze", numbers, g.ints(-1)), each), to=TensorProto.FLOAT)
+    return (g.op("ReduceSum", g.op("Mul", here, g.op("Unsqueeze", updates, g.ints(-1))), g.ints(-2), keepdims=0),)
+
+
+def _smaller(g: StaticScope, x: str, other: str) -> tuple[str]:
+    minus = g.store.constant(-1, helper.tensor_dtype_to_np_dtype(g._type(x).tensor_type.elem_type))
+    return (g.op("Mul", g.op("Max", g.op("Mul", x, minus), g.op("Mul", other, minus)), minus),)
+
+
 LOWERED: dict[str, Lowering] = {
     "SimplifiedLayerNormalization": _rms_norm,
     "LayerNormalization": _layer_norm,
@@ -204,4 +237,9 @@ LOWERED: dict[str, Lowering] = {
     "QuickGelu": _silu,
     "Gelu": _gelu,
     "FastGelu": _gelu_tanh,
+    "LogSoftmax": _log_softmax,
+    "ReduceLogSumExp": _log_sum_exp,
+    "GatherElements": _gather_elements,
+    "ScatterElements": _scatter_elements,
+    "Min": _smaller,
 }

@@ -185,6 +185,7 @@ class StaticGraphRunner:
         streams: int = 0,
         forced_node: int = -1,
         forced_root: int = -1,
+        next_ids: Array | None = None,
     ) -> dict[str, Array]:
         """As `GraphRunner.step`; streams always run, whatever the value of `streams`."""
         n, pad = len(tokens), self.rows - len(tokens)
@@ -198,6 +199,7 @@ class StaticGraphRunner:
             PAST_LENGTH: np.array([self.length]),
             FORCED_NODE: np.array([forced_node]),
             FORCED_ROOT: np.array([forced_root]),
+            NEXT_IDS: np.full(self.rows, -1) if next_ids is None else np.pad(next_ids, (0, pad), constant_values=-1),
         }
         feed |= self.buffers
         out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
@@ -208,7 +210,13 @@ class StaticGraphRunner:
         return out | {CHOICES: out[CHOICES][:n], "logits": logits}
 
     def prefill(
-        self, tokens: Array, *, forced_node: int = -1, rows: Array | None = None, **options: Any
+        self,
+        tokens: Array,
+        *,
+        forced_node: int = -1,
+        rows: Array | None = None,
+        next_ids: Array | None = None,
+        **options: Any,
     ) -> dict[str, Array]:
         """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last
         chunk; so do `rows`, whose choices and logits are given (default: all)."""
@@ -222,6 +230,7 @@ class StaticGraphRunner:
                     np.arange(len(chunk)),
                     mask,
                     forced_node=min(max(0, forced_node - start), len(chunk) - 1),
+                    next_ids=None if next_ids is None else next_ids[start : start + len(chunk)],
                     **options,
                 )
             )

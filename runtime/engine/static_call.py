@@ -16,7 +16,7 @@ from streamspec import step_graph as sg
 from streamspec.bundle.manifest import CHOICE
 from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.draft_proposal import IndependentProposal
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.executor import GraphExecutor
@@ -73,7 +73,7 @@ class StaticCall:
         choices = checked_tokens(greedy if graph_chose else self._sample(rows, allowed), self._vocab)
         if not draft or not self._drafted:
             return StepResult(choices, logits=logits)
-        accepted, candidates, scores, *pairs = self._drafted
+        accepted, candidates, scores, *more = self._drafted
         node = int(accepted[0])
         at = np.flatnonzero(rows.logit_rows == node)
         if not len(at):
@@ -87,8 +87,9 @@ class StaticCall:
             not graph_chose and rows.tree is not None and accept(rows.tree, rows.tokens, choices)[0] != node
         ):
             return StepResult(choices, logits=logits)
-        proposal = IndependentProposal(candidates, scores, pairs[0] if pairs else None)
-        return StepResult(choices, node, proposal, logits)
+        if levels := self._drafter.levels:
+            return StepResult(choices, node, TreeProposal(candidates, scores, *more, levels), logits)
+        return StepResult(choices, node, IndependentProposal(candidates, scores, *more), logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         self._compute(rows, forced_node=0)
@@ -111,6 +112,10 @@ class StaticCall:
         binding.input(sg.PARENTS, parents)
         binding.input(sg.FORCED_NODE, np.array([forced_node]))
         binding.input(sg.FORCED_ROOT, np.array([-1]))
+        next_ids = np.full(self.max_rows, -1)
+        if rows.next_ids is not None:
+            next_ids[:n] = rows.next_ids
+        binding.input(sg.NEXT_IDS, next_ids)
         binding.follow(self._cache)
         self._executor.run(binding.io, shrink)
 
@@ -143,12 +148,12 @@ class StaticCall:
 
     def _bind_drafts(self) -> list[np.ndarray]:
         """Buffers of what the drafter returns: accepted node, candidates, their logits and, with a bigram, their
-        pairs'.
+        pairs', of a draft layer their origins.
         """
         drafter = self._drafter
         if not drafter.gamma:
             return []
-        shape = drafter.gamma, drafter.candidates
+        shape = sum(drafter.levels) or drafter.gamma, drafter.candidates
         forms: list[tuple[str, tuple[int, ...]]] = [
             (sg.ACCEPTED_NODE, (1,)),
             (sg.CANDIDATES, shape),
@@ -156,4 +161,6 @@ class StaticCall:
         ]
         if drafter.bigram:
             forms.append((sg.PAIR_LOGITS, (*shape, drafter.candidates)))
+        if drafter.levels:
+            forms.append((sg.ORIGINS, shape[:1]))
         return [self._binding.output(name, form) for name, form in forms]

@@ -214,7 +214,8 @@ def find(provider: Provider, kind: str = "") -> UsableProvider:
     `kind`: the flavour it is to run; where it cannot, its plug-in is left alone.
     """
     ort = import_onnxruntime()
-    built_in = provider.ort in ort.get_available_providers()
+    registered = bool(provider.plugin and _devices(ort, provider))  # from then on it is among the available ones
+    built_in = provider.ort in ort.get_available_providers() and not registered
     if not built_in and not _devices(ort, provider) and not (provider.plugin and find_spec(provider.plugin)):
         return UsableProvider(provider, False, provider.missing)
     if kind and kind not in provider.flavours:

@@ -328,10 +328,8 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
 
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
-    if streams is not None and (streams.levels or streams.layers or streams.pruning):
-        raise BundleError(
-            "a static graph with a drafter's own layers or an early exit", "streams, heads or no drafter", AGAIN
-        )
+    if streams is not None and streams.pruning:
+        raise BundleError("a static graph with an early exit", "a drafter without one", AGAIN)
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )

@@ -26,7 +26,7 @@ _NEEDS = {
     "drafter": "a drafter",
     "root": "drafts that depend on their root token",
     "root_map": "streams with a root map",
-    "draft_layer": "a draft layer",
+    "draft_rows": "a draft layer",
     "bigram": "a bigram",
     "early_exit": "an early exit",
     "draft_vocab": "a draft vocabulary",

@@ -20,7 +20,7 @@ from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
+from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import WeightStore
@@ -238,7 +238,7 @@ def build_static(
 ) -> Built:
     """The same with fixed shapes: 10 rows, 64 slots."""
     spec = describe(model)
-    drafter = fitting(tiny_streams(spec)) if streams is True else (streams or None)
+    drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
     graph = StaticStepGraph(
         spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode

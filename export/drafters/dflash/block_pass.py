@@ -23,7 +23,6 @@ from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.weights.source import ChangedSource, Source
-from streamspec.step_graph import CACHE_KINDS
 
 NORM_OUT, NORM_BIAS = "dflash.norm_out", "norm_out.bias"
 
@@ -136,8 +135,7 @@ class BlockPass(StreamPass):
     causal = False
 
     def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int) -> None:
-        source = BlockSource(decoder.source, spec, decoder.spec)
-        own = Decoder(decoder.spec, source, decoder.precision, decoder.native, drafter=True)
+        own = decoder.drafting(decoder.spec, BlockSource(decoder.source, spec, decoder.spec))
         super().__init__(own, spec, candidates, "merged")
         self.own = range(self.first, self.first + spec.block_layers)
 
@@ -152,8 +150,7 @@ class BlockPass(StreamPass):
             with g.named(f"dflash.{layer}"):
                 normed, _ = decoder.enter(g, Residual(states), layer)
                 _, *sides = decoder.queries_keys_values(g, normed, main.rows, layer, rotary, decoder.linear)
-                kinds = zip(sides, CACHE_KINDS, strict=True)
-                presents.append(tuple(main.attention.append(side, layer, kind) for side, kind in kinds))
+                presents.append(main.keep(layer, sides))
         return presents
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:

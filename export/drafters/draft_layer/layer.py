@@ -50,11 +50,6 @@ class DraftLayerSpec(DraftSpec, DraftPasses):
         return 1
 
     @property
-    def by_level(self) -> bool:
-        """Always: rows stand for pairs of a state and the token after it."""
-        return True
-
-    @property
     def levels(self) -> tuple[int, ...]:
         """Draft rows of each depth."""
         return 1, *[self.beam] * (self.gamma - 1)

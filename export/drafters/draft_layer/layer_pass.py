@@ -31,7 +31,6 @@ from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.step_graph import CACHE_KINDS
 
 
 @dataclass
@@ -85,12 +84,11 @@ class DraftLayerPass(DraftPass):
         self.layer = decoder.spec.layers
         super().__init__(self.own_decoder(decoder, spec), spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
-        self.present = ("", "")
+        self.present: tuple[str, ...] = ()  # where the K/V of all rows so far are
 
     def own_decoder(self, decoder: Decoder, spec: DraftLayerSpec) -> Decoder:
         """Writes the layer, which is number `self.layer` of the target's `decoder`."""
-        source = DraftLayerSource(decoder.source, spec, decoder.spec)
-        return Decoder(decoder.spec, source, decoder.precision, decoder.native, drafter=True)
+        return decoder.drafting(decoder.spec, DraftLayerSource(decoder.source, spec, decoder.spec))
 
     # ---- in the main graph
 
@@ -99,11 +97,7 @@ class DraftLayerPass(DraftPass):
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
         self.inputs = self._input(g, main.following, (main.positions, 1), state, main.rows)
-        sides = self._keys_values(g, main)
-        key, value = (
-            main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
-        )
-        self.present = key, value
+        self.present = main.keep(self.layer, self._keys_values(g, main))
         return [self.present]
 
     def _keys_values(self, g: Scope, main: MainRows) -> tuple[str, str]:

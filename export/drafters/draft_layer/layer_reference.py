@@ -21,7 +21,7 @@ from streamspec.export.validate.draft_reference import (
     ExpectedDrafts,
     TreePass,
 )
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
+from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
 from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
@@ -49,7 +49,7 @@ class _LayerDrafts(ExpectedDrafts):
 def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:
     """Yields what a graph drafts at a few nodes of a tree: the path to the node, the token after it, the outputs."""
     tree, tokens, context = case.tree, case.drafted, case.context
-    fresh = GraphRunner(session, len(context) + len(tokens))
+    fresh = stepper(session, len(context) + len(tokens))
     fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
     for node, root in case.samples():
         path = list(tree.path(node))

@@ -19,7 +19,6 @@ from streamspec.export.drafters.eagle3.head import NORM, Eagle3Spec, HeadSource
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.step_graph import CACHE_KINDS
 
 
 class Eagle3Pass(DraftLayerPass):
@@ -32,8 +31,7 @@ class Eagle3Pass(DraftLayerPass):
         assert isinstance(spec, Eagle3Spec)
         self.target = decoder
         layer = spec.decoder(decoder.spec.cache_dtype)
-        source = HeadSource(spec, layer, self.layer)
-        own = Decoder(layer, source, decoder.precision, decoder.native, drafter=True)
+        own = decoder.drafting(layer, HeadSource(spec, layer, self.layer))
         own.rotary_prefix = "eagle3."
         return own
 
@@ -50,10 +48,7 @@ class Eagle3Pass(DraftLayerPass):
         self.inputs = self._pairs(g, main.following, feature)
         read, _ = self._read(g, self.inputs)
         _, *sides = self._queries_keys_values(g, read, main.rows, main.positions, self.layer)
-        key, value = (
-            main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
-        )
-        self.present = key, value
+        self.present = main.keep(self.layer, sides)
         return [self.present]
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec, shapes
 from streamspec.export.drafters.draft_layer.layer_reference import TrainedDraftLayer
 from streamspec.export.layers.decoder_spec import describe
 from tests.support.near_families import ALIKE
-from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
+from tests.support.tiny_exports import FAMILIES, VOCAB, build, build_static, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
@@ -111,10 +112,7 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
     """A prompt, then a tree whose right path stops at its second node: levels after that node."""
     built = build(folder, model.model, spec_of(model, draft_vocab))
     candidates, stepper = min(10, VOCAB if draft_vocab is None else len(draft_vocab)), built.stepper()
-    with torch.no_grad():
-        ids = CONTEXT.tolist()
-        for _ in range(4):  # the greedy continuation
-            ids.append(int(model.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    ids = greedy(model, 4)
     root, first, second, after = ids[len(CONTEXT) :]
     stepper.prefill(CONTEXT, next_ids=np.append(CONTEXT[1:], -1))
     tree = DraftTree((0, 0, 1, 0, 2), (0, 0, 0, 1, 0))
@@ -160,6 +158,49 @@ def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("family", "shape"), ODD, ids=str)
 def test_shapes_of_other_families_agree(family: str, shape: dict, tmp_path: Path) -> None:
     check(trained(family, **shape), tmp_path)
+
+
+def greedy(model: DraftLayerModel, count: int) -> list[int]:
+    """The context and the target's own `count` tokens after it."""
+    ids = CONTEXT.tolist()
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids
+
+
+def committed(steps: Any, path: np.ndarray) -> None:
+    for rows in steps.buffers.values():
+        rows[:, :, steps.length : steps.length + len(path)] = rows[:, :, steps.length + path]
+    steps.length += len(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [*(("llama", shape) for shape in SHAPES), *ODD, ("gemma4_text", {}), ("lfm2", ONE), ("gpt2", {})],
+    ids=str,
+)
+def test_fixed_levels_draft_what_the_dynamic_graph_drafts(family: str, shape: dict, tmp_path: Path) -> None:
+    """A prompt in chunks, then trees of which a path with a gap is accepted each time."""
+    model = trained(family, **shape)
+    ids = greedy(model, 10)
+    tree = DraftTree((0, 0, 0, 2, 3), (0, 0, 1, 0, 0))
+    drafted = []
+    for make in (build, build_static):
+        (tmp_path / make.__name__).mkdir()
+        steps = make(tmp_path / make.__name__, model.model, spec_of(model)).stepper()
+        steps.prefill(CONTEXT, next_ids=np.append(CONTEXT[1:], -1))
+        for start in range(len(CONTEXT), len(CONTEXT) + 9, 3):
+            root, right, last = ids[start : start + 3]
+            tokens = np.array([root, (right + 1) % VOCAB, right, last, (ids[start + 3] + 1) % VOCAB])
+            out = steps.step(tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1)
+            assert out["accepted_node"].tolist() == [3]
+            committed(steps, np.array([0, 2, 3]))
+            drafted.append(out)
+    for theirs, ours in zip(drafted[:3], drafted[3:], strict=True):
+        for name in ("candidates", "origins"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+        np.testing.assert_allclose(ours["candidate_logits"], theirs["candidate_logits"], atol=1e-4)
 
 
 def test_positions_behind_the_table_are_its_last_one(tmp_path: Path) -> None:

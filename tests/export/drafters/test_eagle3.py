@@ -163,12 +163,14 @@ def row_of(origins: Any, at: int, candidates: int) -> int:
     return before + parent if rank == 0 else -1
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_heads_draft_what_layers_of_transformers_draft(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "target"), [*((case, Target()) for case in CASES), ("flat over qwen3", Target(static=True, rows=8))]
+)
+def test_heads_draft_what_layers_of_transformers_draft(case: str, target: Target, tmp_path: Path) -> None:
     family, config = CASES[case]
     model, values, head = made(tmp_path, family, config)
     manifest = export_bundle(
-        tmp_path / "base", None, tmp_path / "bundle", "fp32", drafter=head, progress=lambda line: None
+        tmp_path / "base", None, tmp_path / "bundle", "fp32", drafter=head, target=target, progress=lambda line: None
     )
     assert manifest.parity["streams"]["relative"] < 1e-4 and manifest.parity["streams"]["argmax"] == 1.0
     assert (manifest.method, manifest.drafter) == ("eagle", "eagle3") and manifest.streams is not None
@@ -184,11 +186,21 @@ def test_heads_draft_what_layers_of_transformers_draft(case: str, tmp_path: Path
     assert followed > 6  # else a chain leaves the levels, which go on from the likeliest paths
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(("case", "precision"), [("norms", "fp32"), ("another width", "int8"), ("flat", "int4")])
-def test_answers_are_those_of_plain_decoding(case: str, precision: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: bool, tmp_path: Path) -> None:
     family, config = CASES[case]
     model, _, head = made(tmp_path, family, config)
-    export_bundle(tmp_path / "base", None, tmp_path / "bundle", precision, drafter=head, progress=lambda line: None)
+    target = Target(static=static, rows=8 if static else None)
+    export_bundle(
+        tmp_path / "base",
+        None,
+        tmp_path / "bundle",
+        precision,
+        drafter=head,
+        target=target,
+        progress=lambda line: None,
+    )
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
     assert drafted.token_ids == plain.token_ids and drafted.stats.steps > 0
@@ -297,7 +309,6 @@ def test_what_does_not_go_together_is_refused_before_the_base_is_loaded(tmp_path
     other = save_head(tmp_path / "other", speculators_config("llama", {"vocab_size": 128}), tensors(config))
     for given, drafter, target, pattern in (
         (adapter, head, Target(), "which has a drafter; expected one drafter"),
-        (None, head, Target(static=True), "a graph whose shapes change"),
         (None, other, Target(), "vocabulary 128, not 96"),
     ):
         said: list[str] = []

@@ -20,6 +20,7 @@ from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.static_precisions import static_precision
 from streamspec.export.weights.load_weights import ModelSource
+from tests.export.drafters.test_draft_layer import spec_of, trained
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_heads, tiny_model, tiny_streams
 
 
@@ -41,8 +42,8 @@ PROVIDERS = {
     # 4-bit types: rocm.docs.amd.com, AMDMIGraphX 7.2.2, Supported ONNX Operators.
     "migraphx": Provider(
         names(
-            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
-            "MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Exp Gather Gemm GreaterOrEqual Identity Less "
+            "Log MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
             "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
         ),
         19,
@@ -52,8 +53,8 @@ PROVIDERS = {
     # onnxruntime.ai, DirectML execution provider.
     "directml": Provider(
         names(
-            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
-            "MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Exp Gather Gemm GreaterOrEqual Identity Less "
+            "Log MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
             "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
         ),
         20,
@@ -62,8 +63,8 @@ PROVIDERS = {
     # in fp32 and int8 were also taken whole by onnxruntime-openvino 1.24.1 with the fallback to the CPU forbidden.
     "openvino": Provider(
         names(
-            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
-            "MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Exp Gather Gemm GreaterOrEqual Identity Less "
+            "Log MatMul Max Mul Not ReduceMax ReduceMean ReduceSum "
             "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
         ),
         21,
@@ -71,8 +72,8 @@ PROVIDERS = {
     # tools/ci_build/github/apple/coreml_supported_mlprogram_ops.md in microsoft/onnxruntime.
     "coreml": Provider(
         names(
-            "Add ArgMax Cast Concat Div Erf Gemm Identity MatMul Max Mul ReduceMax ReduceMean ReduceSum Relu Reshape "
-            "Sigmoid Slice Softmax Split Sqrt Squeeze Sub "
+            "Add ArgMax Cast Concat Div Erf Exp Gemm Identity MatMul Max Mul ReduceMax ReduceMean ReduceSum Relu "
+            "Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub "
             "Tanh Tile Transpose Unsqueeze"
         ),
         21,
@@ -88,6 +89,7 @@ PROVIDERS = {
             "And": "between target and drafter: acceptance",
             "GreaterOrEqual": "between target and drafter: a forced node or root",
             "TopK": "at the end: the drafter's candidates",
+            "Log": "between the levels of a draft layer: probabilities of its paths",
             "DequantizeLinear": "of constants: folded at load with session.disable_quant_qdq",
         },
     ),
@@ -108,6 +110,7 @@ def graphs(folder: Path) -> dict[str, onnx.ModelProto]:
                 "same positions": tiny_streams(spec, shifted=False, root=False),
                 "heads": tiny_heads(spec),
                 "own heads": tiny_heads(spec, own=True),
+                "a draft layer": spec_of(trained("llama", window=5, two_lists=True)),
             }
         for name, drafter in drafters.items():
             for kind in OPSETS:

@@ -234,6 +234,18 @@ OPERATORS: dict[str, tuple[str, list[list[int]], dict[str, Any]]] = {
     "QuickGelu": ("com.microsoft", [[3, 8]], {"alpha": 1.7}),
     "Gelu": ("com.microsoft", [[3, 8]], {}),
     "FastGelu": ("com.microsoft", [[3, 8]], {}),
+    "LogSoftmax": ("", [[3, 8]], {"axis": -1}),
+    "ReduceLogSumExp": ("", [[2, 3, 8], [1]], {"keepdims": 0}),
+    "GatherElements": ("", [[2, 8], [2, 3]], {"axis": -1}),
+    "ScatterElements": ("", [[1, 2, 4], [1, 2, 3], [1, 2, 3]], {"axis": -1}),
+    "Min": ("", [[3, 8], [3, 8]], {}),
+}
+CONSTANTS: dict[str, dict[str, Array]] = {
+    "RotaryEmbedding": {"in1": np.array([0])},  # the first position
+    "Expand": {"in1": np.array([2, 4, 5])},
+    "ReduceLogSumExp": {"in1": np.array([0])},
+    "GatherElements": {"in1": np.array([[7, 0, 2], [3, 3, 1]])},
+    "ScatterElements": {"in0": np.zeros((1, 2, 4), np.float32), "in1": np.array([[[2, 0, 3], [1, 2, 0]]])},
 }
 
 
@@ -251,9 +263,10 @@ def test_lowered_operators_compute_what_they_replace(kind: str) -> None:
     feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in zip(names, shapes, strict=True)}
     inputs = [tensor(name, TensorProto.FLOAT, list(shape)) for name, shape in zip(names, shapes, strict=True)]
     store = WeightStore()
-    if kind in ("RotaryEmbedding", "Expand"):  # the second input is a constant: the first position, and a shape
-        store.add_inline("in1", np.array([2, 4, 5] if kind == "Expand" else [0]))
-        del feed["in1"], inputs[1]
+    for name, constant in CONSTANTS.get(kind, {}).items():
+        store.add_inline(name, constant)
+        del feed[name]
+    inputs = [value for value in inputs if value.name in feed]
     count = 4 if kind.startswith("Skip") else 1
     g = StaticScope(store, inputs, 19)
     ours = [value for value in g.ops(kind, *names, out=(None,) * count, domain=domain, **attributes) if value]

@@ -34,7 +34,7 @@ def engine_of(session: Session) -> OrtRunner:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full"])
+@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full", "jakiro", "eagle", "lists"])
 def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     session = open_session(bundles(f"static {bundle}"))
     steps = tokens = 0
@@ -49,7 +49,7 @@ def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bun
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "full", "lora"])
+@pytest.mark.parametrize("bundle", ["fp32", "full", "lora", "jakiro", "eagle"])
 def test_both_flavours_write_the_same(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     static, dynamic = open_session(bundles(f"static {bundle}")), open_session(bundles(bundle))
     for prompt in SOME:
@@ -163,7 +163,7 @@ def openvino(bundles: Bundles) -> Callable[[str], Session]:
     return lambda name: open_session(bundles(name), provider="openvino")
 
 
-@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full", "lora"])
+@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full", "lora", "jakiro", "eagle", "lists"])
 def test_openvino_takes_the_whole_graph_and_speculates_exactly(
     bundle: str, openvino: Callable[[str], Session], bundles: Bundles
 ) -> None:
@@ -171,5 +171,5 @@ def test_openvino_takes_the_whole_graph_and_speculates_exactly(
     for prompt in SOME:
         plain = session.generate(prompt, max_new_tokens=40, speculate=False)
         assert session.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids
-        if bundle in ("fp32", "full", "lora"):
+        if bundle in ("fp32", "full", "lora", "jakiro", "eagle"):
             assert cpu.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids

@@ -184,6 +184,16 @@ def test_a_plug_in_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: p
     assert found.installed and "broken_plugin cannot be loaded" in found.why_not and "none.so" in found.why_not
 
 
+def test_a_plug_in_keeps_its_device_when_it_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(ep_name="OddExecutionProvider", device=SimpleNamespace(type=SimpleNamespace(name="GPU")))
+    ort = SimpleNamespace(get_available_providers=lambda: [device.ep_name], get_ep_devices=lambda: [device])
+    monkeypatch.setattr(providers, "import_onnxruntime", lambda: ort)
+    assert find(Provider("odd", device.ep_name, "odd", (DYNAMIC,), "odd_plugin")).devices == (device,)
+    assert find(Provider("odd", device.ep_name, "odd", (DYNAMIC,))) == UsableProvider(
+        Provider("odd", device.ep_name, "odd", (DYNAMIC,)), True
+    )
+
+
 def test_openvinos_plug_in_has_a_device_or_says_that_it_has_none() -> None:
     pytest.importorskip("onnxruntime_ep_openvino", reason="onnxruntime-ep-openvino is not installed")
     found = find(PROVIDERS["openvino"], STATIC)
