@@ -88,8 +88,8 @@ class StaticCall:
         ):
             return StepResult(choices, logits=logits)
         if levels := self._drafter.levels:
-            return StepResult(choices, node, TreeProposal(candidates, scores, *more, levels), logits)
-        return StepResult(choices, node, IndependentProposal(candidates, scores, *more), logits)
+            return StepResult(choices, node, TreeProposal(candidates, scores, more[0], levels), logits)
+        return StepResult(choices, node, IndependentProposal(candidates, scores, more[0] if more else None), logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         self._compute(rows, forced_node=0)
