@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
-from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
@@ -43,6 +43,7 @@ class Parts:
     candidates: int
     static: StaticInfo | None = None
     published: bool = False  # the drafter is a published head
+    skipped: tuple[int, ...] = ()  # layers left out
 
 
 def load_parts(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = None) -> Parts:
@@ -57,6 +58,20 @@ def load_parts(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = No
     candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
     return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+
+
+def without_layers(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say: Progress) -> Parts:
+    """Leaves layers of the model out (`weights.skipped_layers`), those of the list `skip` or the best on `texts` of
+    token ids. Raises ConfigError for layers that cannot be left out."""
+    from streamspec.export.weights import skipped_layers
+
+    model, skipped = parts.target.model, skipped_layers.read_skipped(skip)
+    skipped_layers.check_skippable(model, skipped)
+    if skipped is None:
+        skipped = skipped_layers.search(model, texts, say)
+    skipped_layers.leave_out(model, skipped)
+    spec = describe(model)
+    return replace(parts, target=ReadTarget(model, model, spec), spec=spec, skipped=skipped)
 
 
 def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
@@ -115,6 +130,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
             per_layer_width=spec.per_layer_width,
+            skipped_layers=parts.skipped,
         ),
         prompt_format=prompt_format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,

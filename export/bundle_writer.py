@@ -32,7 +32,15 @@ from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles, add_store
 from streamspec.export.bundle_card import write_card
-from streamspec.export.bundle_parts import Parts, Progress, describe_bundle, load_parts, static_parts, with_exit
+from streamspec.export.bundle_parts import (
+    Parts,
+    Progress,
+    describe_bundle,
+    load_parts,
+    static_parts,
+    with_exit,
+    without_layers,
+)
 from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
 from streamspec.export.drafters.published import read_published
@@ -50,7 +58,7 @@ from streamspec.export.quantization.precisions import Precision, check_hidden_si
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
-from streamspec.export.validate.measured_text import texts_for
+from streamspec.export.validate.measured_text import text_rows, texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.source import Source
@@ -81,6 +89,7 @@ def export_bundle(
     drafter: str | Path | None = None,
     streams: str = DEFERRED,
     exit_layer: int | None = None,
+    skip_layers: str | None = None,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -103,6 +112,8 @@ def export_bundle(
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
     - `exit_layer`: of the layers that `adapter` has an early exit at, the one to prune at; default: the last.
+    - `skip_layers`: layers to leave out, such as `3,7-9`, or `auto` (the best on `held_out`, or on a general text): a
+      bundle that drafts for the whole model (`load(draft=)`), and is loaded as nothing else.
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -112,11 +123,14 @@ def export_bundle(
     say = progress or to_stderr
     need_torch(None if adapter is None else "an adapter")
     need_torch(None if held_out is None else "held-out data")
+    need_torch(None if skip_layers is None else "a model without some of its layers")
     kind = target.precision(precision, block_size)
     stream_weights = weights_of(streams, stream_weights, target.static)
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     head = None if drafter is None else read_published(Path(drafter), resolved, described, target, kind)
+    if skip_layers is not None and (head is not None or (described is not None and described.streams is not None)):
+        raise ConfigError("--skip-layers beside a drafter", "one of them", "leave one out")
     layout = choose_format(resolved, described, prompt_format)
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
@@ -125,6 +139,10 @@ def export_bundle(
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = load_parts(resolved, described, head)
+        tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
+        if skip_layers is not None:
+            rows = _held_out_rows(held_out, parts, layout) or text_rows(tokenizer, parts.spec, slow=True)
+            parts = without_layers(parts, skip_layers, [row.input_ids for row in rows], say)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if exit_layer is not None:
             parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, exit_layer))
@@ -132,7 +150,6 @@ def export_bundle(
             parts = replace(parts, streams=eager(parts.streams, parts.spec))
         if target.static:
             parts = static_parts(parts, target, say)
-        tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
         manifest = replace(
             describe_bundle(parts, precision, tokenizer, layout),
             provider=target.name,
@@ -140,7 +157,7 @@ def export_bundle(
         )
         if store is not None:
             manifest = add_store(folder, manifest, stored, store.most, tokenizer)
-        rows = _held_out_rows(held_out, parts, manifest) if held_out else []
+        rows = _held_out_rows(held_out, parts, layout)
         texts = {ANSWERS: rows} | texts_for(precision, tokenizer, parts.spec, slow=parts.static is not None)
         reference = _compute_reference(parts, tokenizer, texts, say)
         parts = replace(parts, target=parts.target.weights_only())
@@ -162,9 +179,10 @@ def check_cache_dtype(dtype: str) -> None:
         raise ConfigError(f"a K/V cache of {dtype!r}", " or ".join(DTYPES), "correct --kv-cache-dtype")
 
 
-def _held_out_rows(held_out: HeldOut, parts: Parts, manifest: Manifest) -> list[TokenRow]:
-    adapter = parts.adapter.path if parts.adapter else None
-    return held_out.rows(parts.base, manifest.prompt_format, parts.spec.context_length, adapter)
+def _held_out_rows(held_out: HeldOut | None, parts: Parts, layout: PromptFormat) -> list[TokenRow]:
+    if held_out is None:
+        return []
+    return held_out.rows(parts.base, layout, parts.spec.context_length, parts.adapter.path if parts.adapter else None)
 
 
 def resolve_pair(

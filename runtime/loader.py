@@ -14,7 +14,7 @@ from streamspec.bundle.files import COPY_AGAIN, read_manifest, read_small, verif
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
-from streamspec.errors import ResourceError
+from streamspec.errors import ConfigError, ResourceError
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
@@ -84,6 +84,9 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     check_memory(folder, options.context, options.memory, options.provider, options.window)
     check_idle(options.idle)
     manifest = read_manifest(folder)
+    if skipped := manifest.model.skipped_layers:
+        found = f"a bundle without {len(skipped)} of its base's layers"
+        raise ConfigError(found, "a whole model, for which it drafts", "load that one, with this as draft (--draft)")
     if options.adapter is not None:
         swappable.check_swappable(manifest)
     draft = read_draft(folder, manifest, options)

@@ -10,13 +10,14 @@ from streamspec.json_fields import Fields
 from streamspec.layer_cache import LayerCache
 
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
-IF_ANY = {"caches", "heads", "per_layer_width"}  # left out where they say nothing, as they once were
+IF_ANY = {"caches", "heads", "per_layer_width", "skipped_layers"}  # left out where they say nothing, as they once were
 
 
 @dataclass(frozen=True)
 class ModelInfo:
     """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
-    `per_layer_width`: numbers of each layer's own input for a token, 0: there is none.
+    `per_layer_width`: numbers of each layer's own input for a token, 0: there is none;
+    `skipped_layers`: of the base, left out: the bundle drafts for a whole one.
     """
 
     layers: int
@@ -30,6 +31,7 @@ class ModelInfo:
     caches: tuple[LayerCache, ...] = ()
     heads: int = 0
     per_layer_width: int = 0
+    skipped_layers: tuple[int, ...] = ()
 
 
 def read_model(raw: Fields) -> ModelInfo:
@@ -47,6 +49,9 @@ def read_model(raw: Fields) -> ModelInfo:
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
         heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
         per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
+        skipped_layers=raw.integers("skipped_layers", 0, MAX_LAYERS, MAX_LAYERS)
+        if raw.optional("skipped_layers")
+        else (),
     )
 
 
