@@ -63,3 +63,20 @@ def test_bytes_that_are_no_text_are_refused_in_one_line(monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8"))
     with pytest.raises(ConfigError, match="stdin that is no text .*expected utf-8"):
         given_prompt("-", None)
+
+
+def test_a_window_drafts_by_its_name_and_a_bundle_by_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drafts = list[object]()
+    session = SimpleNamespace(stream=lambda text, options: iter(()))
+    monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **named: drafts.append(named["draft"]) or session)
+    (tmp_path / "window").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for draft in ("window", "window:200", "./window"):
+        assert run("b", "x", "--draft", draft).exit_code == 0
+    assert drafts == ["window", "window:200", Path("window")]
+    monkeypatch.undo()
+    result = run("b", "x", "--draft", "window:7")
+    assert result.exit_code == 2 and "window:N with 128 tokens or more" in result.stderr
+    assert result.stderr.count("\n") == 1 and len(drafts) == 3

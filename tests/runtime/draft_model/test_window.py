@@ -57,7 +57,13 @@ def check_rows(session: Session) -> int:
 
 @pytest.mark.parametrize(
     ("name", "sources"),
-    [("endless fp32", ALONE), ("endless int8", {}), ("lettered full", ALONE), ("lettered eagle", {})],
+    [
+        ("endless fp32", ALONE),
+        ("endless int8", {}),
+        ("lettered full", ALONE),
+        ("lettered eager", ALONE),
+        ("lettered eagle", {}),
+    ],
 )
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_answers_are_those_of_plain_decoding(
