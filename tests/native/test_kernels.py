@@ -134,3 +134,51 @@ def test_kernels_of_arm_give_the_same_bits_as_those_of_this_machine(program: str
     test = arm.compile(Path(__file__).with_name("kernels_test.cpp"))
     names, given = agree([emulator, str(arm.link("kernels_test", "-static", test, *arm.kernels()))], 30)
     assert names == "dotprod, neon, portable" and given == agree([program], 30)[1]
+
+
+WINE = Path("/usr/lib/wine/wine64")
+LOADS = """
+#include <cstdio>
+#include <initializer_list>
+#include <windows.h>
+int main(int, char** arguments) {
+    const HMODULE library = LoadLibraryA(arguments[1]);
+    if (!library) return 1;
+    for (const char* name : {"RegisterCustomOps", "streamspec_draft_tree", "streamspec_draft_compare"})
+        if (!GetProcAddress(library, name)) return 2;
+    using Text = const char* (*)();
+    for (const char* name : {"streamspec_sources", "streamspec_kernels"})
+        std::printf("%s\\n", reinterpret_cast<Text>(reinterpret_cast<void*>(GetProcAddress(library, name)))());
+}
+"""
+
+
+@pytest.mark.slow
+def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("x86_64-w64-mingw32-g++-posix")
+    if compiler is None or not WINE.exists():
+        pytest.skip("no g++-mingw-w64-x86-64-posix and wine64 (Debian) here")
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    windows = Toolchain(compiler, "x86_64", tmp_path)
+    kernels = windows.kernels(portable=("-mfma",))  # MinGW's own fmaf rounds twice
+    test = windows.link(
+        "kernels_test.exe", "-static", windows.compile(Path(__file__).with_name("kernels_test.cpp")), *kernels
+    )
+    names, given = agree([str(WINE), str(test)], 30)
+    assert given == agree([program], 30)[1]
+
+    own = [
+        windows.compile(NATIVE / f"{name}.cpp", '-DSTREAMSPEC_SOURCES="of this test"')
+        for name in ("ops", "draft_tree", "sources")
+    ]
+    library = windows.link("streamspec_native.dll", "-shared", "-static", *own, *kernels)
+    loads = tmp_path / "loads.cpp"
+    loads.write_text(LOADS)
+    loader = windows.link("loads.exe", "-static", windows.compile(loads))
+    done = subprocess.run([WINE, loader, library], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sources, chosen = done.stdout.splitlines()
+    assert "of this test" in sources and chosen in names
