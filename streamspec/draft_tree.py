@@ -14,6 +14,9 @@ from itertools import product
 import numpy as np
 
 MAX_GAMMA = 64  # draft tokens of one call
+# Whose probability prunes rows of a tree: the early exit's, the drafter's, or (exit + 2 prior) / 3 of their logarithms
+BOTH, EXIT, PRIOR = SCORES = "both", "exit", "prior"
+PRIOR_WEIGHT = 2
 MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 
 

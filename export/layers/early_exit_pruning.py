@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.draft_tree import MASKED
+from streamspec.draft_tree import MASKED, PRIOR_WEIGHT
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.step_graph import (
@@ -35,8 +35,6 @@ from streamspec.step_graph import (
     PRIORS,
     TREE_MASK,
 )
-
-PRIOR_WEIGHT = 2  # of the drafter's log probability against the early exit's
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamspec.draft_tree import BOTH
 from streamspec.runtime.costs.row_costs import RowCosts, Trial
 
 PLAIN, PRICE, CACHE, ROW_CACHE, FIRST = range(5)  # numbers in the state; from FIRST on: c of KNOTS
@@ -62,6 +63,7 @@ class CostRecord:
     - `price`, `context`: of the drafter in plain steps, and (a, b); None if they were not learned.
     - `steps`: that this was learned from; 0: measured by a calibration.
     - `min_probability`: below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is.
+      `score`: whose probability it is (`Pruning`).
     """
 
     seconds: Mapping[int, float] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class CostRecord:
     context: tuple[float, float] | None = None
     steps: int = 0
     min_probability: float = 0.0
+    score: str = BOTH
 
 
 CONTEXT = 64  # tokens in the cache that a record's seconds are for
@@ -196,7 +199,8 @@ class LearnedRowCosts(RowCosts):
             state = self._state
             context = (max(0.0, float(state[CACHE])), max(0.0, float(state[ROW_CACHE])))
             steps = self.known.steps + self.steps
-            return CostRecord(seconds, max(0.0, float(state[PRICE])), context, steps, self.known.min_probability)
+            price = max(0.0, float(state[PRICE]))
+            return CostRecord(seconds, price, context, steps, self.known.min_probability, self.known.score)
 
     def describe(self) -> str:
         return describe(self.record() if self.sure else CostRecord())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import BOTH, EXIT, PRIOR, PRIOR_WEIGHT, SCORES, DraftTree
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.idle_unload import IdleUnloader
 
 ROOT_ONLY = DraftTree((0,), (0,))
+TINY = 1e-30  # a probability of 0
+DROPPED = -1e6  # prior of a row that the early exit is to drop, whatever it makes of it
 
 
 class Cancelled(Exception):
@@ -42,14 +45,24 @@ class Pruning:
 
     - `rows`: at most this many; None: any number.
     - `min_probability`: none below this probability, 0 to 1. `least` is its deprecated name.
+    - `score`: whose probability that is: the early exit's (`exit`), the drafter's (`prior`), or the mean of their
+      logarithms, 1 : 2 (`both`).
 
     Raises ConfigError for values out of range.
     """
 
     rows: int | None = None
     min_probability: float = 0.0
+    score: str = BOTH
 
-    def __init__(self, rows: int | None = None, min_probability: float = 0.0, *, least: float | None = None) -> None:
+    def __init__(
+        self,
+        rows: int | None = None,
+        min_probability: float = 0.0,
+        score: str = BOTH,
+        *,
+        least: float | None = None,
+    ) -> None:
         if least is not None:
             warnings.warn("Pruning(least=) is called min_probability now", DeprecationWarning, stacklevel=2)
             min_probability = least
@@ -61,12 +74,33 @@ class Pruning:
                 "one from 0 to below 1",
                 "correct min_probability",
             )
+        if score not in SCORES:
+            raise ConfigError(f"pruning by the score {score!r}", " or ".join(SCORES), "correct score")
+        object.__setattr__(self, "score", score)
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "min_probability", min_probability)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes pickles up to 0.1 too, which have `least`."""
-        self.__dict__.update(rows=state["rows"], min_probability=state.get("min_probability", state.get("least")))
+        least = state.get("min_probability", state.get("least"))
+        self.__dict__.update(rows=state["rows"], min_probability=least, score=state.get("score", BOTH))
+
+    def asked(self, priors: np.ndarray) -> np.ndarray:
+        """What the graph is given for `priors` float32 [n], the drafter's log probabilities, so that its score of both
+        is the one wanted."""
+        if self.score == BOTH:
+            return priors
+        if self.score == EXIT:
+            return np.zeros_like(priors)
+        kept = priors >= math.log(max(self.min_probability, TINY))
+        kept[np.argsort(-priors, kind="stable")[self.rows :] if self.rows else []] = False  # parents come first
+        return np.where(kept, 0, DROPPED).astype(np.float32)
+
+    @property
+    def lowest(self) -> float:
+        """The score below which the graph prunes a row."""
+        least = math.log(max(self.min_probability, TINY))
+        return {BOTH: least, EXIT: least / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
 
     @property
     def least(self) -> float:

@@ -78,7 +78,7 @@ class DynamicCall:
             pruning = None
         self._bind_rows(binding, rows, draft, forced_node, pruning)
         if pruning is not None:
-            binding.input(sg.PRIORS, np.zeros(count, np.float32) if priors is None else priors)
+            binding.input(sg.PRIORS, pruning.asked(np.zeros(count, np.float32) if priors is None else priors))
         self._bind_choice(binding, rows, allowed)
         scaled = self._bind_logits(binding, count) if self._logits_bound else None
         choices = binding.output(sg.CHOICES, (count,))
@@ -147,7 +147,7 @@ class DynamicCall:
         most, above = n, NO_LIMIT
         if pruning is not None:
             most = min(n, pruning.rows or n)
-            above = np.array([np.log(max(pruning.min_probability, 1e-30))], np.float32)
+            above = np.array([pruning.lowest], np.float32)
         binding.input(sg.NEXT_IDS, repeated(-1, n) if rows.next_ids is None else rows.next_ids)
         binding.input(sg.KEEP_ROWS, repeated(most))
         binding.input(sg.KEEP_ABOVE, above)

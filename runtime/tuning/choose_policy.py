@@ -58,7 +58,7 @@ def choose_policy(
                 costs = LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)
             exits = manifest.streams is not None and manifest.streams.pruning and not second
             if known is not None and known.min_probability and pruning is None and exits:
-                pruning = Pruning(min_probability=known.min_probability)
+                pruning = Pruning(None, known.min_probability, known.score)
     call_rows = manifest.static.rows if manifest.static else None
     eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
     deepest = DEEPEST if second else 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from streamspec import paths as cache
 from streamspec.atomic import write_text
 from streamspec.bundle.manifest import Manifest
+from streamspec.draft_tree import BOTH, SCORES
 from streamspec.errors import StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
@@ -51,6 +52,7 @@ def save_record(file: Path | None, record: CostRecord) -> None:
         "format_version": 1,
         "costs": {str(n): seconds for n, seconds in record.seconds.items()},
         "least": record.min_probability,
+        "score": record.score,
         "steps": record.steps,
     }
     if record.price is not None:
@@ -82,7 +84,8 @@ def read_record(file: Path | None) -> CostRecord | None:
             context = both.number("a", 0.0, 1e4), both.number("b", 0.0, 1e4)
         steps = raw.integer("steps", 0, 10**12) if "steps" in raw.values else 0
         least = raw.number("least", 0.0, 1.0)
-        return CostRecord(seconds, price, context, steps, least) if least < 1 else None
+        score = raw.choice("score", SCORES) if "score" in raw.values else BOTH
+        return CostRecord(seconds, price, context, steps, least, score) if least < 1 else None
     except (OSError, TypeError, ValueError, StreamspecError):
         return None
 

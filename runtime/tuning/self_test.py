@@ -15,7 +15,7 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Pruning
+from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 
@@ -26,7 +26,6 @@ TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differ
 TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2}
 SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
-DROPPED = -1e6  # prior of a row that the early exit is to drop, whatever it makes of it
 # Root mean square of a layer's keys or values less those of a chain, over how much they differ from row to row. Where
 # `streams.ns` is wrong it is 0.96 or more, of SmolLM2 in int8 and of tiny models; else 0.
 CACHE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.3, "int4": 0.3}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamspec.bundle.manifest import Manifest
+from streamspec.draft_tree import BOTH
 from streamspec.errors import ConfigError
 from streamspec.runtime.costs.learned_costs import CostRecord
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -49,9 +50,13 @@ def tune(
 
 
 def keep_min_probability(
-    runner: OrtRunner, manifest: Manifest, min_probability: float, cache_dir: str | Path | None = None
+    runner: OrtRunner,
+    manifest: Manifest,
+    min_probability: float,
+    cache_dir: str | Path | None = None,
+    score: str = BOTH,
 ) -> None:
-    """Saves with the calibration that sessions prune rows whose probability is below `min_probability`."""
+    """Saves with the calibration that sessions prune rows whose probability by `score` is below `min_probability`."""
     file = costs_file(runner.provider, runner.threads, manifest, cache_dir)
     known = read_record(file) or CostRecord(calibrated(runner, manifest, cache_dir).costs)
-    save_record(file, replace(known, min_probability=min_probability))
+    save_record(file, replace(known, min_probability=min_probability, score=score))

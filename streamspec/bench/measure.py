@@ -18,6 +18,7 @@ from streamspec.bench.figures import Report
 from streamspec.bench.prompts import BenchPrompt, read_cases
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Summary, compare_all
+from streamspec.draft_tree import BOTH
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -35,7 +36,7 @@ def bench(
     repeats: int = 5,
     also: Sequence[str | Path] = (),
     rows: Sequence[int] = (),
-    prune: Sequence[float] = (),
+    prune: Sequence[float | Pruning] = (),
     tree: int | str = "auto",
     threads: int | None = None,
     provider: str = "auto",
@@ -63,7 +64,7 @@ def bench(
     Returns a `Report`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    pruning = [Pruning(min_probability=probability) for probability in prune]
+    pruning = [one if isinstance(one, Pruning) else Pruning(min_probability=one) for one in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
@@ -89,7 +90,7 @@ def bench(
     if prune:
         session.manifest.check_prunes()
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
-    forced += [Arm(f"chance {one.min_probability:g}", session, True, sampling, pruning=one) for one in pruning]
+    forced += [Arm(_name(one), session, True, sampling, pruning=one) for one in pruning]
     others = [Arm(str(path), opened(path, tree="plain"), False, sampling) for path in also]
     own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*own, *forced, *others])
@@ -100,6 +101,10 @@ def bench(
         lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
         write_text(save_outputs, "\n".join(lines) + "\n")
     return report
+
+
+def _name(pruning: Pruning) -> str:
+    return f"{'chance' if pruning.score == BOTH else pruning.score} {pruning.min_probability:g}"
 
 
 def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_new_tokens: int) -> Recorder:

@@ -1,4 +1,4 @@
-"""Finds the probability below which pruning at the early exit pays on this machine, on validation prompts."""
+"""Finds the probability, and whose, below which pruning at the early exit pays here, on validation prompts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 from streamspec.bench.figures import Report, Spread
 from streamspec.bench.measure import bench
+from streamspec.draft_tree import BOTH, EXIT
+from streamspec.runtime.decoding.model_runner import Pruning
 
 PROBABILITIES = (0.01, 0.03, 0.1, 0.3)
+TRIED = tuple(Pruning(None, probability, score) for score in (BOTH, EXIT) for probability in PROBABILITIES)
 REPEATS = 3
 
 
-def find_min_probability(
+def find_pruning(
     bundle: str | Path,
     prompts: str | Path,
     limit: int,
@@ -20,11 +23,11 @@ def find_min_probability(
     threads: int | None = None,
     provider: str = "auto",
     adapter: str | None = None,
-) -> tuple[Report, float]:
-    """Runs speculation without pruning and at each of `PROBABILITIES`, interleaved.
+) -> tuple[Report, Pruning]:
+    """Runs speculation without pruning and with each of `TRIED`, interleaved.
 
-    Returns the report and the fastest of them: 0 where none beats speculation without pruning even in its slowest
-    repetition. The bundle's session must not prune already. Raises what `bench` does.
+    Returns the report and the fastest of them; `Pruning()` where none beats speculation without pruning even in its
+    slowest repetition. The bundle's session must not prune already. Raises what `bench` does.
     """
     report = bench(
         bundle,
@@ -32,15 +35,15 @@ def find_min_probability(
         limit,
         max_new_tokens,
         REPEATS,
-        prune=PROBABILITIES,
+        prune=TRIED,
         threads=threads,
         provider=provider,
         adapter=adapter,
     )
-    return report, best_probability(report.speculative.speedup, [one.speedup for one in report.rows])
+    return report, best(report.speculative.speedup, [one.speedup for one in report.rows])
 
 
-def best_probability(without: Spread, tried: Sequence[Spread], probabilities: Sequence[float] = PROBABILITIES) -> float:
-    """Returns the probability with the highest median speed-up over plain decoding, or 0."""
-    best, probability = max(zip(tried, probabilities, strict=True), key=lambda pair: pair[0].median)
-    return probability if best.low > without.median else 0.0
+def best(without: Spread, tried: Sequence[Spread], pruning: Sequence[Pruning] = TRIED) -> Pruning:
+    """Returns the pruning with the highest median speed-up over plain decoding, or none."""
+    found, chosen = max(zip(tried, pruning, strict=True), key=lambda pair: pair[0].median)
+    return chosen if found.low > without.median else Pruning()

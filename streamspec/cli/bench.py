@@ -27,6 +27,7 @@ from streamspec.cli.shared_options import (
     load_flag,
 )
 from streamspec.errors import ConfigError
+from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import LoadOptions
 
@@ -63,6 +64,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    prune_score: Annotated[
+        str, typer.Option(help="Whose probability --prune means: exit, prior (the drafter's) or both.")
+    ] = "both",
     tree: Annotated[str, load_flag("tree")] = str(LoadOptions.tree),
     use: Use = None,
     draft: Draft = None,
@@ -99,7 +103,7 @@ def command(
         repeats=repeats,
         also=also or (),
         rows=parse_rows(rows),
-        prune=parse_probabilities(prune),
+        prune=[Pruning(None, probability, prune_score) for probability in parse_probabilities(prune)],
         tree=int(tree) if tree.isdecimal() else tree,
         threads=threads,
         provider=provider,

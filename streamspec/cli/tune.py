@@ -75,20 +75,19 @@ def command(
         "contexts": {str(n): as_dict(c) for n, c in calibrations.items()},
     }
     if prompts is not None:
-        from streamspec.bench.pruning import find_min_probability
+        from streamspec.bench.pruning import find_pruning
         from streamspec.cli.bench import speeds
 
-        report, probability = find_min_probability(
-            bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use
-        )
-        keep_min_probability(session.runner, session.manifest, probability)
+        report, pruning = find_pruning(bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use)
+        probability = pruning.min_probability
+        keep_min_probability(session.runner, session.manifest, probability, score=pruning.score)
         console.print(speeds(report))
         console.print(
-            f"pruning: below a probability of {probability:g}"
+            f"pruning: below a probability of {probability:g} by {pruning.score}"
             if probability
             else "pruning: none (it does not pay here)"
         )
-        result["prune"] = {"least": probability, "tried": [asdict(one) for one in report.rows]}
+        result["prune"] = {"least": probability, "score": pruning.score, "tried": [asdict(one) for one in report.rows]}
     if as_json:
         print(json.dumps(result))
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamspec.bench.figures import Spread
-from streamspec.bench.pruning import PROBABILITIES, best_probability
+from streamspec.bench.pruning import TRIED, best
 from streamspec.cli import app
 from streamspec.runtime import Pruning, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
@@ -65,15 +65,15 @@ def test_a_measurement_is_kept_and_not_repeated(
 def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
-    tune.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path)
+    tune.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path, "exit")
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     found = read_record(file_of(session, tmp_path))
-    assert later.policy.pruning == Pruning(min_probability=0.02) and found is not None and found.min_probability == 0.02
+    assert later.policy.pruning == Pruning(None, 0.02, "exit") and found is not None and found.min_probability == 0.02
     for _ in range(12):  # what is learned leaves it as it is
         later.generate("hello", max_new_tokens=30)
     later.close()
     after = read_record(file_of(session, tmp_path))
-    assert after is not None and after.min_probability == 0.02 and after.steps > 0
+    assert after is not None and (after.min_probability, after.score) == (0.02, "exit") and after.steps > 0
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
     tune.tune(session.runner, session.manifest, [8], tmp_path)
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).policy.pruning is None
@@ -89,16 +89,19 @@ def test_tune_keeps_what_it_found_on_the_prompts(
     done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), *map(str, options)])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {p:g}" for p in PROBABILITIES]
+    assert [one["name"] for one in found["prune"]["tried"]] == [
+        f"{'chance' if one.score == 'both' else one.score} {one.min_probability:g}" for one in TRIED
+    ]
     assert not any(one["mismatches"] for one in found["prune"]["tried"])
     kept = read_record(file_of(load(bundles("fp32"), threads=1)))
-    assert kept is not None and kept.min_probability == found["prune"]["least"]
+    assert kept is not None and (kept.min_probability, kept.score) == (found["prune"]["least"], found["prune"]["score"])
 
 
 def test_pruning_has_to_pay_in_every_repetition() -> None:
     without = Spread(2.0, 1.9, 2.2)
-    assert best_probability(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], (0.1, 0.2)) == 0
-    assert best_probability(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], (0.1, 0.2)) == 0.2
+    tried = [Pruning(None, 0.1, "exit"), Pruning(None, 0.2)]
+    assert best(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], tried) == Pruning()
+    assert best(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], tried) == tried[1]
 
 
 def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
