@@ -104,7 +104,8 @@ def bench(
 
 
 def _name(pruning: Pruning) -> str:
-    return f"{'chance' if pruning.score == BOTH else pruning.score} {pruning.min_probability:g}"
+    least = pruning.min_probability
+    return f"chance {least:g}" if pruning.score == BOTH else f"{pruning.score} {least:g}"
 
 
 def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_new_tokens: int) -> Recorder:
