@@ -21,6 +21,7 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     eagle-paper     the paper's recipe: the target's final states, first pass alone, one map for these and for its own
                     states
     eagle-last      the same on the states at the last layer's input (the map that hands states on stays as fitted)
+    eagle3          a head in the form that vLLM and SGLang compute
     eagle-prefix    only the first pass attends
     hydra           weights of its own for each further pass
     hydra-plain     the same without attention
@@ -69,6 +70,7 @@ DRAFTERS = {
     "eagle-tokens": f"{LAYER} eagle --labels hard --state-weight 0",
     "eagle-paper": f"{LAYER} eagle --taps final --unroll 1",
     "eagle-last": f"{LAYER} eagle --taps 1 --unroll 1",
+    "eagle3": f"{LAYER} eagle3 --taps 1,10,20",
     "eagle-prefix": f"{LAYER} eagle --prefix-attention",
     "mtp": f"{LAYER} mtp",
     "mtp-3": f"{LAYER} mtp --depth 3 --taps final",

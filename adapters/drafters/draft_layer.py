@@ -209,10 +209,7 @@ class DraftLayerModel(DraftingModel):
             past = ((back >= 0) & self._near(back + step))[:, None]  # [B, 1, P, T]
             seen = torch.cat([past, *(own & self._near(torch.tensor(step - k)) for k in range(1, step + 1))], dim=3)
             part = self._part(step)
-            states, map = self._finish(steps[-1].mixture).float(), part.from_state
-            if self.config.one_map:
-                states, map = unit_rms(states), self.from_entry
-            states, later = nn.functional.linear(states, map), cache if self.config.attends(step) else None
+            states, later = self.handed(part, steps[-1].mixture), cache if self.config.attends(step) else None
             steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
         mixture, shares, overlap = (
             torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
@@ -257,6 +254,13 @@ class DraftLayerModel(DraftingModel):
     def entries(self, main: MainPass) -> Tensor:
         """m [B, T, taps H]."""
         return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
+
+    def handed(self, part: Any, mixture: Tensor) -> Tensor:
+        """What the next row reads of a row's `mixture` [.., H]."""
+        states, map = self._finish(mixture).float(), part.from_state
+        if self.config.one_map:
+            states, map = unit_rms(states), self.from_entry
+        return nn.functional.linear(states, map)
 
     def _part(self, step: int) -> Any:
         """The module with the weights of pass `step`, counted from 0."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from streamspec.adapters.drafters.dflash.block_config import check_block_base
 from streamspec.adapters.drafters.draft_layer_config import check_draft_layer, check_draft_layer_base
+from streamspec.adapters.drafters.eagle3.pair_config import check_pair_base
 from streamspec.adapters.drafters.options import (
     BlockOptions,
     DraftLayerOptions,
@@ -92,6 +93,15 @@ DRAFTERS = {
     "mtp": _draft_layer((ModulesOptions,), ONE_EXPERT | ALL_ATTEND | {"unroll": 1}, HARD | {"taps": "1"}),
     "hydra": _draft_layer(
         (PrefixOptions,), ONE_EXPERT | {"own_heads": True}, TARGET_STATES | {"prefix_attention": True}
+    ),
+    "eagle3": DrafterMethod(
+        "streamspec.adapters.drafters.eagle3.pair_layer:PairLayerModel",
+        (TrainedAloneOptions, DraftLayerOptions, UnrolledOptions),
+        ONE_EXPERT | ALL_ATTEND,
+        TARGET_STATES,
+        recipes=STAGED,
+        check=check_draft_layer,
+        check_base=check_pair_base,
     ),
     "dflash": DrafterMethod(
         "streamspec.adapters.drafters.dflash.block_drafter:BlockDraftModel",

@@ -34,6 +34,7 @@ DRAFTER_COSTS: dict[str, Callable[[Options, float], float]] = {  # by resolved o
     "eagle": _passes,
     "mtp": _passes,
     "hydra": _passes,
+    "eagle3": _passes,
     "dflash": lambda options, share: PASS_COST * options["block_layers"],  # taken as that of a draft layer's passes
 }
 

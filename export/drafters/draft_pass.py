@@ -243,13 +243,14 @@ class DraftPass(ABC):
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         """The values of `outputs` after the accepted node, in their order."""
 
-    def head(self, g: Scope, flat: str, rows: Rows) -> str:
-        """The LM head over draft tokens [m, D] of normed states [m, H]."""
-        head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
+    def head(self, g: Scope, flat: str, rows: Rows, target: Decoder | None = None) -> str:
+        """The LM head over draft tokens [m, D] of normed states [m, H], the `target`'s where that is not `decoder`."""
+        decoder = target or self.decoder
+        head, chosen = decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
-            return self.scaled(g, *self.decoder.logits(g, flat, rows, head))
+            return self.scaled(g, *decoder.logits(g, flat, rows, head))
         part = Weight(f"{DRAFT_HEAD}.weight", len(chosen), head.columns, lambda: head.load()[chosen], drafter=True)
-        return self.scaled(g, *self.decoder.logits(g, flat, rows, part, chosen))
+        return self.scaled(g, *decoder.logits(g, flat, rows, part, chosen))
 
     def scaled(self, g: Scope, raw: str, scale: str) -> str:
         """Logits [m, D] with the factor of each row multiplied in."""

@@ -21,6 +21,7 @@ from streamspec.export.drafters.dflash import block_pass
 from streamspec.export.drafters.draft_layer import layer
 from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
+from streamspec.export.drafters.eagle3 import trained_head
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
 from streamspec.export.drafters.streams import stream_pass
@@ -84,6 +85,14 @@ DRAFTERS = {
         reference="medusa_reference:MedusaReference",
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
+    "eagle3": Drafter(
+        title="a draft layer",
+        spec=Eagle3Spec,
+        shapes=trained_head.shapes,
+        read=trained_head.read,
+        nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
+        reference="eagle3.head_reference:Eagle3Reference",
+    ),
     "dflash": Drafter(
         spec=block_pass.BlockSpec,
         shapes=block_pass.shapes,

@@ -33,7 +33,7 @@ DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes ca
 METHODS: dict[str, str | None] = {
     "streaming": "streams",
     "medusa": "heads",
-    **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra"), "draft layer"),
+    **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra", "eagle3"), "draft layer"),
     "dflash": "block",
     "lora": None,
 }

@@ -129,6 +129,14 @@ def command(
             "--swappable", help="Keep adapters beside the base's weights, so that they can be swapped at run time."
         ),
     ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="speculators: write the adapter's EAGLE-3 head for vLLM and SGLang instead of a bundle.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
@@ -136,6 +144,7 @@ def command(
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
+    from streamspec.export.drafters.eagle3.trained_head import write_published
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
@@ -151,6 +160,12 @@ def command(
     if plain_genai and layout is not None:
         raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
+    if form is not None:
+        if first is None or len(adapters) > 1 or swappable or plain_genai or val or any(weights.values()):
+            raise ConfigError("--as with other options", "--base, --adapter, --out and --force", "leave them out")
+        write_published(base, first, out, form, force)
+        print(json.dumps({"out": str(out)}) if as_json else f"wrote {out}, an EAGLE-3 head in the format of {form}")
+        return
     if plain_genai:
         if kv_cache_dtype != DTYPES[0]:
             raise ConfigError("--plain-genai and --kv-cache-dtype", "one of them", "leave one out")

@@ -217,6 +217,13 @@ def _tap(tap: int) -> str:
     return "the finished states" if tap == FINAL_STATE else f"the states below the last {tap} layers"
 
 
+def _head(head: dict[str, Any]) -> Rows:
+    return [
+        ("draft layer", f"{head['gamma']} depths, an EAGLE-3 head: export --as speculators writes it for others"),
+        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in head["taps"])),
+    ]
+
+
 def _block(block: dict[str, Any]) -> Rows:
     vocabulary = block["draft_vocab"]
     return [
@@ -226,7 +233,7 @@ def _block(block: dict[str, Any]) -> Rows:
     ]
 
 
-DESCRIBED = {"medusa": _heads, "dflash": _block} | dict.fromkeys(DRAFT_LAYERS, _layer)
+DESCRIBED = dict.fromkeys(DRAFT_LAYERS, _layer) | {"medusa": _heads, "dflash": _block, "eagle3": _head}
 
 
 def _where(streams: DrafterInfo) -> str:

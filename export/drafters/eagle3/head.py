@@ -145,7 +145,7 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
     _check_target(folder, config, target)
     stored = _stored(folder)
     own = "embed_tokens.weight" in stored or config.layer.hidden_size != config.target_hidden
-    expected = _shapes(config, len(config.tapped(0)), own, set(stored))
+    expected = head_shapes(config, len(config.tapped(0)), own, set(stored))
     found = {name: tuple(one.shape) for name, one in stored.items()}
     if faults := tensor_faults(found, expected):
         raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
@@ -225,7 +225,7 @@ def _stored(folder: Path) -> dict[str, SafeTensor]:
     return named
 
 
-def _shapes(config: HeadConfig, taps: int, own_embedding: bool, found: set[str]) -> Shapes:
+def head_shapes(config: HeadConfig, taps: int, own_embedding: bool, found: set[str]) -> Shapes:
     """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
     layer, family = config.layer, FAMILIES[config.layer.model_type]
     hidden, inner, width = layer.hidden_size, layer.intermediate_size, layer.head_dim

@@ -178,7 +178,7 @@ def _unread(
 
 
 def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: Mapping[str, Any]) -> HeadConfig:
-    config = _layer_config(file, {name: layer[name] for name in layer if name in LAYER_FIELDS})
+    config = layer_config(file, {name: layer[name] for name in layer if name in LAYER_FIELDS})
     hidden, vocab = config.hidden_size, config.vocab_size
     flags = {}
     for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
@@ -213,7 +213,7 @@ def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tupl
     return tuple(one if outside else one + 1 for one in chosen)
 
 
-def _layer_config(file: Path, fields: dict[str, Any]) -> Any:
+def layer_config(file: Path, fields: dict[str, Any]) -> Any:
     """The layer's configuration with the defaults of its family."""
     from transformers import AutoConfig
 

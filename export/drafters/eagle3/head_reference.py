@@ -37,6 +37,9 @@ class Eagle3Reference(DraftReference):
     def __init__(self, model: ReferenceModel, spec: Eagle3Spec) -> None:
         self.model, self.spec = model, spec
         self.head = PublishedHead(spec, model.decoder.embedding.weight)
+        if "lm_head.weight" not in spec.tensors:
+            rows = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
+            self.head.tensors["lm_head.weight"] = model.decoder.lm_head.weight[rows].float()
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""

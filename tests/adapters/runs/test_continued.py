@@ -28,6 +28,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "jakiro": STAGED | {"method": "jakiro", "experts": 3, "taps": "2,1", "gamma": 3},
     "hydra": STAGED | {"method": "hydra", "labels": "hard"},
     "mtp": STAGED | {"method": "mtp"},
+    "eagle3": STAGED | {"method": "eagle3", "taps": "2,1"},
     "dflash": STAGED | {"method": "dflash", "block_layers": 2},
 }
 

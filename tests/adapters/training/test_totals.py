@@ -213,6 +213,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "eagle": ({"method": "eagle", "target_adapter": "base", "random_unroll": False}, ("streams",)),
     "mtp": ({"method": "mtp", "target_adapter": "base"}, ("streams",)),
     "hydra": ({"method": "hydra", "target_adapter": "base"}, ("streams",)),
+    "eagle3": ({"method": "eagle3", "target_adapter": "base", "random_unroll": False}, ("streams",)),
     "dflash": ({"method": "dflash", "target_adapter": "base", "state_weight": 4.0}, ("streams",)),
 }
 

@@ -1,0 +1,149 @@
+"""An EAGLE-3 head (arXiv 2503.01840) over a frozen Hugging Face causal LM: a draft layer in the form that speculators,
+vLLM and SGLang compute, so that an adapter of it can be written for them.
+
+Row t stands for the pair (f_t, y_(t+1)), f_t = F m_t: a map of the hidden states of row t at the tapped layers.
+
+    u_t = f_t + attention([norm_e(e(y_(t+1))) ; norm_f(f_t)])               over rows <= t
+    g_t = u_t + mlp(norm_m(u_t))
+    head(norm_o(g_t)) predicts y_(t+2)
+
+The row after a draft token for y_(t+2) has f = g_t and that token's embedding. Embedding and head are the target's.
+Unrolling and losses are those of `draft_layer`. The layer starts as the target's last one: F as the state below it, e
+and f enter its attention by the least-squares fit of what that layer reads one row later.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
+from streamspec.adapters.drafters.experts import Branches
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left, unit_rms
+from streamspec.adapters.training_run import Run
+
+SIDES = ("q_proj", "k_proj", "v_proj")
+LAYER = "layers.0."
+# Of the layer's configuration in transformers, as far as heads of other makers are read.
+FIELDS = (
+    *("model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "rms_norm_eps", "rope_parameters", "max_position_embeddings", "attention_bias", "vocab_size"),
+)
+
+
+class PairLayerModel(DraftLayerModel):
+    """A causal LM with an EAGLE-3 head. The target is frozen."""
+
+    def __init__(self, model: PreTrainedModel, config: DraftLayerConfig) -> None:
+        super().__init__(model, config)
+        width = self.decoder.hidden_size
+        self.from_token = self.from_state = self.bias = None  # type: ignore[assignment]
+        self.norm_token = copy.deepcopy(self.norm_in)
+        for name in SIDES:
+            old = getattr(self.attention, name)
+            wide = nn.Linear(2 * width, old.out_features, bias=old.bias is not None)
+            with torch.no_grad():
+                wide.weight.copy_(torch.cat([torch.zeros_like(old.weight), old.weight], dim=1))
+                if old.bias is not None:
+                    wide.bias.copy_(old.bias)
+            setattr(self.attention, name, wide)
+        fuse = torch.zeros(width, len(self.tapped) * width)
+        fuse[:, :width] = torch.eye(width)
+        self.from_entry = nn.Parameter(fuse)
+
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """Builds a head of the target's last layer and fits how tokens enter it, unless it begins with another
+        adapter's.
+        """
+        head = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
+        if run.config.begins_with is None:
+            run.fit_start(lambda batches: fit_tokens(head.eval(), batches))
+        return head
+
+    def entries(self, main: MainPass) -> Tensor:
+        """m [B, T, taps H], as the target has them."""
+        return main.entry.float()
+
+    def handed(self, part: Any, mixture: Tensor) -> Tensor:
+        """The state itself, before the last norm."""
+        return mixture
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings [.., H] as they are in the table."""
+        return self.decoder.embed(tokens).float()
+
+    def _layer(
+        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: Any
+    ) -> Branches:
+        assert self.norm_in is not None and self.norm_token is not None and self.norm_mid is not None
+        mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
+        pair = torch.cat([self.norm_token(self.embedded(tokens, positions)), self.norm_in(states)], dim=-1)
+        mixed = self.decoder.attend(self.attention, self.decoder.last_attention, pair, mask, positions, cache)
+        u = states + mixed
+        added: Branches = self.experts(self.norm_mid(u))
+        return added._replace(mixture=u + added.mixture)
+
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns every parameter outside the target, by its name in speculators' format."""
+        own: dict[str, Any] = {
+            "fc.weight": self.from_entry,
+            "norm.weight": self.norm_out.weight,
+            f"{LAYER}input_layernorm.weight": self.norm_token.weight,  # type: ignore[union-attr]
+            f"{LAYER}hidden_norm.weight": self.norm_in.weight,  # type: ignore[union-attr]
+            f"{LAYER}post_attention_layernorm.weight": self.norm_mid.weight,  # type: ignore[union-attr]
+            f"{LAYER}mlp.gate_proj.weight": self.experts.gate[0],  # type: ignore[index]
+            f"{LAYER}mlp.up_proj.weight": self.experts.up[0],  # type: ignore[index]
+            f"{LAYER}mlp.down_proj.weight": self.experts.down[0].T,
+        }
+        return own | {f"{LAYER}self_attn.{name}": p for name, p in self.attention.named_parameters()}
+
+    def described(self) -> dict[str, Any]:
+        """Describes the head for the section `streams` of an adapter's configuration."""
+        config = self.decoder.model.config.to_dict()
+        layer = {name: config[name] for name in FIELDS if config.get(name) is not None}
+        return DraftingModel.described(self) | {"taps": list(self.config.taps), "layer": layer}
+
+
+@torch.no_grad()
+def fit_tokens(head: PairLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Fits by least squares the input of the target's last layer at row t + 1, from e(y_(t+1)) and m_t over the rows of
+    `batches` (ids and attention mask [B, T] each); F becomes the map of m_t, and the part of queries, keys and values
+    that reads tokens the last layer's own after the map of e, over the size of that input. Returns the
+    share of the fit's variance that is left. Massive activations are left out, as for streams.
+    """
+    decoder, width, fitted, count = head.decoder, head.decoder.hidden_size, list[list[Tensor]](), 0
+    for ids, mask in batches:
+        with decoder.watched(decoder.last_attention) as entered:
+            main = head.main_pass(ids, mask)
+        target = entered[0].float()
+        level = target.pow(2).mean(-1).sqrt()
+        good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
+        both = good[:, :-1] & good[:, 1:]
+        tokens = unit_rms(decoder.embed(ids).float())
+        parts = tokens[:, 1:], head.entries(main)[:, :-1], target[:, 1:]
+        fitted.append([part[both] for part in parts])
+        count += int(both.sum())
+        if count >= FIT_TOKENS:
+            break
+    if not count:
+        return 1.0
+    token, state, target = (torch.cat(side) for side in zip(*fitted, strict=True))
+    scale = float(target.pow(2).mean().sqrt())
+    inputs = torch.cat([token, state / scale, torch.ones_like(token[:, :1])], dim=1)
+    solved = ridge(inputs, target)
+    head.from_entry.copy_(solved[width:-1].T / scale)
+    weight, enters = head.norm_in.weight, solved[:width].T / scale  # type: ignore[union-attr]
+    for name in SIDES:
+        wide = getattr(head.attention, name).weight
+        wide[:, :width] = (wide[:, width:] * weight) @ enters
+    head.norm_token.weight.fill_(1.0)  # type: ignore[union-attr]
+    weight.mul_((state @ head.from_entry.T).pow(2).mean().sqrt() / scale)  # f is the part of that input without e
+    return share_left(target - inputs @ solved, target - target.mean(0))
