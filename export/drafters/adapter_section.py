@@ -38,6 +38,18 @@ class AdapterSection:
             raise self.refused(f"streams.{name} is {value!r}", f"a whole number {low}..{high}")
         return value
 
+    def taps(self, least: int = 1) -> list[int]:
+        """The layers above each of the states that a drafter reads, `least` or more. Raises AdapterError."""
+        taps, layers = self.config.get("taps"), self.spec.layers
+        if (
+            not isinstance(taps, list)
+            or not taps
+            or not all(type(tap) is int and least <= tap <= layers for tap in taps)
+            or len(set(taps)) < len(taps)
+        ):
+            raise self.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of {least}..{layers}")
+        return taps
+
     def positive(self, name: str, value: Any) -> float:
         """`value`, called `name` in the error. Raises AdapterError."""
         if not isinstance(value, (int, float)) or not 0 < value < 1e6:

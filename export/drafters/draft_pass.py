@@ -243,9 +243,12 @@ class DraftPass(ABC):
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         """The values of `outputs` after the accepted node, in their order."""
 
-    def head(self, g: Scope, flat: str, rows: Rows, target: Decoder | None = None) -> str:
-        """The LM head over draft tokens [m, D] of normed states [m, H], the `target`'s where that is not `decoder`."""
-        decoder = target or self.decoder
+    def head(self, g: Scope, flat: str, rows: Rows) -> str:
+        """The LM head over draft tokens [m, D] of normed states [m, H]."""
+        return self.head_of(self.decoder, g, flat, rows)
+
+    def head_of(self, decoder: Decoder, g: Scope, flat: str, rows: Rows) -> str:
+        """The same by the LM head of a decoder."""
         head, chosen = decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
             return self.scaled(g, *decoder.logits(g, flat, rows, head))

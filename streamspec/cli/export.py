@@ -144,7 +144,7 @@ def command(
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
-    from streamspec.export.drafters.eagle3.trained_head import write_published
+    from streamspec.export.drafters.eagle3.write_head import write_published
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)

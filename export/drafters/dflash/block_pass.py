@@ -57,15 +57,8 @@ class BlockSpec(StreamSpec):
 def shapes(section: AdapterSection) -> Shapes:
     """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, spec = section.config, section.spec
-    count, taps = section.whole("block_layers", 1, spec.layers), config.get("taps")
+    count, taps = section.whole("block_layers", 1, spec.layers), section.taps()
     section.positive("scale", config.get("scale"))
-    if (
-        not isinstance(taps, list)
-        or not taps
-        or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps)
-        or len(set(taps)) < len(taps)
-    ):
-        raise section.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}")
     if config.get("window") is not None:
         section.whole("window", 1, MAX_CONTEXT)
     hidden, biases = spec.hidden, config.get("biases") or []

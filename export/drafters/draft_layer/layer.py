@@ -137,16 +137,10 @@ def _shape(section: AdapterSection) -> dict[str, Any]:
 
 def _check(section: AdapterSection) -> tuple[int, int]:
     """Checks a configuration; returns the numbers of experts and of active ones. Raises AdapterError."""
-    config, gamma, layers = section.config, section.gamma, section.spec.layers
+    config, gamma = section.config, section.gamma
     experts = section.whole("experts", 1, 64)
-    active, taps = section.whole("active", 1, experts), config.get("taps")
-    if (
-        not isinstance(taps, list)
-        or not taps
-        or not all(type(tap) is int and FINAL_STATE <= tap <= layers for tap in taps)
-        or len(set(taps)) < len(taps)
-    ):
-        raise section.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of {FINAL_STATE}..{layers}")
+    active = section.whole("active", 1, experts)
+    section.taps(FINAL_STATE)
     if odd := odd_draft_layer(
         gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))
     ):

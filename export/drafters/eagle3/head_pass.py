@@ -51,10 +51,10 @@ class Eagle3Pass(DraftLayerPass):
         self.present = main.keep(self.layer, sides)
         return [self.present]
 
-    def head(self, g: Scope, flat: str, rows: Rows, target: Decoder | None = None) -> str:
+    def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The head's own LM head over draft tokens [m, D] of finished states [m, H], or the target's."""
         if "lm_head.weight" not in self.spec.tensors:
-            return super().head(g, flat, rows, self.target)
+            return self.head_of(self.target, g, flat, rows)
         return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self._own("lm_head.weight")))
 
     def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
