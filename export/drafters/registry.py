@@ -33,12 +33,15 @@ from streamspec.export.validate.draft_reference import DraftReference
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterGraph:
-    """How one kind of drafter is written and compared. `nodes` takes the decoder, the spec, the number of candidates
-    and how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it to a swappable graph;
+class Drafter:
+    """How one kind of drafter is read, written and compared. `read` takes an adapter's section, its tensors, which are
+    as `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and
+    how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it to a swappable graph;
     `whole_model`: its reference needs the whole base in float32, not layer by layer."""
 
     spec: type[DraftSpec]
+    shapes: Callable[[AdapterSection], Shapes]
+    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
     swappable: bool = False
@@ -49,15 +52,6 @@ class DrafterGraph:
         module, name = self.reference.split(":")
         reference: DraftReference = getattr(import_module(f"{__package__}.{module}"), name)(model, spec)
         return reference
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drafter(DrafterGraph):
-    """One kind of drafter of adapters. `read` takes the section, the adapter's tensors, which are as `shapes` says, and
-    the fields that all specs share."""
-
-    shapes: Callable[[AdapterSection], Shapes]
-    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
 
 
 _DRAFT_LAYER = Drafter(
@@ -86,7 +80,6 @@ DRAFTERS = {
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
     "eagle3": Drafter(
-        title="a draft layer",
         spec=Eagle3Spec,
         shapes=trained_head.shapes,
         read=trained_head.read,
@@ -102,16 +95,11 @@ DRAFTERS = {
         whole_model=True,
     ),
 }  # by an adapter's method
-EAGLE3 = DrafterGraph(
-    spec=Eagle3Spec,
-    nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
-    reference="eagle3.head_reference:Eagle3Reference",
-)
 
 
-def row_of(spec: DraftSpec) -> DrafterGraph:
+def row_of(spec: DraftSpec) -> Drafter:
     """Finds the row of a drafter's spec."""
-    return next(row for row in (*DRAFTERS.values(), EAGLE3) if row.spec is type(spec))
+    return next(row for row in DRAFTERS.values() if row.spec is type(spec))
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

@@ -93,6 +93,7 @@ class PairLayerModel(DraftLayerModel):
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target, by its name in speculators' format."""
+        assert self.attention is not None
         own: dict[str, Any] = {
             "fc.weight": self.from_entry,
             "norm.weight": self.norm_out.weight,
