@@ -14,6 +14,7 @@ MOST = 16  # tokens drafted for a step
 # this counts for.
 ASSUMED, ASSUMED_WINDOW, WEIGHT = 0.7, 0.9, 10.0
 MEMORY = 200.0  # observations remembered
+GAIN = 1.05  # speed-up that must be predicted for drafts to be made: costs and alpha are estimates
 
 
 class DraftDepth:
@@ -43,9 +44,9 @@ class DraftDepth:
         return 1 + int(np.argmax(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price)))
 
     def pays(self, costs: RowCosts, rows: int) -> bool:
-        """Whether the best depth makes steps of at most `rows` rows faster than plain ones."""
+        """Whether the best depth makes steps of at most `rows` rows faster than plain ones, by `GAIN`."""
         most = max(1, min(MOST, rows - 1))
-        return bool(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price).max() > 1)
+        return bool(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price).max() > GAIN)
 
 
 def speedups(alpha: float, verify: np.ndarray, price: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, MOST, DraftDepth
+from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, GAIN, MOST, DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
@@ -50,13 +50,13 @@ def test_fewer_rows_leave_room_for_fewer_drafts() -> None:
 
 
 def test_drafts_pay_where_the_theorys_best_gamma_gains() -> None:
-    for alpha, price in ((0.9, 0.8), (0.9, 0.95), (0.3, 0.25), (0.3, 0.4)):
+    for alpha, price in ((0.9, 0.7), (0.9, 0.85), (0.3, 0.15), (0.3, 0.4)):
         depth, known = learned(alpha), costs(price, 0.02)
         verify = known.without_drafter
         speeds = [
             expected_speedup(depth.alpha, n, known.price, verify[n]) for n in range(1, min(MOST, len(verify) - 1) + 1)
         ]
-        assert depth.pays(known, len(verify)) == (max(speeds) > 1) == (price in (0.8, 0.25))
+        assert depth.pays(known, len(verify)) == (max(speeds) > GAIN) == (price in (0.7, 0.15))
 
 
 def test_a_window_is_believed_to_be_right_more_often_until_it_is_known() -> None:
