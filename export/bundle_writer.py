@@ -328,10 +328,21 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
     """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
     write_card(folder, manifest)
+    for name in (MODEL, NATIVE):
+        if (folder / name).exists():
+            _repeat(folder / name, manifest)
     say("hashing the files")
     manifest = finish(folder, manifest)
     check_graphs(folder, manifest)
     return manifest
+
+
+def _repeat(file: Path, manifest: Manifest) -> None:
+    """Writes into the graph's metadata what the manifest says of it, for `load` to compare."""
+    graph = onnx.load(file, load_external_data=False)
+    stated = {entry.key: entry.value for entry in graph.metadata_props}
+    onnx.helper.set_model_props(graph, stated | manifest.digests())
+    onnx.save(graph, file)
 
 
 def to_stderr(line: str) -> None:

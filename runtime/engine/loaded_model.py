@@ -255,6 +255,13 @@ class LoadedModel:
                 f"{list(expected[sg.INPUT_IDS].dims)} as the manifest says",
                 "export the bundle again",
             )
+        for section, digest in self.manifest.digests().items():
+            if stated.get(section, digest) != digest:
+                raise BundleError(
+                    f"{section} is not what the graph was made for",
+                    "the manifest of its export",
+                    "do not use this bundle",
+                )
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""

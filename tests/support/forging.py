@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from google.protobuf.message import DecodeError
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
 
 
 def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes the manifest."""
+    """Changes the manifest, and has the graph agree."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     change(manifest)
+    for name in ("model.onnx", "native.onnx"):
+        with contextlib.suppress(OSError, DecodeError):
+            graph = onnx.load(bundle / name, load_external_data=False)
+            stated = {one.key: one.value for one in graph.metadata_props if not one.key.startswith("manifest.")}
+            onnx.helper.set_model_props(graph, stated)
+            onnx.save(graph, bundle / name)
+            content = (bundle / name).read_bytes()
+            manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
