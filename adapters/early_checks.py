@@ -5,6 +5,7 @@ cannot be read, and adapters and bases that do not fit the options. Free of torc
 from __future__ import annotations
 
 import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from streamspec.adapters.runs.continued import start_of
 from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.option_checks import flag
+from streamspec.atomic import sweep
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,
     STREAM_CONFIG,
@@ -71,7 +73,9 @@ def check_out(config: TrainConfig) -> None:
         raise AdapterError(f"{there} cannot be written", "a folder that can", "choose another --out")
     if not out.exists():
         return
+    sweep(out / WORK)
     if (out / PROVENANCE).exists():
+        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed after its last file
         raise AdapterError(
             f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
         )

@@ -7,6 +7,7 @@ from streamspec.serve.pool import Pool
 HELP = {
     "requests_total": ("counter", "Generations by how they ended; refused: the queue was full."),
     "sessions": ("gauge", "Sessions by what they do; unopened ones have used no memory yet."),
+    "bundles": ("gauge", "Bundles by whether they are in memory."),
     "waiting_requests": ("gauge", "Requests in the queue."),
     "grammars_total": ("counter", "Grammars that were asked for, by whether they could be built."),
     "grammar_seconds_total": ("counter", "Time spent building grammars."),
@@ -23,7 +24,8 @@ HELP = {
 
 def render(pool: Pool) -> str:
     """Writes the counters and gauges of `pool` in the Prometheus text format."""
-    counts, slots, builds = pool.counts, pool.slots, pool.first.vocabulary.builds
+    counts, slots, builds = pool.counts, pool.slots, [one.vocabulary.builds for one in pool.bases]
+    loaded = [one.loaded for one in pool.bases]
     values: dict[str, dict[str, float]] = {
         "requests_total": {
             f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")
@@ -33,9 +35,13 @@ def render(pool: Pool) -> str:
             'state="idle"': sum(not slot.busy and slot.session is not None for slot in slots),
             'state="unopened"': sum(not slot.busy and slot.session is None for slot in slots),
         },
+        "bundles": {'state="loaded"': loaded.count(True), 'state="unloaded"': loaded.count(False)},
         "waiting_requests": {"": len(pool.waiting)},
-        "grammars_total": {'result="built"': builds.built, 'result="refused"': builds.refused},
-        "grammar_seconds_total": {"": builds.seconds},
+        "grammars_total": {
+            'result="built"': sum(one.built for one in builds),
+            'result="refused"': sum(one.refused for one in builds),
+        },
+        "grammar_seconds_total": {"": sum(one.seconds for one in builds)},
     }
     lines = []
     for name, (kind, description) in HELP.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,14 @@ def ask(server: Running, model: str, prompt: str, **fields: Any) -> str:
     return said
 
 
+def states(server: Running) -> dict[str, int]:
+    """The metric of loaded bundles."""
+    return {
+        state: int(count)
+        for state, count in re.findall(r'streamspec_bundles{state="(\w+)"} (\d+)', server.http().get("/metrics").text)
+    }
+
+
 def test_each_bundle_answers_as_alone_and_idle_ones_are_unloaded(bundles: dict[str, Path]) -> None:
     want = {}
     for name, path in bundles.items():
@@ -59,8 +68,24 @@ def test_each_bundle_answers_as_alone_and_idle_ones_are_unloaded(bundles: dict[s
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda which: ask(running, *which), asked)) == [want[which] for which in asked]
         until(lambda: not sessions["one"].loaded and not sessions["two"].loaded)
+        assert states(running) == {"loaded": 0, "unloaded": 2}
         assert ask(running, "two", PROMPTS[0]) == want["two", PROMPTS[0]]
-        assert not sessions["one"].loaded
+        assert not sessions["one"].loaded and states(running)["unloaded"] >= 1
+    finally:
+        running.stop()
+
+
+def test_log_probabilities_name_the_tokens_of_the_bundle_that_answers(bundles: dict[str, Path]) -> None:
+    sessions = {name: load(path, threads=1, tree="plain") for name, path in bundles.items()}
+    running = Running(sessions["one"], name="one", more={"two": sessions["two"]}, limits=Limits(sessions=1))
+    try:
+        for name in bundles:
+            given: Any = {"model": name, "messages": user(PROMPTS[1]), "max_tokens": 20, "logprobs": True}
+            choice = running.client().chat.completions.create(**given).choices[0]
+            assert choice.logprobs is not None and choice.logprobs.content
+            ids = sessions[name].generate(user(PROMPTS[1]), max_new_tokens=20).token_ids
+            names = [sessions[name].tokenizer.decode([one], skip_special_tokens=False) for one in ids]
+            assert [one.token for one in choice.logprobs.content] == names[: len(choice.logprobs.content)]
     finally:
         running.stop()
 

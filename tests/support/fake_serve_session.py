@@ -44,7 +44,7 @@ class FakeServeSession:
 
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
-        self.adapters = ["alpha", "beta"]
+        self.adapters, self.loaded = ["alpha", "beta"], True
         self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
         self.vocabulary = Vocabulary(TOKENIZER, 257, [EOS])
         self.cached_tokens: list[int] = []

@@ -55,6 +55,21 @@ def test_a_folder_in_use_is_refused_until_its_process_is_gone(
     assert (out / "training.json").exists() and not (out / WORK).exists()
 
 
+def test_what_a_killed_run_left_stands_in_no_way(base: Path, data: Path, tmp_path: Path) -> None:
+    """One killed while it wrote its first file, and one killed after its last."""
+    out = tmp_path / "out"
+    config = options(base, data, out, method="lora")
+    (out / WORK).mkdir(parents=True)
+    for name in (".journal.json.0123abcd.tmp", ".journal.json.0123abcd.tmp.lock", "lock", "process"):
+        (out / WORK / name).touch()
+    train(config)
+    assert (out / "training.json").exists() and not (out / WORK).exists()
+    (out / WORK / "checkpoint-3").mkdir(parents=True)
+    with pytest.raises(AdapterError, match="is a finished adapter"):
+        train(config)
+    assert not (out / WORK).exists()
+
+
 def test_a_refused_run_leaves_no_folder(base: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         train(options(base, data, tmp_path / "a" / "out", method="lora", max_length=3))
