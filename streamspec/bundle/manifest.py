@@ -48,8 +48,10 @@ MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
 AGAIN = "export the bundle again"
 # Sections that decide what is computed: the graph's metadata repeat a hash of each.
-STEERING = ("method", "precision", "model", "prompt_format", "streams", "trees", "static", "swappable", "block_size")
-STEERING += ("store",)
+STEERING = (
+    *("method", "precision", "model", "prompt_format", "streams", "trees"),
+    *("static", "swappable", "block_size", "store"),
+)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 
