@@ -26,7 +26,7 @@ from streamspec.bundle.manifest import (
     NATIVE,
     Manifest,
 )
-from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.onnx_check import check_graphs, digests
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
@@ -341,7 +341,7 @@ def _repeat(file: Path, manifest: Manifest) -> None:
     """Writes into the graph's metadata what the manifest says of it, for `load` to compare."""
     graph = onnx.load(file, load_external_data=False)
     stated = {entry.key: entry.value for entry in graph.metadata_props}
-    onnx.helper.set_model_props(graph, stated | manifest.digests())
+    onnx.helper.set_model_props(graph, stated | digests(manifest))
     onnx.save(graph, file)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from streamspec import step_graph as sg
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, MODEL, NATIVE, Manifest
-from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.onnx_check import check_graphs, digests
 from streamspec.errors import BundleError, ConfigError, one_line
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.io_binding import TYPES
@@ -255,7 +255,7 @@ class LoadedModel:
                 f"{list(expected[sg.INPUT_IDS].dims)} as the manifest says",
                 "export the bundle again",
             )
-        for section, digest in self.manifest.digests().items():
+        for section, digest in digests(self.manifest).items():
             if stated.get(section, digest) != digest:
                 raise BundleError(
                     f"{section} is not what the graph was made for",

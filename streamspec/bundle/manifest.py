@@ -6,7 +6,6 @@ A manifest is untrusted on load: every field is parsed strictly, and every error
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -47,11 +46,6 @@ MAX_STATIC_ROWS = 256
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
 AGAIN = "export the bundle again"
-# Sections that decide what is computed: the graph's metadata repeat a hash of each.
-STEERING = (
-    *("method", "precision", "model", "prompt_format", "streams", "trees"),
-    *("static", "swappable", "block_size", "store"),
-)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 
@@ -202,14 +196,6 @@ class Manifest:
             del content["streams"]["layers"]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
-    def digests(self) -> dict[str, str]:
-        """A hash of each section of `STEERING`, by its name in the metadata of the graph. Fields that say nothing are
-        left out: those that are new one day change no hash of bundles without them.
-        """
-        content = json.loads(self.to_json())
-        texts = {name: json.dumps(_stated(content.get(name)), sort_keys=True) for name in STEERING}
-        return {f"manifest.{name}": hashlib.sha256(text.encode()).hexdigest()[:32] for name, text in texts.items()}
-
     @classmethod
     def from_json(cls, data: bytes | str) -> Manifest:
         """Parses a manifest. Raises BundleError, naming the field, for malformed ones and other format versions."""
@@ -260,12 +246,6 @@ class Manifest:
             files=files,
             format_version=version,
         )
-
-
-def _stated(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _stated(one) for name, one in value.items() if one is not None and one is not False and one != []}
 
 
 def _version(raw: Fields) -> int:

@@ -8,8 +8,11 @@ does not list, so that another reader cannot see more than this one.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_schema import (
@@ -44,6 +47,11 @@ MAX_FIELDS = (
 )
 MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
+# Sections of a manifest that decide what is computed: the graph's metadata repeat a hash of each.
+STEERING = (
+    *("method", "precision", "model", "prompt_format", "streams", "trees"),
+    *("static", "swappable", "block_size", "store"),
+)
 Span = tuple[int, int]
 Message = dict[int, list[int | Span]]
 
@@ -66,6 +74,21 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
         if name in manifest.files:
             beside = manifest.files.get(data_of(name))
             check_graph(folder / name, beside.bytes if beside else 0)
+
+
+def digests(manifest: Manifest) -> dict[str, str]:
+    """A hash of each section of `STEERING`, by its name in the metadata of the graph. Fields that say nothing are left
+    out: those that are new one day change no hash of bundles without them.
+    """
+    content = json.loads(manifest.to_json())
+    texts = {name: json.dumps(_said(content.get(name)), sort_keys=True) for name in STEERING}
+    return {f"manifest.{name}": hashlib.sha256(text.encode()).hexdigest()[:32] for name, text in texts.items()}
+
+
+def _said(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _said(one) for name, one in value.items() if one is not None and one is not False and one != []}
 
 
 def data_of(graph: str) -> str:

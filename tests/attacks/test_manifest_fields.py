@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.manifest import STEERING, Manifest
+from streamspec.bundle.manifest import Manifest
+from streamspec.bundle.onnx_check import STEERING
 from streamspec.errors import StreamspecError
 from streamspec.export import Target
 from streamspec.runtime import Pruning, Sampling, load
@@ -45,6 +46,7 @@ HELD = {
     "model.caches.": GRAPH,
     "model.heads": "memory estimates read it; " + STATED,
     "model.per_layer_width": "memory estimates read it; " + STATED,
+    "model.skipped_layers": WORDS + "; and " + STATED,
     "prompt_format.": STATED,
     "streams.gamma": GRAPH,
     "streams.ns": PROBE + ", pruned",
@@ -55,6 +57,8 @@ HELD = {
     "streams.pruning": GRAPH,
     "streams.levels": GRAPH,
     "streams.eager": GRAPH,
+    "streams.layers": GRAPH,
+    "streams.exit_layer": PROBE + ", pruned",
     "trees.nodes": DRAFTS,
     "trees.default_rows": DRAFTS,
     "static.": GRAPH,
