@@ -173,10 +173,15 @@ class SpeculativeDecoder:
         self._spare = 0 if later is None or len(later.tokens) >= self.rows else len(later.tokens)
         draft = self._likeliest_draft(room, self.rows - self._spare)
         if later is not None and self._spare:
-            draft = with_rows(draft or Draft(ROOT_ONLY, [self._root], [1.0], [0], 1.0), later, self._sources.explorer)
+            likeliest = draft or Draft(ROOT_ONLY, [self._root], [1.0], [0], 1.0)
+            draft = with_rows(likeliest, later, self._sources.explorer)
+            self._spare = len(draft.tree) - len(likeliest.tree)
         if draft is None or self.policy.call_rows is not None:
             return draft
-        return off_borders(draft, self.runner.length)
+        cut = off_borders(draft, self.runner.length)
+        if len(cut.tree) < len(draft.tree):
+            self._spare = 0  # its first path stays
+        return cut
 
     def _likeliest_draft(self, room: int, rows: int) -> Draft | None:
         """Builds the draft of at most so many rows that pays most; None where none does. While speculation pauses only
@@ -242,13 +247,13 @@ class SpeculativeDecoder:
             self._controller.step(len(path), cost, self._clock() - self._step_began)
         if self._sources.explorer and costs is not None:
             alone = sum(draft.sources[node] == self._sources.explorer for node in path)
-            spare = costs.item(len(tree) - 1) - costs.item(max(0, len(tree) - 1 - self._spare))
+            spare = costs.item(len(tree) - 1) - costs.item(len(tree) - 1 - self._spare)
             self.adaptive.exploration.step(len(done.tokens), costs.item(len(tree) - 1), alone, spare)
         if self._gate is not None:
             if proposal is not None:
                 calls = 1 if self._depth is None else proposal.depths
                 without = self._without_drafter(self._gate, done.tokens)
-                self._gate.compare(len(done.tokens), len(tree), *without, calls)
+                self._gate.compare(len(done.tokens), len(tree) - self._spare, *without, calls)
             self._gate.step(len(done.tokens), len(tree), self._calls)
         if grammar is None:  # what a grammar lets through says nothing about other texts
             self.adaptive.calibration.observe(proposal, self._sources.found, done.tokens, self.policy.search)
@@ -271,6 +276,8 @@ class SpeculativeDecoder:
         if self.grammar is None:  # whose choices say nothing about other texts
             self._sources.learn([self._root], (0,), result.choices, (0,))
         self._proposal = result.proposal
+        if self._sources.explorer:
+            self.adaptive.exploration.step(1, 1.0, 0, 0.0)
         controller.plain_step(None if draft_next else self._clock() - self._step_began)
         if self._gate is not None:
             self._gate.step(1, 1, self._calls)

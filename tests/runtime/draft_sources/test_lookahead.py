@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.runtime import Sampling, load
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree, with_rows
-from streamspec.runtime.decoding.drafter_gate import EXPLORED_PAUSE, ExplorationGate
+from streamspec.runtime.decoding.drafter_gate import EXPLORED_PAUSE, DrafterGate, ExplorationGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_sources.lookahead import (
@@ -155,6 +156,30 @@ def test_rows_are_counted_by_their_source_and_reserved_from_the_draft() -> None:
     small = ToyRunner(scripted(3, [*range(30)]), 40, gamma=0, context=200)
     decode(small, Setup(25, rows=3, ngram=False, sources=(LOOKAHEAD,), adaptive=adaptive()), [1, 2, 3])
     assert max(rows for rows, _ in small.calls[1:]) == 1  # no room for the window
+
+
+def test_the_drafter_is_not_charged_for_the_window_s_rows() -> None:
+    compared = list[int]()
+
+    class Recording(DrafterGate):
+        def compare(self, tokens: int, rows: int, *more: float) -> None:
+            compared.append(rows)
+
+    costs = np.linspace(1, 1.1, 30)
+    state = adaptive(gate=Recording(RowCosts(costs)))
+    runner = ToyRunner(scripted(3, [*range(30)]), 40, gamma=3, context=200)
+    setup = Setup(25, rows=30, costs=costs, ngram=False, sources=(LOOKAHEAD,), adaptive=state)
+    decode(runner, setup, [1, 2, 3])
+    window = [rows - own for (rows, _), own in zip(runner.calls[1:], compared, strict=False)]
+    assert compared and min(window) >= 0 and max(window) > WINDOW and min(compared) > 0
+
+
+def test_steps_without_drafts_count_until_it_is_tried_again() -> None:
+    state = adaptive()
+    state.exploration._advantage = -1.0
+    runner = ToyRunner(scripted(3, [*range(300)]), 400, gamma=0, context=900)
+    _, _, run = decode(runner, Setup(299, rows=30, ngram=False, sources=(LOOKAHEAD,), adaptive=state), [1, 2, 3])
+    assert run.stats.plain_steps >= EXPLORED_PAUSE and run.stats.sources["lookahead"].drafted > 0
 
 
 def test_nothing_is_explored_under_a_grammar() -> None:
