@@ -25,12 +25,11 @@ REPORTED_ROWS = 16
 
 @dataclass(frozen=True)
 class Variant:
-    """`options` are those of TrainConfig; `model` is the class of the streams."""
+    """`options` are those of TrainConfig."""
 
     group: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    model: str = "StreamingModel"
 
 
 BASIS = Variant(
@@ -44,9 +43,9 @@ VARIANTS = (
     *(Variant("learning rate", f"3e-3, Ns {n}", {"ns": n, "stream_lr": 3e-3}) for n in (2, 10)),
     Variant("start", "least squares", {"fit_start": True}),
     Variant("start", "no root token", {"root_token": False}),
-    Variant("start", "value rotation, no embeddings", model="RotatedValues"),
-    Variant("start", "value rotation, no embeddings, no root token", {"root_token": False}, "RotatedValues"),
-    Variant("start", "f_eta of rank 8 instead of the identity", model="LowRankStart"),
+    Variant("start", "value rotation, no embeddings", {"value_rotation": True}),
+    Variant("start", "value rotation, no embeddings, no root token", {"root_token": False, "value_rotation": True}),
+    Variant("start", "f_eta of rank 8 instead of the identity", {"start_rank": 8}),
     Variant("position", "t", {"positions": "same"}),
     *(Variant("alpha", f"{x} of the stream before", {"alpha_decay": x}) for x in (0.8, 0.6)),
     *(Variant("labels", kind, {"labels": kind}) for kind in ("kl", "tv")),
@@ -55,58 +54,13 @@ VARIANTS = (
 )
 
 
-def variants() -> dict[str, Any]:
-    """Returns the streams that the paper's appendix compares, by name."""
-    import torch
-    from torch import Tensor, nn
-
-    from streamspec.adapters.drafters.drafting_model import MainPass
-    from streamspec.adapters.drafters.streams import AppendCache, StreamingModel
-
-    class Rotating(AppendCache):
-        """Rotates the values of stream j by the angle eps * j, in pairs of channels."""
-
-        def __init__(self, plain: AppendCache, gamma: int) -> None:
-            super().__init__(plain.keys, plain.values, plain.first, plain.shared)
-            self.gamma = gamma
-
-        def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
-            angle = torch.arange(1, self.gamma + 1) * (math.pi / (self.gamma + 1))
-            angle = angle.repeat(value.shape[2] // self.gamma)[:, None]
-            real, imaginary = value.float().chunk(2, dim=-1)
-            turned = [real * angle.cos() - imaginary * angle.sin(), real * angle.sin() + imaginary * angle.cos()]
-            return super().update(key, torch.cat(turned, dim=-1).to(value.dtype), layer, *rest, **named)
-
-    class RotatedValues(StreamingModel):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            nn.init.zeros_(self.stream_embeddings).requires_grad_(False)
-
-        def cache(self, main: MainPass) -> AppendCache:
-            return Rotating(super().cache(main), self.config.gamma)
-
-    class LowRankStart(StreamingModel):
-        """Starts streams at f_eta(M) = M + U D M, D of rank 8."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            width = self.decoder.hidden_size
-            self.start_down = nn.Parameter(torch.randn(8, width) * width**-0.5)
-            self.start_up = nn.Parameter(torch.zeros(width, 8))
-
-        def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
-            moved = nn.functional.linear(nn.functional.linear(entry.float(), self.start_down), self.start_up)
-            return super().entry_states(entry + moved.to(entry.dtype), rows, roots)
-
-    return {kind.__name__: kind for kind in (StreamingModel, RotatedValues, LowRankStart)}
-
-
 def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Trains and scores one variant in this process; the basis also with smaller k."""
     import torch
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
     from streamspec.adapters import models, recipe_stages
+    from streamspec.adapters.drafters.streams import StreamingModel
     from streamspec.adapters.early_checks import RUN_STATE, WORK, task_lora
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
@@ -152,10 +106,9 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     run.config = TrainConfig(**changes, **variant.options, out=own)
     run.ns, run.state = run.config.ns or run.ns, RunState(own / WORK / RUN_STATE, run.config)
     vocabulary = models.choose_vocabulary(run, rows)
-    kind = variants()[variant.model]
-    kind.prepare_target(run, model)
+    StreamingModel.prepare_target(run, model)
     torch.manual_seed(shared.seed)
-    streams = kind.fresh(run, model, vocabulary, frozen=True)
+    streams = StreamingModel.fresh(run, model, vocabulary, frozen=True)
     run.config.max_minutes = arguments.minutes
     run.budget = start_budget(run.config, None)
     recipe_stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr)

@@ -310,6 +310,8 @@ def _check(adapter: Adapter) -> None:
     """Raises AdapterError for a drafter that is not streams, and for a task LoRA that a swappable graph cannot take."""
     if adapter.streams is not None and not DRAFTERS[adapter.method].swappable:
         raise _not_here(adapter, f"a drafter of method {adapter.method}", " or ".join(METHODS))
+    if odd := [name for name in ("value_rotation", "start_rank") if (adapter.streams or {}).get(name)]:
+        raise _not_here(adapter, f"streams with {' and '.join(odd)}", "streams without")
     if adapter.has_task_lora and (more := more_than_low_rank(adapter.path)):
         raise _not_here(adapter, f"a task LoRA with {' and '.join(more)}", "low-rank updates of linear maps alone")
     rank = _rank(adapter)

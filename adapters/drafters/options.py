@@ -72,6 +72,12 @@ class StreamingOptions:
         parse=parsed_layers,
     )
     root_token: bool = option(True, "streams also see the embedding of the token that follows row t")
+    value_rotation: bool = option(
+        False, "the values of stream j are turned by an angle times j, in place of stream embeddings (the paper's B)"
+    )
+    start_rank: int = option(
+        0, "rank of a map of the state that streams start from (f_eta); 0: the identity", minimum=0
+    )
     fit_start: bool = option(
         True, "streams start as the least-squares fit of the hidden states they predict, not at random"
     )

@@ -12,13 +12,17 @@ from streamspec.errors import ConfigError
 
 @dataclass
 class StreamConfig:
-    """Shape of the streams. `scale` is the median rms of M; it is measured before training and then fixed."""
+    """Shape of the streams. `scale` is the median rms of M; it is measured before training and then fixed.
+    `value_rotation` tells them apart in place of embeddings; `start_rank`: of f_eta, 0 for the identity.
+    """
 
     gamma: int
     ns: int
     scale: float = 1.0
     positions: str = "shifted"
     root_token: bool = True
+    value_rotation: bool = False
+    start_rank: int = 0
 
 
 def check_exits(options: Mapping[str, Any], family: str, layers: int) -> None:
@@ -49,12 +53,11 @@ def check_warm_streams(options: Mapping[str, Any], saved: Mapping[str, Any]) -> 
     if saved.get("pruning") and options["prune_rank"]:
         kept["exit_layer"] = exits and ",".join(map(str, exits))
     kept |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning")}
-    odd = [
-        name
-        for name in ("gamma", "ns", "positions", "root_token", "exit_layer")
-        if kept.get(name, options[name]) != options[name]
-    ]
-    odd += [name for name in ("bigram_rank", "prune_rank") if kept[name] and options[name] not in (0, kept[name])]
+    kept |= {"value_rotation": bool(saved.get("value_rotation")), "start_rank": saved.get("start_rank")}
+    same = "gamma", "ns", "positions", "root_token", "exit_layer", "value_rotation"
+    odd = [name for name in same if kept.get(name, options[name]) != options[name]]
+    ranks = "bigram_rank", "prune_rank", "start_rank"
+    odd += [name for name in ranks if kept[name] and options[name] not in (0, kept[name])]
     odd += ["stream_rank"] if rank > options["stream_rank"] else []
     if odd:
         name = odd[0]

@@ -12,6 +12,9 @@ of them start as the least-squares fit of M_(t+j), the state that row t+j will h
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
 
+Options of the paper: `start_rank`, f_eta of equation 4, M + U D M in place of M; `value_rotation`, its appendix B: no
+P, but the values of stream j turned by the angle j pi / (gamma + 1) in every layer, in pairs of channels.
+
 Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
 """
 
@@ -43,7 +46,7 @@ from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import drafting_losses, head_losses, vocabulary_index
 from streamspec.adapters.training_run import Run
-from streamspec.bundle.adapter_folder import streams_of
+from streamspec.bundle.adapter_folder import rotation_angle, streams_of
 from streamspec.errors import ConfigError
 
 SCALE_ROWS = 16  # texts at which the scale is measured
@@ -53,16 +56,32 @@ class AppendCache:
     """The cache HF layers see in pass 2: main K/V (read-only) followed by the stream rows' own."""
 
     def __init__(
-        self, keys: list[Tensor], values: list[Tensor], first: int, shared: dict[str, tuple[Tensor, Tensor]]
+        self,
+        keys: list[Tensor],
+        values: list[Tensor],
+        first: int,
+        shared: dict[str, tuple[Tensor, Tensor]],
+        angles: Tensor | None = None,
     ) -> None:
-        """`shared`: by kind of layer, what layers attend to that have no K/V of their own."""
+        """`shared`: by kind of layer, what layers attend to that have no K/V of their own; `angles` [gamma]: by which
+        the values of each stream are turned."""
+        self.angles = angles
         self.keys, self.values, self.first, self.shared = keys, values, first, shared
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Returns the main rows' K/V of `layer` followed by those of the stream rows; keeps neither."""
         i = layer - self.first
-        return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], value], dim=2)
+        return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], self._turned(value)], dim=2)
+
+    def _turned(self, value: Tensor) -> Tensor:
+        """`value` [B, Hkv, P*gamma, D] with its halves as real and imaginary parts; of a convolution, without values,
+        as it is."""
+        if self.angles is None or not value.shape[-1]:
+            return value
+        angles = self.angles.repeat(value.shape[2] // len(self.angles))[:, None]
+        turned = torch.complex(*value.float().chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], dim=-1).to(value.dtype)
 
     def get_seq_length(self, *_: Any) -> int:
         """Counts the main rows."""
@@ -75,7 +94,11 @@ class StreamingModel(DraftingModel):
     `frozen`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
     """
 
-    optional_tensors: ClassVar = DraftingModel.optional_tensors | {"prune_": "prune_up", "shares": "shares"}
+    optional_tensors: ClassVar = DraftingModel.optional_tensors | {
+        "prune_": "prune_up",
+        "shares": "shares",
+        "start_": "start_up",
+    }
 
     def __init__(
         self,
@@ -98,7 +121,13 @@ class StreamingModel(DraftingModel):
         super().__init__(model, config.gamma, first, frozen, bigram, tapped)
         self.config = config
         hidden = self.decoder.hidden_size
-        self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
+        embeddings = torch.randn(config.gamma, hidden) * embedding_rms
+        self.stream_embeddings = nn.Parameter(embeddings, not config.value_rotation)
+        if config.value_rotation:
+            nn.init.zeros_(self.stream_embeddings)
+        rank = config.start_rank
+        self.start_down = nn.Parameter(torch.randn(rank, hidden) * hidden**-0.5) if rank else None  # D
+        self.start_up = nn.Parameter(torch.zeros(hidden, rank)) if rank else None  # U
         # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
         width = self.decoder.embedding.weight.shape[1]
         self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
@@ -132,7 +161,8 @@ class StreamingModel(DraftingModel):
         else:
             batch = Collator(run.device)(run.rows[:SCALE_ROWS])
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
-        shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
+        paper = config.value_rotation, config.start_rank
+        shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token, *paper)
         bigram = bigram_shape(run, model, vocabulary)
         exits = tuple(map(int, config.exit_layer.split(","))) if config.exit_layer else ()
         streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank, exits).to(run.device)
@@ -190,11 +220,18 @@ class StreamingModel(DraftingModel):
             )
             for layer in self.decoder.kept_below(self.first)
         }
-        return AppendCache(main.keys, main.values, self.first, shared)
+        angles = None
+        if self.config.value_rotation:
+            numbers = torch.arange(1, self.gamma + 1, device=main.tokens.device)
+            angles = numbers * rotation_angle(self.gamma)
+        return AppendCache(main.keys, main.values, self.first, shared, angles)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
         """S [B, P, gamma, H] at the input of layer N-Ns."""
         hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
+        if self.start_down is not None and self.start_up is not None:
+            moved = nn.functional.linear(nn.functional.linear(hidden.float(), self.start_down), self.start_up)
+            hidden = hidden + moved.to(hidden.dtype)
         shift = self.stream_embeddings[None, None]
         if self.root_map is not None:
             root_term = nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
@@ -216,7 +253,11 @@ class StreamingModel(DraftingModel):
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns the streams' own parameters and LoRA, by their names in an adapter."""
-        tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings, "shares": self.shares}
+        tensors: dict[str, Tensor] = {"shares": self.shares}
+        if not self.config.value_rotation:
+            tensors["stream_embeddings"] = self.stream_embeddings
+        if self.start_down is not None and self.start_up is not None:
+            tensors |= {"start_down": self.start_down, "start_up": self.start_up}
         if self.root_map is not None:
             tensors["root_map"] = self.root_map
         if self.prune_down is not None and self.prune_up is not None:
@@ -242,6 +283,8 @@ class StreamingModel(DraftingModel):
             "positions": shape.positions,
             "root_token": shape.root_token,
             "shares": True,
+            "value_rotation": shape.value_rotation,
+            "start_rank": shape.start_rank,
             "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
             "pruning": None if self.prune_down is None else self.prune_down.shape[-2],
             **({"exit_layers": list(self.exit_layers)} if self.exit_layers else {}),
@@ -326,7 +369,8 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
         columns = torch.stack([part.flatten() for part in parts], dim=1)
         shares = ridge(columns, target.flatten()[:, None])[:, 0]
         streams.shares[j, : len(shares)] = shares
-        streams.stream_embeddings[j] = means[2] - pull @ shares
+        if not streams.config.value_rotation:
+            streams.stream_embeddings[j] = means[2] - pull @ shares
         if j == 0:
             left = share_left(target.flatten() - columns @ shares, target)
     return left

@@ -37,7 +37,7 @@ OWN |= {
 }
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
 SAME = [
-    *("gamma", "ns", "positions", "root_token", "own_heads"),
+    *("gamma", "ns", "positions", "root_token", "value_rotation", "start_rank", "own_heads"),
     *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention", "depth"),
     "block_layers",
 ]

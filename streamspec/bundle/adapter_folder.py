@@ -8,6 +8,7 @@ reads them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,11 @@ def odd_draft_layer(
     if parallel and gamma < 2:
         return f"a last position without a pass of its own, and gamma {gamma}", "gamma 2 at least"
     return None
+
+
+def rotation_angle(gamma: int) -> float:
+    """The angle by which the values of a stream are turned further than those of the stream before."""
+    return math.pi / (gamma + 1)
 
 
 class DraftPasses:

@@ -32,6 +32,7 @@ ESSENTIAL = ("base", "data", "val", "out", "method", "recipe", "target_adapter",
 PAPERS = (
     *("alpha", "alpha_decay", "labels", "bigram_rank", "prune_rank", "stream_rank", "stream_rows", "positions"),
     *("root_token", "fit_start", "stream_embedding", "heads_share", "own_heads", "taps", "state_weight"),
+    *("value_rotation", "start_rank"),
     *("depth", "prefix_attention", "unroll", "random_unroll", "experts", "active", "contrast", "parallel", "two_lists"),
     "block_layers",
     *(

@@ -248,6 +248,8 @@ def test_adapters_that_do_not_fit_are_refused(bundles: dict[str, Path], base: Ba
     config = json.loads((deep / "streamspec_config.json").read_text()) | {"method": "medusa"}
     (deep / "streamspec_config.json").write_text(json.dumps(config))
     refuse(AdapterError, "method medusa; expected streaming or lora", bundle, deep, base=base.path)
+    paper = save_adapter(tmp_path / "paper", base, tiny_streams(spec, paper=3))
+    refuse(AdapterError, "streams with value_rotation and start_rank", bundle, paper, base=base.path)
     refuse(AdapterError, "is there already", bundle, tmp_path / "ours", name="task", base=base.path)
     refuse(ConfigError, "a plain folder name", bundle, tmp_path / "ours", name="../up", base=base.path)
 

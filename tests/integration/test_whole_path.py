@@ -104,6 +104,18 @@ def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_
         )
 
 
+def test_the_papers_streams_change_no_answer(base: Path, data: Path, tmp_path: Path) -> None:
+    paper = {"value_rotation": True, "start_rank": 3}
+    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=2.0, **paper))
+    for precision in ("fp32", "int8"):  # which has a native graph
+        bundle = tmp_path / precision
+        manifest = export_bundle(base, tmp_path / "adapter", bundle, precision, progress=lambda line: None)
+        assert manifest.parity["streams"]["relative"] < (1e-3 if precision == "fp32" else 0.4)
+        session = load(bundle, threads=1, tree=8, cache_dir=tmp_path)
+        plain, drafted = (session.generate("a b c", max_new_tokens=16, speculate=one) for one in (False, True))
+        assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > 0
+
+
 @pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra", "dflash"])
 def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
     method, *switches = drafter.split()

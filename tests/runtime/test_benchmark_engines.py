@@ -15,10 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from streamspec.adapters.drafters.streams import StreamConfig
-from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
 from streamspec.runtime.costs.row_costs import RowCosts
@@ -26,7 +23,6 @@ from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.options import GenerationOptions
-from tests.support.tiny_models import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPTS = ["hello", "abc", "The lighthouse", "a b c d e f"]
@@ -148,49 +144,6 @@ def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_al
         pace[name] = tokens / steps
         assert all(same) == (name == "exact")
     assert pace["lossy"] > 2 * pace["exact"]
-
-
-@pytest.mark.parametrize("name", ["StreamingModel", "RotatedValues", "LowRankStart"])
-def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
-    from ablations import variants
-
-    torch.manual_seed(0)
-    model = tiny_model("llama")
-    model.requires_grad_(False)
-    streams = variants()[name](model, StreamConfig(3, 2, scale=0.7), True)
-    ids = torch.randint(3, 60, (4, 12))
-    batch = {"input_ids": ids, "loss_mask": torch.ones_like(ids, dtype=torch.bool)}
-    own = {n: p for n, p in streams.named_parameters() if p.requires_grad}
-    optimiser, losses = torch.optim.Adam(own.values(), lr=1e-2), []
-    for _ in range(30):
-        loss = draft_losses(
-            streams, streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16), None, None
-        ).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.85 * losses[0]
-    assert ("stream_embeddings" in own) == (name != "RotatedValues") and ("start_up" in own) == (name == "LowRankStart")
-
-
-@torch.no_grad()
-def test_values_of_stream_j_are_turned_by_j_times_the_angle(scripts: Any) -> None:
-    from ablations import variants
-
-    streams = variants()["RotatedValues"](tiny_model("llama"), StreamConfig(3, 2, scale=0.7), True)
-    assert not streams.stream_embeddings.any()
-    ids = torch.randint(3, 60, (2, 12))
-    main = streams.main_pass(ids, torch.ones_like(ids))
-    keys, values = torch.randn(2, 2, 2, 6, 8).unbind()  # two rows with three streams each
-    kept, turned = streams.cache(main).update(keys, values, streams.first + 1)
-    assert torch.equal(kept, torch.cat([main.keys[1], keys], dim=2)) and torch.equal(turned[:, :, :12], main.values[1])
-    for row in range(2):
-        for stream in (1, 2, 3):
-            numbers = torch.complex(*values[:, :, 3 * row + stream - 1].chunk(2, dim=-1))
-            expected = numbers * np.exp(1j * np.pi * stream / 4)
-            found = torch.complex(*turned[:, :, 12 + 3 * row + stream - 1].chunk(2, dim=-1))
-            torch.testing.assert_close(found, expected.to(found.dtype))
 
 
 @pytest.mark.parametrize(

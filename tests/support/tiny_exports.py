@@ -152,9 +152,10 @@ def tiny_streams(
     bigram: int = 0,
     pruning: int = 0,
     shares: bool = True,
+    paper: int = 0,
     seed: int = 0,
 ) -> StreamSpec:
-    """Random streams."""
+    """Random streams; `paper`: of turned values, from a map of that rank."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -175,6 +176,8 @@ def tiny_streams(
         embeddings=draw(gamma, spec.hidden),
         root_map=draw(spec.hidden, spec.hidden) if root else None,
         shares=1 + draw(gamma, 2) if shares else None,
+        moved=(draw(paper, spec.hidden), draw(spec.hidden, paper)) if paper else None,
+        value_rotation=bool(paper),
         lora=pairs if lora else {},
         draft_vocab=draft_vocab,
         pruning=PruningSpec(draw(pruning, spec.hidden), draw(spec.hidden, pruning)) if pruning else None,
@@ -269,7 +272,9 @@ def write_tokenizer(folder: Path, vocab: int = VOCAB) -> None:
 def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) -> Path:
     """Writes `streams` as an adapter folder without a task LoRA; `changes` replace fields of the `streams` section."""
     folder.mkdir(exist_ok=True)
-    tensors = {"stream_embeddings": streams.embeddings}
+    tensors = {} if streams.value_rotation else {"stream_embeddings": streams.embeddings}
+    if streams.moved is not None:
+        tensors |= dict(zip(("start_down", "start_up"), streams.moved, strict=True))
     if streams.root_map is not None:
         tensors["root_map"] = streams.root_map
     if streams.pruning is not None:
@@ -289,6 +294,8 @@ def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) 
         "draft_vocab": None,
         "shares": streams.shares is not None,
         "pruning": None if streams.pruning is None else len(streams.pruning.down),
+        "value_rotation": streams.value_rotation,
+        "start_rank": 0 if streams.moved is None else len(streams.moved[0]),
     }
     config = {
         "format_version": 1,

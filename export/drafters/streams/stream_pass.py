@@ -1,6 +1,6 @@
 """Deferred speculative streams: gamma rows beside the accepted node, once more through the last Ns layers.
 
-    S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/explain/how-it-works.md)
+    S_j = c_j f(M) + scale * (P_j + a_j W e(root))        (docs/explain/how-it-works.md)
 
 Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the
 streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head.
@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
@@ -43,6 +44,8 @@ class StreamSpec(DraftSpec):
     embeddings: Array  # P [gamma, hidden]
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
+    moved: tuple[Array, Array] | None = None  # D [r, hidden] and U [hidden, r] of f(M) = M + U D M; None: M
+    value_rotation: bool = False
     lora: Lora = field(default_factory=dict)
     exits: tuple[PruningSpec, ...] = ()  # of which `pruning` is one
 
@@ -76,7 +79,10 @@ def shapes(section: AdapterSection) -> Shapes:
     section.positive("scale", config.get("scale"))
     if config.get("positions") not in POSITIONS:
         raise section.refused(f"streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS))
-    shapes: Shapes = {"stream_embeddings": (section.gamma, spec.hidden)}
+    shapes: Shapes = {} if config.get("value_rotation") else {"stream_embeddings": (section.gamma, spec.hidden)}
+    if config.get("start_rank"):
+        rank = section.whole("start_rank", 1, 4096)
+        shapes |= {"start_down": (rank, spec.hidden), "start_up": (spec.hidden, rank)}
     if config.get("shares"):
         shapes["shares"] = (section.gamma, 2)
     if config.get("root_token"):
@@ -99,13 +105,17 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
     """Reads the streams from tensors that have the `shapes`."""
     config, lora = section.config, section.config.get("lora")
     exits = read_exits(section, tensors)
+    moved = [tensors[name].astype(np.float32) for name in ("start_down", "start_up") if name in tensors]
+    none = np.zeros((section.gamma, section.spec.hidden), np.float32)  # values tell streams apart
     factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
     return StreamSpec(
         **shared,
         ns=config["ns"],
         scale=float(config["scale"]),
         shifted=config["positions"] == "shifted",
-        embeddings=tensors["stream_embeddings"].astype(np.float32),
+        embeddings=tensors.get("stream_embeddings", none).astype(np.float32),
+        moved=(moved[0], moved[1]) if moved else None,
+        value_rotation=bool(config.get("value_rotation")),
         shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
         root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
         lora=_read_lora(tensors, section.spec, config["ns"], factor) if lora else {},
@@ -239,6 +249,9 @@ class StreamPass(ParallelDraftPass):
         spec, store = self.spec, g.store
         table = store.add(STREAM_EMBEDDINGS, (spec.embeddings * spec.scale).astype(np.float32)[None])
         shift, state = g.op("Gather", table, stream_ids, axis=1), self._state(g, accepted)
+        if spec.moved is not None:
+            down, up = (store.add(f"streams.start.{n}", side.T) for n, side in zip("DU", spec.moved, strict=True))
+            state = g.op("Add", state, g.op("MatMul", g.op("MatMul", state, down), up))
         start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
         if spec.root_map is None:
             return start
@@ -282,7 +295,8 @@ class StreamPass(ParallelDraftPass):
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         sizes = spec.at(layer)
-        if decoder.native is not None and decoder.native.attends(sizes) and not spec.kv_sources:
+        plain = not (spec.kv_sources or self.spec.value_rotation)
+        if decoder.native is not None and decoder.native.attends(sizes) and plain:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
             mask = group.seeing(layer).of(g, self.window(layer), group=1)
             mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
@@ -314,9 +328,19 @@ class StreamRows:
         sizes, source = spec.at(layer), spec.source(layer)
         mask = masks.of(g, self.streams.window(layer), sizes.group, beside=source == layer or source in own)
         if source == layer:
-            own[layer] = by_head(g, sizes, k), by_head(g, sizes, v)
+            own[layer] = by_head(g, sizes, k), by_head(g, sizes, self._turned(g, sizes, v))
         seen = masks.accepted.seen(g, spec, present, spec.ring(layer))
         return attend(g, sizes, q, [*seen, own[source]] if source in own else seen, mask)
+
+    def _turned(self, g: Scope, sizes: DecoderSpec, v: str) -> str:
+        """v [1, m, Hkv*D] of each stream turned by its angle, where that tells streams apart."""
+        streams = self.streams.spec
+        if not streams.value_rotation:
+            return v
+        angles = np.arange(1, streams.gamma + 1)[:, None] * np.full(sizes.head_dim // 2, rotation_angle(streams.gamma))
+        tables = (g.store.constant(side(angles), np.float32) for side in (np.cos, np.sin))
+        rows = [g.op("Gather", table, self._masks.stream_ids, axis=0) for table in tables]
+        return g.contrib("RotaryEmbedding", v, g.ints(0), *rows)
 
 
 class _StreamMasks:

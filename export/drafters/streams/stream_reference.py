@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Array
@@ -33,7 +34,11 @@ class StreamReference(ParallelReference):
             embedded = decoder.embed(torch.tensor([root]))
             unit = embedded * torch.rsqrt(embedded.pow(2).mean(-1, keepdim=True) + 1e-12)
             shift = shift + shares[:, 1:] * (unit @ torch.as_tensor(spec.root_map).T)
-        hidden = shares[:, :1] * main.entry[:, row : row + 1] + spec.scale * shift[None]
+        entry = main.entry[:, row : row + 1]
+        if spec.moved is not None:
+            down, up = map(torch.as_tensor, spec.moved)
+            entry = entry + entry @ down.T @ up.T
+        hidden = shares[:, :1] * entry + spec.scale * shift[None]
         steps = torch.arange(1, spec.gamma + 1) if spec.shifted else torch.zeros(spec.gamma, dtype=torch.long)
         where = int(positions[row]) + steps
         rotary = decoder.rotary_embeddings(hidden, where[None])
@@ -42,7 +47,8 @@ class StreamReference(ParallelReference):
         )
         columns = torch.cat([torch.as_tensor(positions), where])
         shape, below = describe(model.model), decoder.kept_below(model.first)
-        cache = _Append(main, {})
+        angles = torch.arange(1, spec.gamma + 1) * (rotation_angle(spec.gamma) if spec.value_rotation else 0.0)
+        cache = _Append(main, {}, angles)
         for layer in below:
             cache.shared[model.model.config.layer_types[layer]] = main.keys[layer], main.values[layer]
         for layer in range(model.first, model.layers):
@@ -57,14 +63,18 @@ class StreamReference(ParallelReference):
 @dataclass
 class _Append:
     """A cache holding the main rows' K/V, to which stream rows append theirs. `shared`: by kind of layer, those that
-    others attend to."""
+    others attend to; `angles` [gamma]: by which values are turned."""
 
     main: ReferenceOutput
     shared: dict[str, tuple[Tensor, Tensor]]
+    angles: Tensor
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Returns the main rows' K/V of `layer` followed by those of the stream rows."""
-        return torch.cat([self.main.keys[layer], key], 2), torch.cat([self.main.values[layer], value], 2)
+        half, cos, sin = value.shape[-1] // 2, self.angles.cos()[:, None], self.angles.sin()[:, None]
+        real, imaginary = value[..., :half], value[..., half:]
+        turned = torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+        return torch.cat([self.main.keys[layer], key], 2), torch.cat([self.main.values[layer], turned], 2)
 
 
 class _stream_weights:

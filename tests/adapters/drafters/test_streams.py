@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -36,9 +37,12 @@ class RowByRow:
         self.keys, self.values, self.first = list(keys), list(values), first
         self.is_updated: dict[int, bool] = {}
         self.shared: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.turn: torch.Tensor | None = None  # a complex number, of the row's values
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: object, **__: object):
         i = layer - self.first
+        if self.turn is not None:
+            value = torch.view_as_real(torch.complex(*value.chunk(2, -1)) * self.turn).movedim(-1, -2).flatten(-2)
         self.keys[i] = torch.cat([self.keys[i], key], 2)
         self.values[i] = torch.cat([self.values[i], value], 2)
         return self.keys[i], self.values[i]
@@ -62,13 +66,18 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
         model(input_ids=ids[None, : t + 1], past_key_values=past, use_cache=True)
     hook.remove()
     cache = RowByRow(keys, values, streams.first)
+    paper = streams.start_up is not None
     for i in decoder.kept_below(streams.first):
         kind = streams.model.config.layer_types[i]
         cache.shared[kind] = keys[i - streams.first], values[i - streams.first]
     outputs = []
     for j in range(streams.config.gamma):
         keep, tell = streams.shares[j]
-        state = keep * entry[0][:, t] + streams.config.scale * streams.stream_embeddings[j]
+        cache.turn = torch.exp(1j * torch.tensor(torch.pi * (j + 1) / (streams.config.gamma + 1))) if paper else None
+        start = entry[0][:, t]
+        if paper:
+            start = start + start @ streams.start_down.T @ streams.start_up.T
+        state = keep * start + streams.config.scale * streams.stream_embeddings[j]
         if streams.root_map is not None:
             state = state + streams.config.scale * tell * unit_rms(decoder.embedding.weight[root]) @ streams.root_map.T
         position = torch.tensor([[t + 1 + j if streams.config.positions == "shifted" else t]])
@@ -90,9 +99,11 @@ def beside(rows: torch.Tensor, roots: torch.Tensor) -> DraftRows:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("root_token", [True, False])
-def test_streams_equal_the_row_by_row_reference(family: str, root_token: bool) -> None:
-    streams = streaming(tiny_model(family), root_token=root_token)
+@pytest.mark.parametrize("options", [{}, {"root_token": False}, {"value_rotation": True, "start_rank": 3}])
+def test_streams_equal_the_row_by_row_reference(family: str, options: dict) -> None:
+    streams = streaming(tiny_model(family), **options)
+    if streams.start_up is not None:
+        nn.init.normal_(streams.start_up, std=0.3)
     rows, roots = torch.tensor([[2, 4], [1, 3]]), torch.tensor([[12, 41], [21, 11]])
     with torch.no_grad():
         logits = streams.head(streams.draft_pass(streams.main_pass(IDS, MASK), beside(rows, roots)))
@@ -321,3 +332,26 @@ def test_massive_activations_do_not_rule_the_start() -> None:
     streams.main_pass = shouting  # type: ignore[method-assign]
     assert fit_start(streams, [(ids, torch.ones_like(ids))]) == pytest.approx(calm, abs=0.05)
     torch.testing.assert_close(streams.shares, shares, atol=0.05, rtol=0.1)
+
+
+@pytest.mark.parametrize("options", [{"value_rotation": True}, {"start_rank": 3}])
+def test_the_papers_variants_learn_what_they_say(options: dict) -> None:
+    streams = streaming(tiny_model("llama").requires_grad_(False), frozen=True, **options)
+    ids = torch.randint(3, 60, (4, 12))
+    batch = {"input_ids": ids, "loss_mask": torch.ones_like(ids, dtype=torch.bool)}
+    own = {n: p for n, p in streams.named_parameters() if p.requires_grad}
+    optimiser, losses = torch.optim.Adam(own.values(), lr=1e-2), []
+    for _ in range(30):
+        main, picked = streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16)
+        loss = draft_losses(streams, main, picked, None, None).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.85 * losses[0]
+    rotated = "value_rotation" in options
+    assert ("stream_embeddings" in own) == ("stream_embeddings" in streams.drafter_tensors()) == (not rotated)
+    assert ("start_up" in own) == ("start_up" in streams.drafter_tensors()) == ("start_rank" in options)
+    if rotated:
+        fit_start(streams, [(ids, torch.ones_like(ids))])
+        assert not streams.stream_embeddings.any()

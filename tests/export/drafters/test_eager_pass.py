@@ -82,6 +82,7 @@ def test_eager_candidates_are_the_deferred_ones_step_after_step(family: str, tmp
         {"draft_vocab": np.arange(5, 40), "bigram": 4},
         {"ns": 4, "shares": False},
         {"pruning": 4},
+        {"paper": 3},
     ],
 )
 def test_eager_candidates_are_the_deferred_ones_in_every_shape_of_streams(

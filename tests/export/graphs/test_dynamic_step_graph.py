@@ -149,7 +149,7 @@ def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dic
 
 
 @pytest.mark.parametrize(
-    "options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}]
+    "options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}, {"paper": 3}]
 )
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
