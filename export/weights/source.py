@@ -4,6 +4,7 @@ about them on the way. Covered by the tests of `load_weights`, `smoothing` and t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from streamspec.export.quantization.arithmetic import Array, Blocks
@@ -69,3 +70,19 @@ class ChangedSource:
     def rounded(self, module: str) -> Blocks | None:
         """Returns None: these are other weights."""
         return None
+
+
+class MergedSource(ChangedSource):
+    """Another source's weights plus low-rank `updates`, by their names: A [r, in] and B [out, r]."""
+
+    def __init__(self, source: Source, updates: Mapping[str, tuple[Array, Array]]) -> None:
+        super().__init__(source)
+        self.updates = updates
+
+    def weight(self, name: str) -> Array:
+        """Returns the weight plus its update, if any."""
+        weight = self.source.weight(name)
+        if name not in self.updates:
+            return weight
+        a, b = self.updates[name]
+        return weight + b @ a

@@ -28,7 +28,7 @@ from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
-from streamspec.export.weights.source import ChangedSource, Source
+from streamspec.export.weights.source import MergedSource
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
@@ -138,27 +138,12 @@ def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np
     return out
 
 
-class MergedSource(ChangedSource):
-    """The base's weights plus the streams' LoRA."""
-
-    def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
-        super().__init__(source)
-        self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
-
-    def weight(self, name: str) -> Array:
-        """Returns the base's weight plus its low-rank update, if any."""
-        weight = self.source.weight(name)
-        if name not in self.updates:
-            return weight
-        a, b = self.updates[name]
-        return weight + b @ a
-
-
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
     """Applies a layer's maps to stream rows: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
     if not spec.lora:
         return decoder.linear
-    merged = MergedSource(decoder.source, spec.lora, decoder)
+    updates = {f"{decoder.spec.weight_name(layer, module)}.weight": pair for (layer, module), pair in spec.lora.items()}
+    merged = MergedSource(decoder.source, updates)
 
     def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False) -> str:
         if not any((layer, module) in spec.lora for module in modules):
