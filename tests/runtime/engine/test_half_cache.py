@@ -38,7 +38,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 base, changes = folder / "base", {"max_position_embeddings": 640, "sliding_window": 9}
                 tiny_model("mistral", initializer_range=0.4, eos_token_id=None, **changes).save_pretrained(base)
                 tiny_tokenizer().save_pretrained(base)
-            shapes = {"static": Target(static=True, rows=8), "device": Target("cuda")}
+            shapes = {"static": Target(static=True, rows=16), "device": Target("cuda")}
             target = shapes.get(kind.split()[0], Target())
             precision, method = ("int8" if kind == "int8" else "fp32"), ("jakiro" if "jakiro" in kind else "")
             if kind == "lfm2":  # inputs of convolutions are rounded too
