@@ -12,17 +12,19 @@ from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
 from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError
-from streamspec.export.deployment_target import ROWS, SLOTS, Target
+from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.graphs.captured_step_graph import check_capturable
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
+from streamspec.packed_call import CallSizes
 from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -42,6 +44,7 @@ class Parts:
     trees: DraftTreeInfo | None
     candidates: int
     static: StaticInfo | None = None
+    captured: CallSizes | None = None
     published: bool = False  # the drafter is a published head
     skipped: tuple[int, ...] = ()  # layers left out
 
@@ -76,8 +79,25 @@ def without_layers(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say:
 
 def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
     """Fits the parts to a static graph and its context. Raises ConfigError for a context that cannot be."""
-    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
     rows = target.rows or ROWS
+    spec = _of_context(parts, target, rows)
+    streams = replace(parts.streams, pruning=None) if parts.streams else None
+    if parts.streams and parts.streams.pruning:
+        say("leaving the early exit out: a static graph cannot prune")
+    return replace(parts, spec=spec, streams=streams, static=StaticInfo(rows, spec.context_length))
+
+
+def captured_parts(parts: Parts, target: Target) -> Parts:
+    """Fits the parts to a captured graph beside the dynamic one. Raises ConfigError for what it cannot have."""
+    counts = target.row_counts or ROW_COUNTS
+    check_capturable(parts.spec, parts.streams)
+    spec = _of_context(parts, target, counts[-1])
+    return replace(parts, spec=spec, captured=CallSizes(counts, spec.context_length))
+
+
+def _of_context(parts: Parts, target: Target, rows: int) -> DecoderSpec:
+    """The decoder with the context that is asked for."""
+    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
     slots = target.context or min(SLOTS, spec.context_length)
     if not rows + gamma < slots <= spec.context_length:
         raise ConfigError(
@@ -85,10 +105,7 @@ def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
             f"{rows + gamma + 1} to {spec.context_length}, which the base has",
             "correct --context",
         )
-    streams = replace(parts.streams, pruning=None) if parts.streams else None
-    if parts.streams and parts.streams.pruning:
-        say("leaving the early exit out: a static graph cannot prune")
-    return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
+    return replace(spec, context_length=slots)
 
 
 def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> StreamSpec:
@@ -136,5 +153,6 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
         streams=parts.streams.info(parts.candidates) if parts.streams else None,
         trees=parts.trees,
         static=parts.static,
+        captured=parts.captured,
         tools=tools(parts.target.model),
     )

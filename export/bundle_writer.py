@@ -19,9 +19,9 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
+from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.manifest import (
     CHOICE,
-    COMPACT,
     MODEL,
     NATIVE,
     Manifest,
@@ -35,6 +35,7 @@ from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_parts import (
     Parts,
     Progress,
+    captured_parts,
     describe_bundle,
     load_parts,
     static_parts,
@@ -45,6 +46,7 @@ from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
 from streamspec.export.drafters.published import read_published
 from streamspec.export.drafters.streams.eager_pass import DEFERRED, eager, weights_of
+from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
@@ -150,6 +152,8 @@ def export_bundle(
             parts = replace(parts, streams=eager(parts.streams, parts.spec))
         if target.static:
             parts = static_parts(parts, target, say)
+        elif target.capture:
+            parts = captured_parts(parts, target)
         manifest = replace(
             describe_bundle(parts, precision, tokenizer, layout),
             provider=target.name,
@@ -258,9 +262,20 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
     eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
     if isinstance(graph, StepGraph) and not eager and (native := native_ops(graph.precision)) is not None:
         onnx.save(graph.build(store, native), folder / NATIVE)
+    if isinstance(graph, StepGraph) and parts.captured:
+        captured = CapturedStepGraph(
+            graph.spec,
+            graph.source,
+            graph.precision,
+            parts.captured,
+            graph.streams,
+            graph.candidates,
+            graph.stream_weights,
+        )
+        onnx.save(captured.build(store), folder / CAPTURED)
     step = graph.build(store)
     onnx.save(step, folder / MODEL)
-    if parts.static:
+    if parts.static or parts.captured:
         onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
     if target.device:
         onnx.save(compact_graph(graph_features(parts.spec, parts.streams, parts.candidates)), folder / COMPACT)

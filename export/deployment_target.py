@@ -22,12 +22,14 @@ from streamspec.export.quantization.precisions import (
     make_precision,
 )
 from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
+from streamspec.packed_call import MOST_ROWS
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
 TARGETS = (CPU, *DEVICES, *COMPILERS)
 # without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
 OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
+ROW_COUNTS = 1, 8, 16, 32  # of a captured graph's calls
 TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8, "int4": TiledInt4}
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 
@@ -38,8 +40,10 @@ class Target:
 
     - `name`: cpu, cuda, openvino, migraphx, directml or coreml.
     - `static`: fixed shapes and standard operators; implied by all names but cpu and cuda.
-    - `rows`: rows of every call of a static graph (default 16). `context`: tokens in its KV cache (default 2048, or the
-      base's context if that is smaller).
+    - `capture`: of cuda: also a graph for CUDA graphs, of calls of `row_counts` rows (default 1, 8, 16, 32).
+    - `rows`: rows of every call of a static graph (default 16).
+    - `context`: tokens in the KV cache of a static or captured graph (default 2048, or the base's context if that is
+      smaller).
 
     Raises ConfigError for options that exclude each other.
     """
@@ -48,6 +52,8 @@ class Target:
     static: bool = False
     rows: int | None = None
     context: int | None = None
+    capture: bool = False
+    row_counts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in TARGETS:
@@ -58,12 +64,25 @@ class Target:
             raise ConfigError(
                 f"a static graph for {self.name}", f"one of {', '.join((CPU, *COMPILERS))}", "leave --static out"
             )
-        if not self.static and (self.rows is not None or self.context is not None):
-            given = "rows" if self.rows is not None else "a context"
+        if self.capture and not self.device:
+            raise ConfigError(f"--capture for {self.name}", f"--target {' or '.join(DEVICES)}", "leave --capture out")
+        counted = self.rows is not None or self.row_counts is not None
+        if not self.static and not self.capture and (counted or self.context is not None):
+            given = "rows" if counted else "a context"
             raise ConfigError(
                 f"{given} for a graph whose shapes are not fixed",
-                "--static beside --rows and --context",
+                "--static or --capture beside --rows and --context",
                 "add it, or leave them out",
+            )
+        if (self.capture and self.rows is not None) or (self.static and self.row_counts is not None):
+            raise ConfigError("rows of a graph of another kind", "one of --static and --capture", "correct --rows")
+        if (counts := self.row_counts) is not None and not (
+            len(counts) > 1 and counts[0] == 1 and counts[-1] <= MOST_ROWS and list(counts) == sorted({*counts})
+        ):
+            raise ConfigError(
+                f"captured calls of {', '.join(map(str, counts))} rows",
+                f"rising numbers that begin with 1, up to {MOST_ROWS}",
+                "correct --rows",
             )
         if self.rows is not None and not 2 <= self.rows <= MAX_STATIC_ROWS:
             raise ConfigError(f"calls of {self.rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")

@@ -47,7 +47,6 @@ from streamspec.step_graph import (
     POSITION_IDS,
     PRESENT,
     VALUE,
-    cache_names,
     past,
     present,
 )
@@ -265,3 +264,8 @@ def write_config(folder: Path, spec: DecoderSpec, end_tokens: tuple[int, ...]) -
         "past_present_share_buffer": True,
     }
     (folder / CONFIG).write_text(json.dumps({"model": model, "search": search}, indent=1) + "\n", encoding="utf-8")
+
+
+def cache_names(template: str, layers: int) -> list[str]:
+    """The names from `template` (`PAST`, `PRESENT`) of so many layers, in the graph's order."""
+    return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from streamspec.layer_cache import KEY, LAYER_KINDS, VALUE, LayerCache
 
-DYNAMIC, STATIC, COMPACTION, SAMPLING = "dynamic", "static", "compaction", "sampling"  # kinds of graphs
-KINDS = (DYNAMIC, STATIC, COMPACTION, SAMPLING)
+DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
 INPUT_IDS, POSITION_IDS, TREE_MASK, PAST_LENGTH = "input_ids", "position_ids", "tree_mask", "past_length"
 LOGIT_ROWS = "logit_rows"
@@ -32,6 +31,7 @@ KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"
 # Drafting
 PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
 NEXT_IDS = "next_ids"
+CALL, RESULT = "call", "result"  # of a captured graph: all of the above in one array each (`streamspec.packed_call`)
 CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
@@ -70,11 +70,6 @@ def present(layer: int, kind: str) -> str:
 def new_rows(layer: int, kind: str) -> str:
     """Name of a static graph's output with the K or V of a call's rows."""
     return NEW_ROWS.format(layer=layer, kind=kind)
-
-
-def cache_names(template: str, layers: int) -> list[str]:
-    """The names from `template` (`PAST`, `PRESENT`, `NEW_ROWS`) of so many layers, in the graph's order."""
-    return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]
 
 
 def renamed(name: str, template: str, other: str) -> str:
@@ -174,9 +169,8 @@ class GraphFeatures:
         known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
         known |= {"one": 1} if self.draft_vocab else {"one": 1, "draft_tokens": self.vocab}
         if kind == STATIC:
-            draft = {"m": self.draft_rows or self.gamma, "rows": self.draft_rows}
-            known |= dict.fromkeys("nrs", self.rows) | {EVERY_TOKEN: self.slots} | draft
-        return known
+            known |= dict.fromkeys("nrs", self.rows) | {"m": self.draft_rows or self.gamma, "rows": self.draft_rows}
+        return known | ({EVERY_TOKEN: self.slots} if self.slots else {})
 
     def cache_sizes(self, layer: int, sizes: Mapping[str, int]) -> dict[str, int | str]:
         """`sizes` for the cache of a layer: a ring's slots are `S` and its window, or their number where `S` is one."""
@@ -325,6 +319,10 @@ INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] =
         (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
     ),
     STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _NEXT_IDS, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
+    CAPTURED: (
+        (GraphTensor(CALL, _INT, ("n", "w"), "a call, packed"), _CACHE_IN),
+        (GraphTensor(RESULT, _FLOAT, ("x",), "the other outputs of a step, packed"), _LOGITS_OUT[1], _CACHE_OUT),
+    ),
     COMPACTION: ((*_COMPACTION_IN, _CACHE_IN), (_CACHE_OUT,)),
     SAMPLING: (
         (

@@ -31,7 +31,7 @@ from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
-from streamspec.export.quantization.precisions import Rows
+from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES, LayerCache
@@ -74,12 +74,12 @@ class StaticStepGraph:
         return _StaticBuilder(self, store).build()
 
 
-class _TableDecoder(Decoder):
-    """Cosines and sines of all positions that can occur, baked."""
+class TableDecoder(Decoder):
+    """Cosines and sines of all `positions` that can occur, baked."""
 
-    def __init__(self, parts: StaticStepGraph) -> None:
-        super().__init__(parts.spec, parts.source, parts.precision)
-        self.positions = parts.slots + parts.rows + (parts.streams.gamma if parts.streams else 0)
+    def __init__(self, spec: DecoderSpec, source: Source, precision: Precision, positions: int) -> None:
+        super().__init__(spec, source, precision)
+        self.positions = positions
 
     def rotary(self, g: Scope, positions: str) -> Tables:
         return tuple(
@@ -208,7 +208,8 @@ class _StaticLayers(LayerStack):
 class _StaticBuilder:
     def __init__(self, parts: StaticStepGraph, store: WeightStore) -> None:
         self.parts, self.spec = parts, parts.spec
-        self.decoder = _TableDecoder(parts)
+        positions = parts.slots + parts.rows + (parts.streams.gamma if parts.streams else 0)
+        self.decoder = TableDecoder(parts.spec, parts.source, parts.precision, positions)
         self.features = graph_features(parts.spec, parts.streams, parts.candidates, rows=parts.rows, slots=parts.slots)
         self.inputs = declared(inputs(STATIC, self.features))
         self.g = StaticScope(store, self.inputs, parts.precision.opset)

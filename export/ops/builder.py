@@ -165,21 +165,24 @@ def finish(
     producer: str,
     opset: int | None = None,
     native: bool = False,
+    first: bool = False,
 ) -> onnx.ModelProto:
     """Closes the store and returns the model (weights stay in the data file). `opset`: of a graph of standard operators
-    alone. `native`: with native operators, written before another graph, for which the store stays open.
+    alone, but for a `first` one. `native`: with native operators. Both `native` and `first` are written before another
+    graph, for which the store stays open.
     """
     store = scope.store
     nodes = [*store.prelude, *scope.nodes]
     known = _read(nodes) | {value.name for value in (*inputs, *outputs)}
     initializers = [proto for name, proto in store.protos.items() if name in known]
-    if native:
+    if native or first:
         store.again = True
     else:
         store.close()
     graph = helper.make_graph(nodes, "step", inputs, outputs, initializers)
     domains = {"": OPSET, CONTRIB: 1} | ({NATIVE: 1} if native else {})
-    opsets = [helper.make_opsetid(*pair) for pair in ({"": opset} if opset else domains).items()]
+    domains = domains if opset is None else {"": opset} | ({CONTRIB: 1} if first else {})
+    opsets = [helper.make_opsetid(*pair) for pair in domains.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)
 
 

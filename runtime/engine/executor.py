@@ -22,8 +22,9 @@ class GraphExecutor:
         self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=model.in_place)
         self._cancelled = threading.Event()
 
-    def run(self, io: Any, shrink: bool = False) -> None:
-        """Runs the graph on an IOBinding. `shrink`: the call returns its working memory to the system.
+    def run(self, io: Any, shrink: bool = False, options: Any = None) -> None:
+        """Runs the graph on an IOBinding. `shrink`: the call returns its working memory to the system. `options`: run
+        options of the caller's; `cancel` does not stop such a run, only the next one.
 
         Raises Cancelled, or BundleError for a graph that fails.
         """
@@ -31,9 +32,9 @@ class GraphExecutor:
         with model.scheduler.acquire(self._cancelled):
             started = time.perf_counter()
             try:
-                model.session.run_with_iobinding(io, self._shrinking if shrink else self._options)
+                model.session.run_with_iobinding(io, options or (self._shrinking if shrink else self._options))
             except Exception as error:
-                if self._cancelled.is_set():  # ONNX Runtime has no error class of its own for this
+                if self._cancelled.is_set() and options is None:  # ONNX Runtime has no error class of its own for this
                     raise Cancelled from None
                 raise BundleError(
                     f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from streamspec import step_graph as sg
 from streamspec.errors import ProviderError
+from streamspec.runtime.engine.captured.captured_call import CapturedCall
+from streamspec.runtime.engine.captured.device_buffers import captured_cache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import DrafterShape, GraphCall, SamplingState
@@ -52,6 +53,7 @@ class GraphKind(NamedTuple):
     cache: Callable[[LoadedModel, int], Cache]
 
 
+CAPTURED = GraphKind(CapturedCall, captured_cache)
 GRAPH_KINDS = {
     DYNAMIC: GraphKind(DynamicCall, host_cache),
     NATIVE_OPS: GraphKind(DynamicCall, host_cache),
@@ -62,9 +64,9 @@ GRAPH_KINDS = {
 
 def graph_kind(model: LoadedModel) -> GraphKind:
     """The kind of the open bundle."""
-    return GRAPH_KINDS[flavour(model.manifest)]
+    return GRAPH_KINDS[flavour(model.manifest)] if model.captured is None else CAPTURED
 
 
 def model_groups(model: LoadedModel) -> tuple[CacheGroup, ...]:
     """What the layers keep of the tokens before: the decoder's, and a draft layer's own."""
-    return cache_groups(sg.GraphFeatures.of_manifest(model.manifest))
+    return cache_groups(model.features)

@@ -7,6 +7,7 @@ runner. Safe to use from several threads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +16,12 @@ from weakref import WeakSet
 import numpy as np
 
 from streamspec import step_graph as sg
+from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.files import verified
-from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, MODEL, NATIVE, Manifest
+from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_check import check_graphs, digests
-from streamspec.errors import BundleError, ConfigError, one_line
+from streamspec.errors import BundleError, ConfigError, ProviderError, one_line
+from streamspec.packed_call import captured_features
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
@@ -76,6 +79,13 @@ class LoadedModel:
         self.threads = threads if threads is not None else physical_cores()
         self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
+        self.captured = manifest.captured if path.name == CAPTURED else None  # sizes of a graph that can be captured
+        self.captures = self.captured is not None and bool(named(provider).capture)
+        self.why_not_captured = ""  # of a bundle with a graph that can be
+        plain = sg.GraphFeatures.of_manifest(manifest)
+        self.features = plain if self.captured is None else captured_features(plain, self.captured)
+        self.graph_ids = itertools.count(1)  # of captured graphs
+        self.spare_buffers: list[Any] = []  # captured over, of sequences that are gone
         self.scheduler = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
@@ -89,11 +99,17 @@ class LoadedModel:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
         self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
+        if self.captures and self.on_cpu:
+            raise ProviderError(
+                f"provider {self.provider} leaves {self.on_cpu} nodes of {CAPTURED} to the CPU",
+                "none there, or nothing can be captured",
+                "export without --capture",
+            )
         if self.path.name == MODEL and NATIVE in self.manifest.files:
             trim()  # what was made while tiles were turned back
         self._check_interface()
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
-        self.sampler: Any = None if self.rows is None else self._open_sampler()
+        self.sampler: Any = self._open_sampler() if self.rows is not None or self.captured is not None else None
 
     def _reopen(self) -> None:
         try:
@@ -115,6 +131,7 @@ class LoadedModel:
         if self.companion is not None:
             self.companion.unloader.unload()
         self.session = self.sampler = None
+        self.spare_buffers.clear()
         self.adapter_inputs = {}  # they hold on to the session
         trim()
 
@@ -153,7 +170,9 @@ class LoadedModel:
         try:
             with HugePages() as pages:
                 session = self.ort.InferenceSession(
-                    str(path), options, providers=prepare(self.ort, here, options, self.threads)
+                    str(path),
+                    options,
+                    providers=prepare(self.ort, here, options, self.threads, self.captures and path == self.path),
                 )
         except Exception as error:
             on = "" if here.provider is CPU else f" on {self.provider}"
@@ -202,7 +221,7 @@ class LoadedModel:
     def _check_interface(self) -> None:
         """Checks the graph's names and shapes against the manifest."""
         kind = sg.DYNAMIC if self.rows is None else sg.STATIC
-        features = sg.GraphFeatures.of_manifest(self.manifest)
+        kind, features = sg.CAPTURED if self.captured is not None else kind, self.features
         expected = {row.name: row for row in sg.inputs(kind, features)}
         inputs, outputs = (
             {value.name: value for value in side if value.type in TYPES}

@@ -44,6 +44,7 @@ class OrtRunner:
         """
         manifest = model.manifest
         self.model, self.provider, self.threads, self.rows = model, model.provider, model.threads, model.rows
+        self.row_counts = model.captured.rows if model.captured else ()  # of calls, where shapes are some fixed ones
         self.context_length = manifest.model.context_length if context is None else context
         if type(self.context_length) is not int or not 2 <= self.context_length <= manifest.model.context_length:
             raise ConfigError(

@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamspec import paths as cache
-from streamspec.bundle.manifest import COMPACT, MODEL, NATIVE, Manifest
+from streamspec.bundle.cache_section import COMPACT
+from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
 from streamspec.errors import ConfigError, ProviderError, one_line
 from streamspec.runtime.hardware import native_library
 
@@ -60,6 +61,9 @@ HEAVY = frozenset(
 )
 
 ProviderOptions = dict[str, str]
+
+
+GRAPHS = {"enable_cuda_graph": "1"}
 
 
 def _none(threads: int) -> ProviderOptions:
@@ -104,7 +108,7 @@ class Provider:
     package, '' where only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device`
     is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
     plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's. `graph`:
-    which of the bundle's it runs.
+    which of the bundle's it runs. `capture`: settings with which it captures a graph, None where it cannot.
     """
 
     name: str
@@ -118,6 +122,7 @@ class Provider:
     built_in: ProviderOptions = field(default_factory=dict)
     memory: str = ""
     graph: str = MODEL
+    capture: ProviderOptions | None = None
 
     @property
     def missing(self) -> str:
@@ -132,7 +137,15 @@ NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     one.name: one
     for one in (
-        Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DEVICE,), options=_exact, memory="cuda"),
+        Provider(
+            "cuda",
+            "CUDAExecutionProvider",
+            "streamspec[cuda]",
+            (DEVICE,),
+            options=_exact,
+            memory="cuda",
+            capture=GRAPHS,
+        ),
         Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
         Provider("rocm", "ROCMExecutionProvider", "streamspec[rocm]", (STATIC,)),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
@@ -167,14 +180,19 @@ class UsableProvider:
 @dataclass(frozen=True)
 class ProviderChoice:
     """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
+    `captured`: whether the device replays a captured graph; `why_not_captured`: of a bundle that has one for that.
     `passed_over`: with "auto", providers that are installed but are not it, each with the reason."""
 
     name: str
     on_cpu: int = 0
     passed_over: tuple[tuple[str, str], ...] = ()
+    captured: bool = False
+    why_not_captured: str = ""
 
     def __str__(self) -> str:
-        notes = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
+        notes = ["captured"] if self.captured else []
+        notes += [f"not captured: {self.why_not_captured}"] if self.why_not_captured else []
+        notes += [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
         notes += [f"not {name}: {why}" for name, why in self.passed_over]
         return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
@@ -257,8 +275,9 @@ def usable(provider: Provider, kind: str = "") -> UsableProvider:
     return state
 
 
-def prepare(ort: Any, state: UsableProvider, options: Any, threads: int) -> Sequence[Any] | None:
-    """Makes session `options` ask for the provider; returns the session's argument `providers`."""
+def prepare(ort: Any, state: UsableProvider, options: Any, threads: int, capture: bool = False) -> Sequence[Any] | None:
+    """Makes session `options` ask for the provider; returns the session's argument `providers`. `capture`: its graph is
+    to be captured."""
     provider = state.provider
     if provider is NATIVE_CPU:
         options.register_custom_ops_library(str(native_library.library()))
@@ -268,7 +287,9 @@ def prepare(ort: Any, state: UsableProvider, options: Any, threads: int) -> Sequ
         options.add_session_config_entry(RECORD, "1")
     else:  # such as 1.22: what cannot be looked into must not happen
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    settings = provider.options(threads)
+    if hasattr(ort, "set_default_logger_severity"):
+        ort.set_default_logger_severity(4)  # kernels warn past the session's own logger, such as ScatterND on CUDA
+    settings = provider.options(threads) | ((provider.capture or {}) if capture else {})
     if state.devices:
         options.add_provider_for_devices(list(state.devices[:1]), settings)
         return None

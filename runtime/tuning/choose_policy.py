@@ -28,6 +28,7 @@ def choose_policy(
 ) -> DecodingPolicy:
     """Takes up what is known of the cost of steps; answers tell the rest. `data`: for the sources of drafts."""
     from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
+    from streamspec.runtime.costs.padded_costs import PaddedRowCosts
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     rows, costs, expected = 1, None, None
@@ -37,7 +38,7 @@ def choose_policy(
     sources = chosen(options, data)
     if (manifest.trees is not None or sources or second) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):
-            rows = min(options.tree, runner.rows or options.tree)
+            rows = min(options.tree, *runner.row_counts[-1:], runner.rows or options.tree)
         else:
             file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
             known = read_record(file)
@@ -51,11 +52,14 @@ def choose_policy(
                 rows = min(runner.rows, most)
                 costs = RowCosts(np.ones(rows))
             else:
-                rows = min(most, runner.rows or most)
+                rows = min(most, *runner.row_counts[-1:], runner.rows or most)
                 # What steps cost that are pruned as nobody's else are is nobody else's business.
                 keep = CostKeeper(file) if pruning is None else None
                 before = known or (CostRecord(price=OWN_PRICE) if options.window else None)
-                costs = LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)
+                if runner.row_counts and not second and not options.window:
+                    costs = PaddedRowCosts(runner.row_counts, rows, known, keep)
+                else:
+                    costs = LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)
             exits = manifest.streams is not None and manifest.streams.pruning and not second
             if known is not None and known.min_probability and pruning is None and exits:
                 pruning = Pruning(None, known.min_probability, known.score)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from streamspec.bundle.cache_section import CAPTURED
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
@@ -34,18 +35,35 @@ def open_runner(
     """
     if provider != AUTO:
         runner = open_on(folder, manifest, provider, threads, spin)
-        return runner, ProviderChoice(provider, runner.model.on_cpu)
+        return runner, _choice(runner)
     search = _ProviderSearch(folder, manifest, threads, spin, cache_dir)
     runner = search.best()
-    return runner, ProviderChoice(runner.provider, runner.model.on_cpu, tuple(search.passed_over.items()))
+    return runner, _choice(runner, tuple(search.passed_over.items()))
+
+
+def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) -> ProviderChoice:
+    model = runner.model
+    return ProviderChoice(runner.provider, model.on_cpu, passed_over, model.captures, model.why_not_captured)
 
 
 def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
-    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`."""
-    wanted = named(provider)
-    runner = OrtRunner(LoadedModel(folder / wanted.graph, manifest, threads, wanted.name, spin))
+    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph for
+    capture that cannot be captured, or computes wrongly, gives way to the ordinary one; the model says why."""
+    wanted, why_not = named(provider), ""
+    if manifest.captured is not None and wanted.capture is not None:
+        try:
+            return _checked(folder / CAPTURED, manifest, threads, wanted.name, spin)
+        except StreamspecError as error:
+            why_not = one_line(error.found, 300)
+    runner = _checked(folder / wanted.graph, manifest, threads, wanted.name, spin)
+    runner.model.why_not_captured = why_not
+    return runner
+
+
+def _checked(graph: Path, manifest: Manifest, threads: int | None, provider: str, spin: bool) -> OrtRunner:
+    runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin))
     check_numerics(runner, manifest)
     return runner
 

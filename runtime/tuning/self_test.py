@@ -52,7 +52,7 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     alone. Of a bundle without an early exit nothing is asked; the cache is emptied.
     """
     probe, drafter = manifest.probe, manifest.streams
-    if drafter is None or not drafter.pruning or probe is None or len(probe.input_ids) < 2:
+    if drafter is None or not drafter.pruning or probe is None or len(probe.input_ids) < 2 or runner.row_counts:
         return
     ids, what = list(probe.input_ids), "a draft tree pruned at the early exit"
     chain, whole = runner.score(ids), runner.snapshot()[1]
@@ -104,7 +104,7 @@ def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np
 
     `chain` [n, V]: the prompt's logits. The prompt's rows are in the runner's cache.
     """
-    rows = runner.rows or 2 * DEPTH  # all that a graph of one shape has
+    rows = runner.rows or min((*runner.row_counts[-1:], 2 * DEPTH))  # all that a graph of one shape has
     tree, tokens, right = _branched(ids, rows, manifest.model.vocab_size)
     past = len(ids) - len(right)
     runner.rewind(past)

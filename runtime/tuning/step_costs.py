@@ -112,6 +112,8 @@ def measure(
     runner.reset()
     runner.prefill([1 % runner.vocab_size] * context, draft=False)
     counts = [n for n in rows if n <= len(nodes)] if runner.rows is None else [min(runner.rows, len(nodes))]
+    if runner.row_counts:  # calls are padded to these
+        counts = sorted({min(n, len(nodes)) for n in runner.row_counts[1:]} - {1})
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if runner.rows is None}
     trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + runner.gamma < runner.context_length}
     samples: dict[int, list[float]] = {count: [] for count in trees}

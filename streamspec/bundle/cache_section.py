@@ -1,10 +1,16 @@
-"""Reads what a manifest says of the KV cache: `model.caches`, one entry a layer."""
+"""Reads what a manifest says of the KV cache: `model.caches`, one entry a layer, and `captured`, its fixed sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+
+from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
+from streamspec.packed_call import MOST_ROWS, CallSizes
 
+COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
+CAPTURED = "captured.onnx"  # beside it, over the data of `model.onnx`: the step graph for capture
 MOST = {"heads": 1024, "width": 4096}
 
 
@@ -22,3 +28,17 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
     if not LAYER_KINDS[out[0].kind].parts:
         raise model.fail("caches", "a first layer that keeps nothing", "keys and values")
     return tuple(out)
+
+
+def read_sizes(manifest: Fields, context: int, files: Container[str]) -> CallSizes | None:
+    """Reads the section `captured` of a bundle with a context of so many tokens and these files; None where there is
+    none. Raises BundleError that names the field, or the files that do not go together."""
+    captured = manifest.nested("captured") if manifest.optional("captured") else None
+    if (CAPTURED in files) != (captured is not None) or (captured is not None and COMPACT not in files):
+        raise BundleError(f"some of {CAPTURED}, {COMPACT} and manifest.captured", "all of them", "export it again")
+    if captured is None:
+        return None
+    rows = captured.integers("rows", 1, MOST_ROWS, MOST_ROWS)
+    if len(rows) < 2 or rows[0] != 1 or list(rows) != sorted(set(rows)):
+        raise captured.fail("rows", list(rows), "rising numbers of rows that begin with 1")
+    return CallSizes(rows, captured.integer("slots", context, context))

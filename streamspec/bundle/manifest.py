@@ -11,12 +11,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streamspec.bundle.cache_section import read_sizes
 from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, read_model, said
-from streamspec.bundle.store_section import STORE, StoreInfo, read_section
+from streamspec.bundle.store_section import StoreInfo, read_store
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.layer_cache import dtype_in_words
+from streamspec.packed_call import CallSizes
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
@@ -25,7 +27,6 @@ CHOICE = "choose.onnx"  # of a static bundle: samples tokens where decoding is n
 # Session entries of a static graph on the CPU: without them ONNX Runtime picks kernels that round rows to 8 bits.
 FLOAT_ROWS = {"session.disable_quant_qdq": "1"}
 NATIVE = "native.onnx"  # of a bundle for CPUs: the step graph of native operators, over the data of `model.onnx`
-COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes candidates from further down
 
@@ -169,6 +170,7 @@ class Manifest:
     weights_bytes: int = 0
     block_size: int | None = None  # of int4: weights that share a scale
     store: StoreInfo | None = None  # of answers, to draft from
+    captured: CallSizes | None = None  # sizes of the graph that a device captures
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -190,8 +192,9 @@ class Manifest:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
         content["model"] = said(content["model"])
-        if self.store is None:  # as it was before there were stores
-            del content["store"]
+        for name in ("store", "captured"):  # as it was before there were such
+            if content[name] is None:
+                del content[name]
         if self.streams is not None and not self.streams.layers:  # and block drafters
             del content["streams"]["layers"]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
@@ -199,9 +202,8 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes | str) -> Manifest:
         """Parses a manifest. Raises BundleError, naming the field, for malformed ones and other format versions."""
-        raw = Fields(
-            parse_json(data.encode() if isinstance(data, str) else data, MANIFEST, most=MAX_MANIFEST), "manifest"
-        )
+        text = data.encode() if isinstance(data, str) else data
+        raw = Fields(parse_json(text, MANIFEST, most=MAX_MANIFEST), "manifest")
         version = _version(raw)
         method = raw.choice("method", tuple(METHODS))
         model = read_model(raw.nested("model"))
@@ -218,10 +220,8 @@ class Manifest:
         files = _files(raw)
         if static is not None and CHOICE not in files:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
-        store = read_section(raw.nested("store"), model.vocab_size) if raw.optional("store") else None
-        if store is not None and (STORE not in files or files[STORE].bytes != store.bytes(model.vocab_size)):
-            found = f"{files[STORE].bytes} bytes" if STORE in files else "no such file"
-            raise BundleError(f"{STORE} with {found}", f"{store.bytes(model.vocab_size)} bytes", AGAIN)
+        store = read_store(raw, model.vocab_size, {name: info.bytes for name, info in files.items()})
+        captured = read_sizes(raw, model.context_length, files)
         return cls(
             base=read_base(raw),
             method=method,
@@ -242,6 +242,7 @@ class Manifest:
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
             block_size=raw.integer("block_size", 1, 1 << 16) if raw.optional("block_size") else None,
             store=store,
+            captured=captured,
             tools={k: str(v) for k, v in raw.items("tools", 100)},
             files=files,
             format_version=version,

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, NATIVE, Manifest
+from streamspec.bundle.cache_section import CAPTURED, COMPACT
+from streamspec.bundle.manifest import CHOICE, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_schema import (
     ATTRIBUTE_FIELDS,
     BITS,
@@ -63,7 +64,7 @@ class _MalformedGraph(ValueError):
 def check_graphs(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and
     their data are listed in its manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
-    for name in (MODEL, NATIVE, CHOICE, COMPACT):
+    for name in (MODEL, NATIVE, CAPTURED, CHOICE, COMPACT):
         for part in {name, data_of(name)}:
             if part not in manifest.files and (folder / part).exists():
                 raise BundleError(
@@ -93,7 +94,7 @@ def _said(value: Any) -> Any:
 
 def data_of(graph: str) -> str:
     """Name of the file with a graph's weights."""
-    return f"{MODEL if graph == NATIVE else graph}.data"
+    return f"{MODEL if graph in (NATIVE, CAPTURED) else graph}.data"
 
 
 def check_graph(file: Path, outside: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from streamspec.step_graph import (
     ADAPTER_INPUTS,
+    CAPTURED,
     COMPACTION,
     DYNAMIC,
     INTERFACES,
@@ -19,6 +20,7 @@ from streamspec.step_graph import (
 _TITLES = {
     DYNAMIC: "The step graph, `model.onnx`",
     STATIC: "The step graph of a static bundle, `model.onnx`",
+    CAPTURED: "The step graph for capture, `captured.onnx`",
     COMPACTION: "Compaction of a device's KV cache, `compact.onnx`",
     SAMPLING: "Sampling beside a static graph, `choose.onnx`",
 }

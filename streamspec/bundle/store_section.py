@@ -9,6 +9,7 @@ what is answered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,18 @@ class StoreInfo:
     def bytes(self, vocab_size: int) -> int:
         """Size of the file."""
         return self.tokens * (token_type(vocab_size).itemsize + 4)
+
+
+def read_store(manifest: Fields, vocab_size: int, files: Mapping[str, int]) -> StoreInfo | None:
+    """Reads the section `store` of a bundle with `files` of so many bytes; None where there is none. Raises BundleError
+    that names the field, or a file that is not as it says."""
+    if not manifest.optional("store"):
+        return None
+    store = read_section(manifest.nested("store"), vocab_size)
+    if files.get(STORE) != store.bytes(vocab_size):
+        found = f"{files[STORE]} bytes" if STORE in files else "no such file"
+        raise BundleError(f"{STORE} with {found}", f"{store.bytes(vocab_size)} bytes", FIX)
+    return store
 
 
 def read_section(raw: Fields, vocab_size: int) -> StoreInfo:

@@ -74,13 +74,21 @@ def command(
             "--static", help="Write fixed shapes and standard operators, for providers that compile one shape."
         ),
     ] = False,
+    capture: Annotated[
+        bool,
+        typer.Option("--capture", help="With --target cuda: write a graph of fixed addresses for CUDA graphs, too."),
+    ] = False,
     rows: Annotated[
-        int | None, typer.Option(help="With --static: rows of every call; default: 16.", show_default=False)
+        str | None,
+        typer.Option(
+            help="With --static: rows of every call, 16 by default; with --capture: row counts, 1,8,16,32 by default.",
+            show_default=False,
+        ),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            help="With --static: maximum tokens in the KV cache; default: 2048, or the base's context.",
+            help="With --static or --capture: maximum tokens in the KV cache; default: 2048, or the base's context.",
             show_default=False,
         ),
     ] = None,
@@ -142,15 +150,18 @@ def command(
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
+    from streamspec.cli.bench import parse_rows
     from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
     from streamspec.export.drafters.eagle3.write_head import write_published
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
-    adapters, shape = adapter or [], Target(target, static, rows, context)
+    adapters, counts = adapter or [], tuple(parse_rows(rows) or ())
+    one = counts[0] if len(counts) == 1 and not capture else None
+    shape = Target(target, static, one, context, capture, counts if counts and one is None else None)
     layout = PromptFormat.given(format, separator and unescaped(separator))
     named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
-    shaped = "--static" if static else f"--target {target}"
+    shaped = "--static" if static else "--capture" if capture else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
     weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
     weights |= {"--exit-layer": exit_layer is not None, "--skip-layers": skip_layers is not None}

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from streamspec.bundle.cache_section import COMPACT
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL
+from streamspec.bundle.manifest import CHOICE, MODEL
 from streamspec.export import Target, export_swappable
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.step_graph import (

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
-from streamspec.bundle.manifest import COMPACT
+from streamspec.bundle.cache_section import COMPACT
 from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import load

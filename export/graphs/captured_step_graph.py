@@ -1,0 +1,290 @@
+"""Writes the step graph that a CUDA graph captures: see docs/guides/cuda-graphs.md and `streamspec.packed_call`.
+
+A captured graph replays the same kernels on the same addresses. So nothing here depends on what only the host knows:
+no branch, no shape looked up at run time, every operator and type on the CUDA provider's list
+(`tests/export/graphs/test_captured_step_graph.py`). The weights are those of the dynamic graph beside it, in one data
+file; the number of rows is a symbol, so that one session has the weights once and captures one graph for each count.
+
+- One array comes in (`call`) and one goes out (`result`), beside the logits, which are read where tokens are sampled.
+- K/V are written where they lie: past and present are bound to one buffer. The rows of the path accepted in the step
+  before are gathered first; they and the new rows are one block, which one ScatterElements writes. On CUDA it copies
+  nothing where past and present are one buffer, and takes its sizes by value (scatter_elements_impl.cu). ScatterND
+  copies a table of strides from the host in every run, and TensorScatter wants opset 24 (`captured_scope.OPSET`).
+- Drafting always runs, after the accepted node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from streamspec.draft_tree import MASKED
+from streamspec.errors import ConfigError
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
+from streamspec.export.drafters.registry import row_of
+from streamspec.export.drafters.streams.stream_pass import window_out
+from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
+from streamspec.export.graphs.static_step_graph import TableDecoder
+from streamspec.export.layers.acceptance import deepest_standing, unless_forced
+from streamspec.export.layers.attention import attend, by_head, loaded, stored
+from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.short_conv import Read, RowsBefore
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
+from streamspec.export.ops.captured_scope import OPSET, CapturedScope
+from streamspec.export.quantization.precisions import Precision, Rows
+from streamspec.export.weights.source import Source
+from streamspec.packed_call import (
+    COLUMNS,
+    MOST_TOKENS,
+    NODE,
+    NUMBER,
+    PARENT,
+    PAST,
+    POSITION,
+    ROOT,
+    TOKEN,
+    CallSizes,
+    captured_features,
+)
+from streamspec.step_graph import (
+    CACHE_KINDS,
+    CALL,
+    CAPTURED,
+    FORCED_NODE,
+    FORCED_ROOT,
+    INPUT_IDS,
+    PARENTS,
+    PAST_LENGTH,
+    RAW_LOGITS,
+    RESULT,
+    TREE_MASK,
+    inputs,
+    outputs,
+    past,
+    present,
+)
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+END = np.iinfo(np.int64).max
+
+
+def check_capturable(spec: DecoderSpec, streams: DraftSpec | None) -> None:
+    """Raises ConfigError for what a captured graph cannot have."""
+    drafter = None if streams is None else row_of(streams)
+    if any(spec.taps):
+        found, expected = "short convolutions in a captured graph", "layers that attend"
+    elif streams is not None and drafter is not None and (streams.own_layers or streams.eager):
+        title = f"eager {drafter.title}" if streams.eager else drafter.title
+        found, expected = f"{title} in a captured graph", "deferred streams, Medusa heads or no drafter"
+    elif spec.vocab > MOST_TOKENS:
+        found, expected = f"a vocabulary of {spec.vocab} tokens in a captured graph", f"at most {MOST_TOKENS}"
+    else:
+        return
+    raise ConfigError(found, expected, "leave --capture out")
+
+
+@dataclass
+class CapturedStepGraph:
+    """The parts of a captured graph; as of the dynamic graph beside it, but for `sizes`."""
+
+    spec: DecoderSpec
+    source: Source
+    precision: Precision
+    sizes: CallSizes
+    streams: DraftSpec | None = None
+    candidates: int = 10
+    stream_weights: str = "merged"
+
+    def build(self, store: WeightStore) -> onnx.ModelProto:
+        """Writes the weights through `store`, which stays open for the dynamic graph, and returns the graph."""
+        return _CapturedBuilder(self, store).build()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AcceptedInPlace(Accepted):
+    """Accepted over a cache that holds the call's rows too. `bias` [n, S]: what each row sees of its slots;
+    `slot_positions` int64 [S]: of what they hold."""
+
+    bias: str
+    slot_positions: str
+
+    def past_mask(self, g: Scope) -> str:
+        return g.op("Gather", self.bias, self.node, axis=0)
+
+    def columns(self, g: Scope) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.slot_positions,)
+
+    def seen(
+        self, g: Scope, spec: DecoderSpec, present: tuple[str, ...], ring: int | None = None
+    ) -> list[tuple[str, str]]:
+        key, value = (loaded(g, spec, cache) for cache in present)
+        return [(key, value)]
+
+
+class _CapturedLayers(LayerStack):
+    """The layers over a cache that is written in place, all slots of which every row attends over."""
+
+    g: CapturedScope
+
+    def __init__(self, g: CapturedScope, decoder: Decoder, drafter: DraftSpec | None, sizes: CallSizes) -> None:
+        super().__init__(g, decoder, drafter)
+        self.sizes = sizes
+        with g.named("call"):
+            self._unpack()
+        with g.named("bias"):
+            self._see()
+        self._biases: dict[tuple[int | None, int], str] = {}
+        self._targets: dict[tuple[int, int], str] = {}
+
+    def _unpack(self) -> None:
+        g, margin = self.g, self.sizes.margin
+        self.tokens, self.positions, _, self.numbers = (
+            g.op("Gather", CALL, g.store.constant(column, np.int64), out=out, axis=1)
+            for column, out in ((TOKEN, None), (POSITION, None), (PARENT, PARENTS), (NUMBER, None))
+        )
+        g.op("Unsqueeze", self.tokens, g.ints(0), out=INPUT_IDS)
+        first = g.op("Gather", CALL, g.store.constant(0, np.int64), axis=0)
+        for column, out in ((PAST, PAST_LENGTH), (NODE, FORCED_NODE), (ROOT, FORCED_ROOT)):
+            g.op("Gather", first, g.ints(column), out=out, axis=0)
+        self.sources = g.op("Slice", first, g.ints(COLUMNS), g.ints(COLUMNS + margin), g.ints(0))
+        sees = g.op("Slice", CALL, g.ints(COLUMNS + margin), g.ints(END), g.ints(1))
+        self.sees = g.op("Cast", sees, to=FLOAT)
+        sees = g.op("Greater", sees, g.store.constant(0, np.int64))
+        g.op("Where", sees, g.number(0), g.number(MASKED), out=TREE_MASK)
+
+    def _see(self) -> None:
+        """What each row sees: the slots of the tokens before the call, and of its rows those that it is said to."""
+        g, margin = self.g, self.sizes.margin
+        self.slots = g.store.add("slots", np.arange(self.sizes.all_slots))
+        offset = g.op("Add", PAST_LENGTH, g.ints(margin))
+        own = g.op("Unsqueeze", g.op("Add", self.numbers, offset), g.ints(1))
+        self.new = g.op("Cast", g.op("Equal", self.slots, own), to=FLOAT)  # [n, S]: 1 in the slot of each row
+        before = g.op("And", g.op("Less", self.slots, offset), g.op("GreaterOrEqual", self.slots, g.ints(margin)))
+        seen = g.op("Greater", g.op("MatMul", self.sees, self.new), g.number(0.5))
+        self.bias = g.op("Where", g.op("Or", before, seen), g.number(0), g.number(MASKED))
+        self.slot_positions = ""
+        if any(window is not None for window in self.spec.windows):
+            row = g.op("Unsqueeze", g.op("Cast", self.positions, to=FLOAT), g.ints(0))
+            ours = g.op("Squeeze", g.op("Cast", g.op("MatMul", row, self.new), to=INT64), g.ints(0))
+            numbers = g.op("Sub", self.slots, g.ints(margin))
+            self.slot_positions = g.op("Where", g.op("Less", self.slots, offset), numbers, ours)
+
+    def rows(self) -> Rows:
+        return Rows("")  # no device precision counts rows
+
+    def attention(self, layer: int, state: LayerRows) -> str:
+        g, spec, decoder = self.g, self.spec, self.decoder
+        q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
+        own = spec.at(layer)
+        bias = self._bias(spec.windows[layer], own.group)
+        with g.named("attention"):
+            if (source := spec.source(layer)) == layer:
+                new = (self._written(own, rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
+                self.presents.append(tuple(new))
+            else:
+                self.presents.append(self.presents[source])
+            key, value = (loaded(g, spec, cache) for cache in self.presents[layer])
+            return attend(g, own, q, [(key, value)], bias)
+
+    def _written(self, own: DecoderSpec, rows: str, layer: int, kind: str) -> str:
+        """Moves the rows accepted before and writes K or V rows [1, n, Hkv*D] behind them; returns the cache."""
+        g, cache = self.g, past(layer, kind)
+        moved = g.op("Gather", cache, self.sources, axis=2)
+        block = g.op("Concat", moved, stored(g, self.spec, by_head(g, own, rows)), axis=2)
+        targets = self._slots_of(own.kv_heads, own.head_dim)
+        return g.op("ScatterElements", cache, targets, block, out=present(layer, kind), axis=2)
+
+    def _slots_of(self, heads: int, width: int) -> str:
+        """int64 [1, heads, margin + n, width]: the slot of each number that a call writes, none twice."""
+        if (heads, width) not in self._targets:
+            g, margin = self.g, self.sizes.margin
+            with g.named("slots"):
+                rows = g.op("Concat", g.ints(*range(margin)), g.op("Add", self.numbers, g.ints(margin)), axis=0)
+                column = g.op("Unsqueeze", g.op("Add", rows, PAST_LENGTH), g.ints(0, 1, 3))
+                self._targets[heads, width] = g.op("Expand", column, g.ints(1, heads, 1, width))
+        return self._targets[heads, width]
+
+    def _bias(self, window: int | None, group: int) -> str:
+        """[group * n, S], as `attend` takes it."""
+        if (window, group) not in self._biases:
+            g = self.g
+            with g.named(f"bias.{window or 'full'}"):
+                bias = self.bias
+                if window is not None:
+                    seen = g.op("Unsqueeze", self.slot_positions, g.ints(0))
+                    bias = window_out(g, bias, self.positions, seen, window)
+                self._biases[window, group] = g.op("Tile", bias, g.ints(group, 1))
+        return self._biases[window, group]
+
+    def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
+        raise NotImplementedError  # see `check_capturable`
+
+    def inputs_of(self, present: tuple[str, ...]) -> Read:
+        raise NotImplementedError
+
+    def rows_before(self) -> RowsBefore:
+        raise NotImplementedError
+
+
+class _CapturedBuilder:
+    def __init__(self, parts: CapturedStepGraph, store: WeightStore) -> None:
+        check_capturable(parts.spec, parts.streams)
+        self.streams = None if parts.streams is None else replace(parts.streams, pruning=None)
+        self.parts, sizes = parts, parts.sizes
+        gamma = self.streams.gamma if self.streams else 0
+        self.decoder = TableDecoder(parts.spec, parts.source, parts.precision, sizes.slots + sizes.margin + gamma)
+        features = captured_features(graph_features(parts.spec, self.streams, parts.candidates), sizes)
+        self.inputs, self.outputs = declared(inputs(CAPTURED, features)), declared(outputs(CAPTURED, features))
+        self.g = CapturedScope(store, self.inputs)
+        self.layers = _CapturedLayers(self.g, self.decoder, self.streams, sizes)
+
+    def build(self) -> onnx.ModelProto:
+        g = self.g
+        final = self.layers.run(self.layers.positions)
+        with g.named("head"):
+            self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
+            choices = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
+        values = [choices]
+        if self.streams is not None:
+            values += self._draft(self.streams, final, choices)
+        with g.named("result"):
+            flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
+            g.op("Concat", *flat, out=RESULT, axis=0)
+        self._drop_unused()
+        return finish(g, self.inputs, self.outputs, "streamspec", OPSET, first=True)
+
+    def _draft(self, spec: DraftSpec, final: str, choices: str) -> list[str]:
+        """The accepted node and what the drafter returns after it."""
+        g, layers, parts = self.g, self.layers, self.parts
+        drafter = row_of(spec).nodes(self.decoder, spec, parts.candidates, parts.stream_weights)
+        with g.named("accept"):
+            expected = g.op("Gather", choices, PARENTS, axis=0)
+            node = unless_forced(
+                g, FORCED_NODE, deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
+            )
+            root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
+            accepted = _AcceptedInPlace(
+                node=node,
+                number=node,
+                root=root,
+                entries=layers.entries,
+                final=g.op("Gather", final, node, axis=0),
+                positions=layers.positions,
+                tree_mask=TREE_MASK,
+                visible=g.ints(parts.sizes.all_slots),
+                bias=layers.bias,
+                slot_positions=layers.slot_positions,
+            )
+        with g.named("streams"):
+            stream_ids = g.ints(*range(spec.gamma))
+            return [node, *drafter.propose(g, accepted, layers.presents[layers.first :], stream_ids)]
+
+    def _drop_unused(self) -> None:
+        """Removes the nodes that no output depends on; weights may be of the graph written next."""
+        weights = self.g.store.protos
+        self.g.drop_unused([value.name for value in self.outputs])
+        self.g.store.protos = weights

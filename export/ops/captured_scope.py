@@ -1,0 +1,93 @@
+"""A scope for graphs that a device captures: rows are counted nowhere at run time, fused operators stay.
+
+As in `static_scope`, what depends on known shapes alone is computed here. The number of rows is not known: a node that
+would look it up is a mistake of this package and fails at export, never on the device, where it would run on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import onnx
+from onnx import TensorProto, TypeProto, helper
+
+from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.ops.static_scope import StaticScope
+
+# A CUDA kernel without an end version takes its operator's own version alone (onnxruntime, kernel_registry.cc). Of
+# `Equal`, `ReduceMax` and `TopK` it has none newer than 13, 18 and 11: no newer opset has a kernel for every node.
+OPSET = 18
+
+
+class CapturedScope(StaticScope):
+    """Nodes of a graph whose inputs have known shapes but for their rows."""
+
+    def __init__(self, store: WeightStore, inputs: Iterable[onnx.ValueInfoProto]) -> None:
+        super().__init__(store, inputs, OPSET)
+
+    def ops(
+        self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]:
+        """Adds a node as `Scope.ops` does, computed where all its inputs are known, and infers its shapes."""
+        if kind == "Shape":
+            sizes = self.shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
+            assert all(sizes), f"{inputs[0]} has {sizes} rows: their number is not known before the call"
+            return (self.ints(*sizes),)
+        if not domain and not any(out) and (known := self._computed(kind, inputs, attributes)):
+            return known
+        names = Scope.ops(self, kind, *inputs, out=out, domain=domain, **attributes)
+        node = self.nodes[-1]
+        if kind in _SHAPES:
+            self._types[names[0]] = _SHAPES[kind]([self._type(name) for name in inputs if name], attributes)
+            self._types |= {name: self._types[names[0]] for name in names[1:] if name}
+        else:
+            self._infer(node)
+        return names
+
+
+def _same(types: list[TypeProto], attributes: Mapping[str, Any]) -> TypeProto:
+    return types[0]
+
+
+def _floats(*dims: TensorProto.DataType | onnx.TensorShapeProto.Dimension) -> TypeProto:
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, [None] * len(dims))
+    for own, dim in zip(kind.tensor_type.shape.dim, dims, strict=True):
+        own.CopyFrom(dim)
+    return kind
+
+
+def _product(types: list[TypeProto], attributes: Mapping[str, Any]) -> TypeProto:
+    a, b = (list(kind.tensor_type.shape.dim) for kind in types)
+    rows = a[-1] if attributes.get("transA") else a[-2]
+    return _floats(*a[:-2], rows, b[-2] if attributes.get("transB") else b[-1])
+
+
+def _blocks(types: list[TypeProto], attributes: Mapping[str, Any]) -> TypeProto:
+    out = onnx.TensorShapeProto.Dimension(dim_value=attributes["N"])
+    return _floats(*list(types[0].tensor_type.shape.dim)[:-1], out)
+
+
+def _rows_of_blocks(types: list[TypeProto], attributes: Mapping[str, Any]) -> TypeProto:
+    table, ids = (list(kind.tensor_type.shape.dim) for kind in types[:2])
+    return _floats(*ids, *table[1:])
+
+
+# by kind, operators of ONNX Runtime's own: the type of all their outputs
+_SHAPES: dict[str, Callable[[list[TypeProto], Mapping[str, Any]], TypeProto]] = {
+    **dict.fromkeys(
+        (
+            "SimplifiedLayerNormalization",
+            "SkipSimplifiedLayerNormalization",
+            "SkipLayerNormalization",
+            "RotaryEmbedding",
+            "QuickGelu",
+            "FastGelu",
+            "Gelu",
+        ),
+        _same,
+    ),
+    "FusedMatMul": _product,
+    "MatMulNBits": _blocks,
+    "GatherBlockQuantized": _rows_of_blocks,
+}

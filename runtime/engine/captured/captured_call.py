@@ -1,0 +1,82 @@
+"""Calls of a captured step graph (docs/guides/cuda-graphs.md): one of few row counts, everything bound beforehand.
+
+A call is padded to the next row count. What is chosen and proposed is that of a static call: greedily in the graph,
+else by `choose.onnx` on the CPU from the logits, which are copied for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamspec.errors import BundleError
+from streamspec.packed_call import Numbers, pack, unpack
+from streamspec.runtime.engine.captured.device_buffers import BoundCall
+from streamspec.runtime.engine.executor import GraphExecutor
+from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState
+from streamspec.runtime.engine.static_call import StaticCall
+from streamspec.runtime.kv_cache.captured_cache import CapturedCache
+from streamspec.runtime.kv_cache.host_cache import Cache
+
+
+class CapturedCall(StaticCall):
+    """See `streamspec.runtime.engine.graph_call.GraphCall`. `max_rows`: the largest of the row counts."""
+
+    _raw: Any  # the logits of the last call, by row
+
+    def __init__(
+        self,
+        executor: GraphExecutor,
+        cache: Cache,
+        choice: SamplingState,
+        drafter: DrafterShape,
+        adapter: Mapping[str, Any],
+    ) -> None:
+        model = executor.model
+        assert model.captured is not None and isinstance(cache, CapturedCache)  # see graph_kinds
+        self._executor, self._captured, self._choice, self._drafter = executor, cache, choice, drafter
+        self._sizes, self._features = model.captured, model.features
+        self._vocab = model.manifest.model.vocab_size
+        self._calls = cache.calls
+        self.max_rows = self._sizes.margin
+        self._root_matters = self._features.root
+
+    def follow_cache(self) -> None:
+        """Nothing is to be bound: a cache is filled where it lies."""
+
+    def logits(self, rows: CallRows) -> np.ndarray:
+        self._compute(rows, forced_node=0)
+        return self._raw[np.arange(len(rows.tokens))]
+
+    def commit(self, path: Sequence[int]) -> None:
+        self._captured.compact(path)
+
+    def _compute(self, rows: CallRows, forced_node: int, shrink: bool = False) -> None:
+        n, cache = len(rows.tokens), self._captured
+        cache.reserve(n)
+        padded = self._sizes.padded(n)
+        call = self._calls[padded]
+        row = rows.tokens, rows.positions, rows.parents
+        pack(call.packed, self._sizes, Numbers(cache.length, forced_node), row, rows.mask == 0, cache.sources())
+        call.send()
+        try:
+            self._executor.run(call.io, options=call.options)
+        except BundleError:
+            cache.failed()
+            raise
+        cache.moved()
+        self._greedy, *self._drafted = unpack(call.result(), padded, self._features)
+        self._raw = _Logits(call)
+
+
+class _Logits:
+    """The logits of a call, copied from the device when rows of them are asked for."""
+
+    def __init__(self, call: BoundCall) -> None:
+        self._call = call
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """float32 [r, vocabulary]"""
+        return self._call.logits()[rows]

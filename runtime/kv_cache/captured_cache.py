@@ -1,0 +1,90 @@
+"""The KV cache of a captured graph: buffers on a device whose addresses never change.
+
+Rows of an accepted path are not moved when they are accepted: the next call moves them before it writes its own
+(`streamspec.packed_call`). Until then the cache knows where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamspec.packed_call import CallSizes, unmoved
+from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
+
+
+class CapturedCache(SequenceRows):
+    """See `streamspec.runtime.kv_cache.host_cache.Cache`. `data`: the parts of each layer, OrtValues [1, heads, slots,
+    width], all slots at once; token t lies in slot `margin` + t."""
+
+    on_device = True
+
+    def __init__(
+        self, data: list[Sequence[Any]], groups: Sequence[CacheGroup], sizes: CallSizes, calls: Mapping[int, Any]
+    ) -> None:
+        """`calls`: by rows, what is bound to a call over these buffers."""
+        super().__init__(groups, sizes.slots + sizes.margin)
+        self.data, self.sizes, self.calls, self.capacity = data, sizes, calls, self.limit
+        self._moves: dict[int, int] = {}  # slots that the next call is to fill, each with the slot it is filled from
+
+    def reserve(self, rows: int, spare: int = 0) -> bool:
+        """See `Cache`; nothing ever moves. The `spare` rows of a drafter lie nowhere."""
+        if self.length + rows > self.limit:
+            raise ValueError(f"{self.length + rows} cache rows, limit {self.limit}")  # the caller's arithmetic is wrong
+        self.write(rows)
+        return False
+
+    def reachable(self, length: int) -> int:
+        """See `Cache`. After a call that failed rows may be lost that were committed."""
+        return min(length, self.length)
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        self._moves = {slot: source for slot, source in self._moves.items() if slot < self.sizes.margin + length}
+
+    def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        """See `Cache`: the next call moves the rows."""
+        first = self.sizes.margin + self.length
+        self._moves |= {first + slot: first + node for slot, node in enumerate(path) if node != slot}
+        self.length += len(path)
+
+    def sources(self) -> np.ndarray:
+        """int64 [margin]: the slots that the next call fills the `margin` slots in front of its own rows from."""
+        out = unmoved(self.sizes, self.length)
+        for slot, source in self._moves.items():
+            out[slot - self.length] = source
+        return out
+
+    def moved(self) -> None:
+        """A call has moved what was to be moved."""
+        self._moves = {}
+
+    def failed(self) -> None:
+        """A call that was to move rows may have overwritten them: the first of them and all after it are lost."""
+        self.length = min([self.length, *(slot - self.sizes.margin for slot in self._moves)])
+        self._moves = {}
+
+    def rows(self) -> list[np.ndarray]:
+        slots = self.sizes.margin + np.arange(self.length)
+        for slot, source in self._moves.items():
+            slots[slot - self.sizes.margin] = source
+        return [
+            np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in group.layers])
+            for group in self.groups
+        ]
+
+    def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
+        self.restart(length, rows)
+        self._moves = {}
+        begin = self.sizes.margin
+        for group, given in zip(self.groups, rows, strict=True):
+            for layer, parts in zip(group.layers, given, strict=True):
+                for value, part in zip(self.data[layer], parts, strict=True):
+                    whole = np.zeros(value.shape(), group.dtype)
+                    whole[:, :, begin : begin + length] = part
+                    value.update_inplace(whole)
+
+    def views(self) -> list[Sequence[Any]]:
+        return self.data

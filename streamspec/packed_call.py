@@ -1,0 +1,124 @@
+"""How a call of a captured step graph is packed: one array of whole numbers goes in, one of float32 comes back.
+
+A captured CUDA graph reads and writes the same addresses at every run, so each call costs one small copy there and one
+back. `docs/guides/cuda-graphs.md` describes the graph.
+
+The cache has `margin` slots in front, which no row sees: token t lies in slot `margin` + t. A call first moves the rows
+of the path that was accepted before, then writes its own: `margin` moved or unmoved rows end where its own begin, so
+that both are one block of neighbouring slots however short the sequence is.
+
+    call    int64 [n, COLUMNS + margin + n], a row for each row of the call:
+            its token, position, parent's number and own number; the numbers of `Numbers`, in row 0 alone; the slots
+            `sources` that the `margin` slots in front of the new rows are filled from, in row 0 alone; and 1 where the
+            row sees row j, itself or an ancestor, 0 elsewhere
+    result  float32 [n + 1 + 2 m C (+ m C C)]: the choice after each row; with a drafter the accepted node, and its
+            candidates [m, C], their logits [m, C] and, with a bigram, their pairs' logits [m, C, C]
+
+Tokens are whole numbers below 2**24, so float32 holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from streamspec.step_graph import GraphFeatures
+
+TOKEN, POSITION, PARENT, NUMBER, PAST, NODE, ROOT, COLUMNS = range(8)
+MOST_TOKENS, MOST_ROWS = 1 << 24, 64  # of a vocabulary, of a call
+
+
+@dataclass(frozen=True)
+class CallSizes:
+    """The fixed sizes of a captured graph. `rows`: rows of its calls, ascending; `slots`: tokens in its cache, the
+    whole context."""
+
+    rows: tuple[int, ...]
+    slots: int
+
+    @property
+    def margin(self) -> int:
+        """Slots in front of the cache, and the most rows that a call moves."""
+        return self.rows[-1]
+
+    @property
+    def all_slots(self) -> int:
+        """Those of the tokens, those in front and those that the last rows of a call may need."""
+        return self.margin + self.slots + self.rows[-1]
+
+    def padded(self, rows: int) -> int:
+        """The rows of the call that computes so many."""
+        return next(count for count in self.rows if count >= rows)
+
+    def width(self, rows: int) -> int:
+        """Columns of a call of so many rows."""
+        return COLUMNS + self.margin + rows
+
+
+def captured_features(features: GraphFeatures, sizes: CallSizes) -> GraphFeatures:
+    """Those of the captured graph beside the graph with `features`: every layer has all slots, and nothing prunes."""
+    caches = tuple(replace(cache, window=None) for cache in features.caches)
+    return replace(features, caches=caches, slots=sizes.all_slots, exit_layer=None)
+
+
+class Numbers(NamedTuple):
+    """What a call has once: tokens in the cache; the row after which is drafted, -1: the accepted one; the token after
+    it, -1: the one chosen."""
+
+    past: int
+    node: int = -1
+    root: int = -1
+
+
+def unmoved(sizes: CallSizes, past: int) -> np.ndarray:
+    """int64 [margin]: sources that leave every row where it is."""
+    return np.arange(past, past + sizes.margin)
+
+
+def pack(
+    call: np.ndarray,
+    sizes: CallSizes,
+    numbers: Numbers,
+    rows: tuple[Sequence[int], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray],
+    sees: np.ndarray,
+    sources: np.ndarray,
+) -> None:
+    """Fills `call` int64 [n, width]. `rows`: tokens, positions and parents, of at most n rows; `sees` bool of as many:
+    which row sees which. The rest are padding: they see no row of the call, themselves included, so that none can be
+    accepted."""
+    n, used = len(call), len(rows[0])
+    call[:] = 0
+    call[:, POSITION] = numbers.past
+    for column, values in zip((TOKEN, POSITION, PARENT), rows, strict=True):
+        call[: len(values), column] = values
+    call[:, NUMBER] = np.arange(n)
+    call[0, PAST:COLUMNS] = numbers
+    call[0, COLUMNS : COLUMNS + sizes.margin] = sources
+    call[:used, COLUMNS + sizes.margin : COLUMNS + sizes.margin + used] = sees
+
+
+def result_shapes(rows: int, features: GraphFeatures) -> list[tuple[int, ...]]:
+    """The shapes of what a result holds, in its order."""
+    if not features.drafter:
+        return [(rows,)]
+    pairs = (features.gamma, features.candidates)
+    return [(rows,), (1,), pairs, pairs, *([(*pairs, features.candidates)] if features.bigram else [])]
+
+
+def result_size(rows: int, features: GraphFeatures) -> int:
+    """Numbers in a result."""
+    return sum(int(np.prod(shape)) for shape in result_shapes(rows, features))
+
+
+def unpack(result: np.ndarray, rows: int, features: GraphFeatures) -> list[np.ndarray]:
+    """Copies of the parts of a result float32 [x]; choices, node and candidates as int64."""
+    parts, at = [], 0
+    for number, shape in enumerate(result_shapes(rows, features)):
+        size = int(np.prod(shape))
+        part = result[at : at + size].reshape(shape)
+        parts.append(part.astype(np.int64 if number < 3 else np.float32))
+        at += size
+    return parts

@@ -1,0 +1,277 @@
+"""Captured bundles through whole sessions: the CPU stands in for the device, without capture, and everything goes the
+device's way. Also covers device_buffers.py and runtime/kv_cache/captured_cache.py.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.draft_tree import DraftTree, chain
+from streamspec.errors import BundleError, ContextOverflow
+from streamspec.runtime import Sampling, Session, load
+from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+from streamspec.runtime.decoding.model_runner import Cancelled
+from streamspec.runtime.engine.captured.captured_call import CapturedCall
+from streamspec.runtime.engine.captured.device_buffers import BoundCall
+from streamspec.runtime.engine.dynamic_call import DynamicCall
+from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.hardware import providers
+from streamspec.runtime.kv_cache.captured_cache import CapturedCache
+from tests.runtime.engine.test_ort_runner import PROMPTS
+
+Bundles = Callable[[str], Path]
+SOME = PROMPTS[::2]
+HOT = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=5)
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def open_on(folder: Path, provider: str = "device", **options: Any) -> Session:
+    return load(folder, provider=provider, threads=1, **{"tree": 8, **options})
+
+
+def engine_of(session: Session) -> tuple[OrtRunner, CapturedCache]:
+    runner = session.runner
+    assert isinstance(runner, OrtRunner) and isinstance(runner._call, CapturedCall)
+    assert isinstance(runner.cache, CapturedCache)
+    return runner, runner.cache
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "lora"])
+def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
+    session = open_on(bundles(f"captured {bundle}"))
+    engine_of(session)
+    for rows in (2, 5, 8):
+        session.policy = replace(session.policy, rows=rows)
+        for prompt in SOME:
+            plain = session.generate(prompt, max_new_tokens=40, speculate=False, sampling=sampling)
+            assert session.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("bundle", ["fp32", "full", "lora"])
+def test_answers_are_those_of_the_ordinary_graph(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
+    there, here = (open_on(bundles(f"captured {bundle}"), name) for name in ("device", "cpu"))
+    assert isinstance(here.runner, OrtRunner) and isinstance(here.runner._call, DynamicCall)
+    steps = tokens = 0
+    for prompt in PROMPTS:
+        answers = [session.generate(prompt, max_new_tokens=60, sampling=sampling) for session in (there, here)]
+        assert answers[0].token_ids == answers[1].token_ids
+        steps, tokens = steps + answers[0].stats.steps, tokens + answers[0].stats.step_tokens
+    assert tokens > steps
+
+
+def test_a_call_is_one_copy_in_and_one_out_over_addresses_that_never_change(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_on(bundles("captured full"))
+    runner, cache = engine_of(session)
+    calls = [*cache.calls.values()]
+    seen: list[str] = []
+    for name in ("send", "result", "logits"):
+        whole = getattr(BoundCall, name)
+        monkeypatch.setattr(BoundCall, name, lambda self, name=name, whole=whole: (seen.append(name), whole(self))[1])
+
+    class Watched:
+        """The session: no binding is made, and every run has the same addresses and shapes as the first of its kind."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def run_with_iobinding(self, io: Any, options: Any) -> None:
+            call = next(call for call in calls if call.io is io)
+            assert call.options is options
+            seen.append(f"run {len(call.packed)}")
+            self.inner.run_with_iobinding(io, options)
+
+    def bound() -> list[tuple[int, list[int]]]:
+        values = [value for parts in cache.data for value in parts]
+        values += [value for call in calls for value in call.device]
+        return [(value.data_ptr(), value.shape()) for value in values]
+
+    before = bound()
+    runner.model.session = Watched(runner.model.session)
+    for prompt in SOME:
+        session.generate(prompt, max_new_tokens=20)
+    assert bound() == before
+    assert len(seen) % 3 == 0 and "logits" not in seen
+    for sent, ran, read in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
+        assert (sent, read) == ("send", "result") and ran in ("run 1", "run 4", "run 8")
+    assert {"run 1", "run 8"} <= {*seen}
+
+
+def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> None:
+    runner, cache = engine_of(open_on(bundles("captured fp32")))
+    runner.reset()
+    runner.prefill([5, 6, 7], draft=False)
+    runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    runner.commit((0, 2, 3))
+    late = cache.rows()  # what the next call will move
+    after = runner.forward([13], [0], np.zeros((1, 1), np.float32))
+    moved = cache.rows()
+    logits = runner.score([5, 6, 7, 9, 11, 12, 13])
+    for before, at, plain in zip(late, moved, cache.rows(), strict=True):
+        np.testing.assert_array_equal(before, at)
+        assert np.abs(at - plain[..., :6, :]).max() < 1e-4
+    assert np.abs(after - logits[-1:]).max() < 1e-3
+
+
+def test_a_turn_taken_back_forgets_the_rows_that_were_to_move(bundles: Bundles) -> None:
+    runner, _ = engine_of(open_on(bundles("captured fp32")))
+    for kept in range(3, 7):
+        runner.reset()
+        runner.prefill([5, 6, 7], draft=False)
+        runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+        runner.commit((0, 2, 3))
+        runner.rewind(kept)
+        again = runner.forward([20, 21], [0, 1], chain(1).mask())
+        expected = runner.score([*[5, 6, 7, 9, 11, 12][:kept], 20, 21])[-2:]
+        assert np.abs(again - expected).max() < 1e-3
+
+
+def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None:
+    runner, _ = engine_of(open_on(bundles("captured full")))
+    results = []
+    for rows in (2, 3, 8):  # padded to 4, 4 and 8
+        runner.reset()
+        runner.prefill([5, 6, 7], draft=False)
+        tokens = [9, 10, 0, 0, 0, 0, 0, 0][:rows]
+        result = runner.verify(tokens, chain(rows - 1), draft=True)
+        assert result.accepted is not None and result.accepted < rows
+        results.append(runner.forward(tokens, range(rows), chain(rows - 1).mask())[:2])
+    for other in results[1:]:
+        np.testing.assert_allclose(results[0], other, atol=1e-4)
+
+
+def test_text_runs_up_to_the_last_token_of_the_context(bundles: Bundles) -> None:
+    session, plain = open_on(bundles("captured fp32")), open_on(bundles("captured fp32"), "cpu")
+    for room in (1, 2, 5, 12):
+        prompt = ([7, 9, 11, 30] * 32)[: 128 - room]
+        wanted = plain.generate(prompt, max_new_tokens=50).token_ids
+        assert session.generate(prompt, max_new_tokens=50).token_ids == wanted
+    with pytest.raises(ContextOverflow):
+        session.generate([7] * 128)
+
+
+def test_a_cancelled_answer_leaves_a_cache_that_goes_on(bundles: Bundles) -> None:
+    session, fresh = open_on(bundles("captured full")), open_on(bundles("captured full"))
+    for stop in range(1, 12, 2):
+        stream = session.stream(SOME[0], max_new_tokens=30)
+        for number, _ in enumerate(stream):
+            if number == stop:
+                session.cancel()
+                break
+        stream.close()
+        longer = SOME[0] + " and more"
+        assert session.generate(longer, max_new_tokens=20).token_ids == (
+            fresh.generate(longer, max_new_tokens=20).token_ids
+        )
+
+
+def test_a_cancellation_waits_for_the_call_under_way(bundles: Bundles) -> None:
+    """A call that ends halfway has moved the rows of some layers and not of others."""
+    runner, cache = engine_of(open_on(bundles("captured fp32")))
+    runner.reset()
+    runner.prefill([5, 6, 7], draft=False)
+    runner.cancel()
+    assert not any(call.options.terminate for call in cache.calls.values())
+    with pytest.raises(Cancelled):
+        runner.prefill([8], draft=False)
+
+
+def test_rows_that_a_failed_call_was_to_move_are_read_again(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, cache = engine_of(open_on(bundles("captured fp32")))
+    runner.reset()
+    runner.prefill([5, 6, 7], draft=False)
+    runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    runner.commit((0, 2, 3))
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise BundleError("the graph failed", "a graph that runs", "export it again")
+
+    with monkeypatch.context() as broken, pytest.raises(BundleError):
+        broken.setattr(runner._executor, "run", fails)
+        runner.forward([13], [0], np.zeros((1, 1), np.float32))
+    ids = [5, 6, 7, 9, 11, 12, 13]
+    assert cache.length == 4 and runner.reusable(ids) == 4
+    runner.begin(ids)
+    again = runner.forward(ids[4:], range(3), chain(2).mask())
+    assert np.abs(again - runner.score(ids)[4:]).max() < 1e-3
+
+
+def test_a_saved_conversation_holds_rows_that_were_yet_to_move(bundles: Bundles, tmp_path: Path) -> None:
+    session, other = open_on(bundles("captured full")), open_on(bundles("captured full"))
+    text = session.generate(SOME[0], max_new_tokens=20).text
+    session.save(tmp_path / "saved")
+    other.restore(tmp_path / "saved")
+    ids = session.encode(SOME[0] + text + "xy")
+    assert other.runner.reusable(ids) > 3
+    assert other.generate(ids, max_new_tokens=20).token_ids == session.generate(ids, max_new_tokens=20).token_ids
+
+
+def test_buffers_of_a_sequence_that_is_gone_serve_the_next(bundles: Bundles) -> None:
+    session = open_on(bundles("captured fp32"))
+    runner, _ = engine_of(session)
+    model, wanted = runner.model, session.generate(SOME[0], max_new_tokens=20).token_ids
+    second = session.another()
+    held = engine_of(second)[1].data
+    assert held is not engine_of(session)[1].data
+    second.generate(SOME[1], max_new_tokens=20)
+    del second
+    gc.collect()
+    assert len(model.spare_buffers) == 1
+    third = session.another()
+    assert engine_of(third)[1].data is held and not model.spare_buffers
+    assert third.generate(SOME[0], max_new_tokens=20).token_ids == wanted
+
+
+def test_a_graph_with_nodes_on_the_cpu_gives_way_to_the_ordinary_one(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        providers.PROVIDERS, "device", replace(providers.PROVIDERS["device"], capture={"some": "setting"})
+    )
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        "streamspec.runtime.engine.loaded_model.prepare",
+        lambda ort, here, options, threads, capture: (asked.append(capture), [providers.CPU.ort])[1],
+    )
+    for left, captured in ((0, True), (3, False)):
+        monkeypatch.setattr("streamspec.runtime.engine.loaded_model.check_placement", lambda *_, left=left: left)
+        session = open_on(bundles("captured fp32"))
+        assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, CapturedCall) == captured
+        said = str(session.provider)
+        assert ("captured" in said) and ("not captured: provider device leaves 3 nodes" in said) != captured
+        assert session.generate(SOME[0], max_new_tokens=5).token_ids
+    assert asked[0] and not asked[-1]
+
+
+def test_each_row_count_of_each_sequence_has_a_graph_of_its_own(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_on(bundles("captured fp32"))
+    runner, cache = engine_of(session)
+    ids = lambda cache: [call.options.get_run_config_entry("gpu_graph_id") for call in cache.calls.values()]  # noqa: E731
+    assert ids(cache) == ["-1"] * 3  # the CPU captures nothing
+    runner.model.captures = True
+    assert ids(engine_of(session.another())[1]) == ["1", "2", "3"]
+    assert ids(engine_of(session.another())[1]) == ["1", "2", "3"]  # those of the sequence before
+
+
+def test_drafts_are_as_large_as_a_row_count_where_rows_up_to_it_are_free(bundles: Bundles, tmp_path: Path) -> None:
+    session = open_on(bundles("captured full"), tree="auto", cache_dir=tmp_path)
+    costs = session.policy.costs
+    assert session.policy.rows == 8 and isinstance(costs, PaddedRowCosts)
+    assert len({*costs.curve[1:4]}) == 1 and len({*costs.curve[4:8]}) == 1 and costs.curve[0] == 1
+    for _ in range(6):
+        session.generate(SOME[0], max_new_tokens=40)
+    assert len({*costs.curve[1:4]}) == 1 and len({*costs.curve[4:8]}) == 1 and costs.price == 0
+    assert {*costs.record().seconds} <= {1, 4, 8}
