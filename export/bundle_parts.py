@@ -11,6 +11,7 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
 from streamspec.bundle.model_section import ModelInfo
+from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
@@ -24,7 +25,6 @@ from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
-from streamspec.packed_call import CallSizes
 from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring

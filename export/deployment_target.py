@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamspec.bundle.manifest import MAX_STATIC_ROWS
+from streamspec.captured.packed_call import MOST_ROWS
 from streamspec.errors import ConfigError
 from streamspec.export.native.precisions import TiledInt4, TiledInt8
 from streamspec.export.quantization.precisions import (
@@ -22,7 +23,6 @@ from streamspec.export.quantization.precisions import (
     make_precision,
 )
 from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
-from streamspec.packed_call import MOST_ROWS
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
 TARGETS = (CPU, *DEVICES, *COMPILERS)

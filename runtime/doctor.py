@@ -65,18 +65,28 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
     """Opens the bundle on this provider, runs the self-test and times a plain step.
 
     `verdict`: "right", or what is wrong; `plain_ms` and `on_cpu` (small nodes left there) are None where it is.
+    `captured`: whether a captured graph is replayed; `why_not_captured`, of a bundle with one for that.
     """
     try:
         runner = open_on(folder, manifest, provider, threads)
         costs, _ = measure(runner, PLAIN)
     except StreamspecError as error:
-        return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
+        return {
+            "name": provider,
+            "right": False,
+            "verdict": error.found,
+            "plain_ms": None,
+            "on_cpu": None,
+            "captured": False,
+        }
     return {
         "name": provider,
         "right": True,
         "verdict": "right",
         "plain_ms": round(1000 * costs[1], 3),
         "on_cpu": runner.model.on_cpu,
+        "captured": runner.model.captures,
+        "why_not_captured": runner.model.why_not_captured or None,
     }
 
 

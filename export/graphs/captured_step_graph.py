@@ -1,4 +1,4 @@
-"""Writes the step graph that a CUDA graph captures: see docs/guides/cuda-graphs.md and `streamspec.packed_call`.
+"""Writes the step graph that a CUDA graph captures (docs/guides/cuda-graphs.md, `streamspec.captured.packed_call`).
 
 A captured graph replays the same kernels on the same addresses. So nothing here depends on what only the host knows:
 no branch, no shape looked up at run time, every operator and type on the CUDA provider's list
@@ -21,6 +21,19 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.captured.packed_call import (
+    COLUMNS,
+    MOST_TOKENS,
+    NODE,
+    NUMBER,
+    PARENT,
+    PAST,
+    POSITION,
+    ROOT,
+    TOKEN,
+    CallSizes,
+    captured_features,
+)
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
@@ -37,19 +50,6 @@ from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.weights.source import Source
-from streamspec.packed_call import (
-    COLUMNS,
-    MOST_TOKENS,
-    NODE,
-    NUMBER,
-    PARENT,
-    PAST,
-    POSITION,
-    ROOT,
-    TOKEN,
-    CallSizes,
-    captured_features,
-)
 from streamspec.step_graph import (
     CACHE_KINDS,
     CALL,
@@ -133,7 +133,7 @@ class _CapturedLayers(LayerStack):
     def __init__(self, g: CapturedScope, decoder: Decoder, drafter: DraftSpec | None, sizes: CallSizes) -> None:
         super().__init__(g, decoder, drafter)
         self.sizes = sizes
-        with g.named("call"):
+        with g.named("unpack"):
             self._unpack()
         with g.named("bias"):
             self._see()
@@ -191,7 +191,7 @@ class _CapturedLayers(LayerStack):
             return attend(g, own, q, [(key, value)], bias)
 
     def _written(self, own: DecoderSpec, rows: str, layer: int, kind: str) -> str:
-        """Moves the rows accepted before and writes K or V rows [1, n, Hkv*D] behind them; returns the cache."""
+        """Moves the rows accepted before and writes K or V rows [1, n, Hkv*D] after them; returns the cache."""
         g, cache = self.g, past(layer, kind)
         moved = g.op("Gather", cache, self.sources, axis=2)
         block = g.op("Concat", moved, stored(g, self.spec, by_head(g, own, rows)), axis=2)
@@ -251,7 +251,7 @@ class _CapturedBuilder:
         values = [choices]
         if self.streams is not None:
             values += self._draft(self.streams, final, choices)
-        with g.named("result"):
+        with g.named("pack"):
             flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
             g.op("Concat", *flat, out=RESULT, axis=0)
         self._drop_unused()

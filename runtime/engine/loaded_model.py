@@ -20,8 +20,8 @@ from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_check import check_graphs, digests
+from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError, one_line
-from streamspec.packed_call import captured_features
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock

@@ -1,7 +1,7 @@
 """The KV cache of a captured graph: buffers on a device whose addresses never change.
 
 Rows of an accepted path are not moved when they are accepted: the next call moves them before it writes its own
-(`streamspec.packed_call`). Until then the cache knows where they lie.
+(`streamspec.captured.packed_call`). Until then the cache knows where they lie.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.packed_call import CallSizes, unmoved
+from streamspec.captured.packed_call import CallSizes, unmoved
 from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 

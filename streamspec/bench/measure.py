@@ -122,11 +122,12 @@ def check_rows(rows: Sequence[int], session: Session) -> None:
     """Raises ConfigError for tree sizes that the bundle cannot verify."""
     if rows and session.manifest.trees is None and not session.policy.deepest:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
-    static = session.manifest.static
-    if static and max(rows, default=0) > static.rows:
+    static, counts = session.manifest.static, getattr(session.runner, "row_counts", ())
+    most = static.rows if static else counts[-1] if counts else None
+    if most is not None and max(rows, default=0) > most:
         raise ConfigError(
-            f"--rows {max(rows)} for a graph of {static.rows} rows",
-            f"at most {static.rows}",
+            f"--rows {max(rows)} for a graph of {most} rows",
+            f"at most {most}",
             "ask for fewer, or export it with more --rows",
         )
 

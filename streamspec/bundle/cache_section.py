@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from streamspec.captured.packed_call import MOST_ROWS, CallSizes
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
-from streamspec.packed_call import MOST_ROWS, CallSizes
 
 COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 CAPTURED = "captured.onnx"  # beside it, over the data of `model.onnx`: the step graph for capture

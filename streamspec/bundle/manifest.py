@@ -14,11 +14,11 @@ from typing import Any
 from streamspec.bundle.cache_section import read_sizes
 from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, read_model, said
 from streamspec.bundle.store_section import StoreInfo, read_store
+from streamspec.captured.packed_call import CallSizes
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.layer_cache import dtype_in_words
-from streamspec.packed_call import CallSizes
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked

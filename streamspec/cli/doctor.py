@@ -103,7 +103,9 @@ def outcome(one: dict[str, Any]) -> tuple[str, str, str, str]:
     """One row of the table of providers: how it computes the bundle, and how fast."""
     if not one["right"]:
         return one["name"], one["verdict"], "", ""
-    return one["name"], "rightly", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])
+    why_not = one["why_not_captured"]
+    graph = ", captured" if one["captured"] else f", not captured: {why_not}" if why_not else ""
+    return one["name"], f"rightly{graph}", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])
 
 
 def show(rows: Rows, headings: Sequence[str], title: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamspec.layer_cache import LayerCache
-from streamspec.packed_call import (
+from streamspec.captured.packed_call import (
     COLUMNS,
     NODE,
     NUMBER,
@@ -22,6 +21,7 @@ from streamspec.packed_call import (
     unmoved,
     unpack,
 )
+from streamspec.layer_cache import LayerCache
 from streamspec.step_graph import GraphFeatures
 
 SIZES = CallSizes((1, 4, 8), 100)

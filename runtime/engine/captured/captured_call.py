@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.captured.packed_call import Numbers, pack, unpack
 from streamspec.errors import BundleError
-from streamspec.packed_call import Numbers, pack, unpack
 from streamspec.runtime.engine.captured.device_buffers import BoundCall
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState

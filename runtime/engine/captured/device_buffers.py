@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.packed_call import CallSizes, Numbers, pack, result_size, unmoved
+from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_size, unmoved
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from streamspec.runtime.kv_cache.layout import cache_groups
 
-NOT_CAPTURED = -1
+NOT_CAPTURED, CPU = -1, "cpu"  # the id of runs that capture nothing; where the CPU stands in for a device
 
 
 class BoundCall:
@@ -32,11 +32,11 @@ class BoundCall:
 
     def __init__(self, model: LoadedModel, rows: int, caches: Sequence[Sequence[Any]], graph_id: int) -> None:
         assert model.captured is not None
-        features, provider = model.features, named(model.provider)
+        features, device = model.features, named(model.provider).memory or CPU
         value = model.ort.OrtValue.ortvalue_from_numpy
         self.packed = np.zeros((rows, model.captured.width(rows)), np.int64)
         self.device = [
-            value(array.copy(), provider.memory, 0)
+            value(array.copy(), device, 0)
             for array in (
                 self.packed,
                 np.zeros(result_size(rows, features), np.float32),
@@ -75,7 +75,7 @@ class DeviceBuffers:
 
     def __init__(self, model: LoadedModel, sizes: CallSizes) -> None:
         self.session = model.session
-        value, device = model.ort.OrtValue.ortvalue_from_numpy, named(model.provider).memory
+        value, device = model.ort.OrtValue.ortvalue_from_numpy, named(model.provider).memory or CPU
         groups = cache_groups(model.features)
         self.caches: list[Sequence[Any]] = [()] * (1 + max(layer for group in groups for layer in group.layers))
         for group in groups:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from streamspec import step_graph as sg
+from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_size, unmoved, unpack
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import DEVICE_PRECISIONS, Target
@@ -25,7 +26,6 @@ from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.validate.graph_runner import GraphRunner
 from streamspec.export.weights.load_weights import ModelSource
-from streamspec.packed_call import CallSizes, Numbers, pack, result_size, unmoved, unpack
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_heads, tiny_model, tiny_streams
 
 SIZES = CallSizes((1, 8, 16), 64)
@@ -229,8 +229,8 @@ TREE = np.where(
 
 
 def features_of(model: onnx.ModelProto, family: str, drafter: Any) -> sg.GraphFeatures:
+    from streamspec.captured.packed_call import captured_features
     from streamspec.export.drafters.draft_pass import graph_features
-    from streamspec.packed_call import captured_features
 
     spec = describe(tiny_model(family))
     return captured_features(graph_features(spec, drafter(spec), 8), SIZES)

@@ -59,3 +59,20 @@ def test_native_operators_that_compute_wrongly_give_way(opened: list[str], monke
 
     monkeypatch.setattr(select_provider, "open_on", fails)
     assert best().provider == "cpu"
+
+
+def test_a_device_that_is_slower_than_the_cpu_is_passed_over(
+    opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` goes by what the steps of both cost here, whichever is tried first."""
+    monkeypatch.setattr(select_provider, "fitting", lambda kind: (["cuda", "cpu"], {}))
+    for cuda, cpu, wanted in ((0.5, 2.0, "cuda"), (3.0, 2.0, "cpu")):
+        costs = {"cuda": {1: cuda, 8: 1.1 * cuda}, "cpu": {1: cpu, 8: 2 * cpu}}
+        measured = lambda runner, *rest, costs=costs: SimpleNamespace(  # noqa: E731
+            costs=costs[runner.provider], expected={8: 1.5}
+        )
+        monkeypatch.setattr(select_provider, "calibrated", measured)
+        search = select_provider._ProviderSearch(Path(), None, 2, True, None)  # type: ignore[arg-type]
+        assert search.best().provider == wanted
+        (other,) = {"cuda", "cpu"} - {wanted}
+        assert "tokens/s expected" in search.passed_over[other] and opened[-2:] == ["cuda", "cpu"]

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Measures captured and dynamic step graphs on a GPU, in one go:
+`python benchmarks/gpu.py OUT --base BASE --adapter DIR --prompts PROMPTS.jsonl [--precision fp16 int4]`.
+
+For each precision: exports `OUT/PRECISION` with `--target cuda --capture` unless it is there, runs `doctor` on it,
+times steps of both graphs by their rows, and runs `bench`. Prints markdown tables and writes `OUT/gpu.json`.
+With `--provider cpu` the CPU stands in for the device, and nothing is captured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import CAPTURED, MODEL
+from streamspec.draft_tree import chain
+from streamspec.errors import StreamspecError
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.ort_runner import OrtRunner
+
+WARM, STEPS = 10, 60
+
+
+def command(*arguments: str | Path) -> str:
+    """Runs streamspec; returns what it printed. Ends the program where that fails."""
+    print("$ streamspec", *arguments, flush=True)
+    done = subprocess.run([sys.executable, "-m", "streamspec", *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\ngpu: streamspec {arguments[0]} failed")
+    return done.stdout
+
+
+def step_times(bundle: Path, graph: str, provider: str, context: int) -> dict[str, Any]:
+    """Median ms of a step by rows, with `context` tokens in the cache; or why there is none."""
+    manifest = read_manifest(bundle)
+    assert manifest.captured is not None
+    try:
+        model = LoadedModel(bundle / graph, manifest, provider=provider)
+        runner = OrtRunner(model)
+    except StreamspecError as error:
+        return {"why_not": error.found}
+    runner.reset()
+    runner.prefill([1] * context, draft=False)
+    out: dict[str, Any] = {"nodes_on_cpu": model.on_cpu, "captured": model.captures, "ms": {}}
+    for rows in manifest.captured.rows:
+        times = []
+        for _ in range(WARM + STEPS):
+            started = time.perf_counter()
+            runner.verify([1] * rows, chain(rows - 1), draft=rows > 1)
+            runner.commit((0,))
+            times.append(time.perf_counter() - started)
+            runner.rewind(context)
+        out["ms"][rows] = round(1e3 * statistics.median(times[WARM:]), 3)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--adapter")
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--precision", nargs="+", default=["fp16", "int4"])
+    parser.add_argument("--provider", default="cuda")
+    parser.add_argument("--context", type=int, nargs="+", default=[64, 1024], help="tokens in the cache")
+    parser.add_argument("--limit", default="12")
+    arguments = parser.parse_args()
+    print(command("doctor"), flush=True)
+    found: dict[str, Any] = {}
+    for precision in arguments.precision:
+        bundle = arguments.out / precision
+        if not bundle.exists():
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            adapter = ["--adapter", arguments.adapter] if arguments.adapter else []
+            target = ["--target", "cuda", "--capture", "--precision", precision]
+            command("export", "--base", arguments.base, *adapter, "--out", bundle, *target)
+        print(command("doctor", bundle), flush=True)
+        one = found[precision] = {"steps": {}}
+        for graph in (CAPTURED, MODEL):
+            for context in arguments.context:
+                one["steps"][f"{graph} {context}"] = step_times(bundle, graph, arguments.provider, context)
+        options = ["--provider", arguments.provider, "--limit", arguments.limit, "--repeats", "3", "--json"]
+        text = command("bench", bundle, "--prompts", arguments.prompts, *options)
+        one["bench"] = json.loads(text.splitlines()[-1])
+        (arguments.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    report(found)
+
+
+def report(found: dict[str, Any]) -> None:
+    """Prints the tables."""
+    print(
+        "\n| precision | graph, tokens in the cache | captured | nodes on the CPU | ms of a step by rows |"
+        "\n|---|---|---|---|---|"
+    )
+    for precision, one in found.items():
+        for name, steps in one["steps"].items():
+            if "why_not" in steps:
+                print(f"| {precision} | {name} | no: {steps['why_not']} | | |")
+            else:
+                times = ", ".join(f"{rows}: {ms:.2f}" for rows, ms in steps["ms"].items())
+                print(f"| {precision} | {name} | {steps['captured']} | {steps['nodes_on_cpu']} | {times} |")
+    titles = "plain tokens/s", "speculative tokens/s", "speed-up", "tokens per step", "mismatches", "near-ties"
+    keys = "plain_tokens_per_s", "spec_tokens_per_s", "speedup", "tokens_per_step", "mismatches", "near_ties"
+    print("\n| precision |", " | ".join(titles), "|\n|---|---|---|---|---|---|---|")
+    for precision, one in found.items():
+        print(f"| {precision} |", " | ".join(f"{one['bench'][key]:.4g}" for key in keys), "|")
+
+
+if __name__ == "__main__":
+    main()

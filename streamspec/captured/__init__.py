@@ -1,0 +1,1 @@
+"""Calls of a graph that a device captures."""
