@@ -31,10 +31,7 @@ KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"
 # Drafting
 PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
 NEXT_IDS = "next_ids"
-CALL, RESULT = (
-    "call",
-    "result",
-)  # of a captured graph: all of the above in one array each (`streamspec.captured.packed_call`)
+CALL, RESULT = "call", "result"  # of a captured graph, which has all in one array each
 CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"

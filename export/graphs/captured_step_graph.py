@@ -15,6 +15,7 @@ file; the number of rows is a symbol, so that one session has the weights once a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,12 +75,11 @@ END = np.iinfo(np.int64).max
 
 def check_capturable(spec: DecoderSpec, streams: DraftSpec | None) -> None:
     """Raises ConfigError for what a captured graph cannot have."""
-    drafter = None if streams is None else row_of(streams)
     if any(spec.taps):
         found, expected = "short convolutions in a captured graph", "layers that attend"
-    elif streams is not None and drafter is not None and (streams.own_layers or streams.eager):
-        title = f"eager {drafter.title}" if streams.eager else drafter.title
-        found, expected = f"{title} in a captured graph", "deferred streams, Medusa heads or no drafter"
+    elif streams is not None and (streams.own_layers or streams.eager):
+        what = "eager streams" if streams.eager else "a drafter with layers of its own"
+        found, expected = f"{what} in a captured graph", "deferred streams, Medusa heads or no drafter"
     elif spec.vocab > MOST_TOKENS:
         found, expected = f"a vocabulary of {spec.vocab} tokens in a captured graph", f"at most {MOST_TOKENS}"
     else:
@@ -182,13 +182,14 @@ class _CapturedLayers(LayerStack):
         own = spec.at(layer)
         bias = self._bias(spec.windows[layer], own.group)
         with g.named("attention"):
-            if (source := spec.source(layer)) == layer:
-                new = (self._written(own, rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
-                self.presents.append(tuple(new))
-            else:
-                self.presents.append(self.presents[source])
+            source = spec.source(layer)
+            self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             key, value = (loaded(g, spec, cache) for cache in self.presents[layer])
             return attend(g, own, q, [(key, value)], bias)
+
+    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+        own = self.spec.at(layer)
+        return tuple(self._written(own, rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
 
     def _written(self, own: DecoderSpec, rows: str, layer: int, kind: str) -> str:
         """Moves the rows accepted before and writes K or V rows [1, n, Hkv*D] after them; returns the cache."""

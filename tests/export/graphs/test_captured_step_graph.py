@@ -285,7 +285,7 @@ def test_what_cannot_be_captured_is_refused_by_name() -> None:
         check_capturable(describe(tiny_model("lfm2")), None)
     flags = dict.fromkeys(("contrast", "parallel", "two_lists", "prefix_attention", "own_heads"), False)
     layered = DraftLayerSpec(gamma=2, taps=(1,), active=1, tensors={}, **flags)
-    with pytest.raises(ConfigError, match="a draft layer in a captured graph"):
+    with pytest.raises(ConfigError, match="a drafter with layers of its own in a captured graph"):
         check_capturable(llama, layered)
     with pytest.raises(ConfigError, match="eager streams in a captured graph"):
         check_capturable(llama, eager(tiny_streams(llama, root=False), llama))
