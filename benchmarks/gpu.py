@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from streamspec.bundle.cache_section import CAPTURED
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import CAPTURED, MODEL
+from streamspec.bundle.manifest import MODEL
 from streamspec.draft_tree import chain
 from streamspec.errors import StreamspecError
 from streamspec.runtime.engine.loaded_model import LoadedModel
