@@ -18,6 +18,7 @@ from streamspec.json_fields import parse_object
 
 CONFIG = "config.json"
 DRAFT_TOKENS = 5  # that a head drafts whose configuration does not say
+BLOCKS = ("dflash", "dspark")  # drafters of other kinds, by what their types begin with
 FETCH = "fetch the head again, or choose another"
 LAYERS = ("llama", "qwen3")  # families of the head's decoder layer
 ARCHITECTURES = frozenset(
@@ -141,6 +142,9 @@ def read_config(folder: Path) -> HeadConfig:
     except OSError as error:
         raise AdapterError(f"{file}: {error.strerror}", "the folder of a published EAGLE-3 head", FETCH) from None
     raw = parse_object(data, str(file), AdapterError, FETCH)
+    kinds = [raw.get("speculators_model_type"), *(raw.get("architectures") or ())]
+    if block := next((kind for kind in kinds if str(kind).lower().startswith(BLOCKS)), None):
+        raise AdapterError(f"{file}: a block drafter ({block})", "an EAGLE-3 head", "train one with --method dflash")
     outside = "transformer_layer_config" in raw
     if outside and raw.get("speculators_model_type") != "eagle3":
         named = raw.get("speculators_model_type")
