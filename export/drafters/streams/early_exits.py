@@ -10,7 +10,7 @@ from streamspec.export.ops.builder import Array
 
 
 def exit_layers(section: AdapterSection) -> list[int]:
-    """The layers of several early exits, ascending; [] where there is one, at the streams' first layer."""
+    """The layers of several early exits, in the order of the tensors; [] where there is one, at the streams' first."""
     found, most = section.config.get("exit_layers") or [], section.spec.layers - section.config["ns"]
     numbers = isinstance(found, list) and all(type(layer) is int and 1 <= layer <= most for layer in found)
     if not numbers or len(set(found)) < len(found):
@@ -25,6 +25,5 @@ def read_exits(section: AdapterSection, tensors: dict[str, Array]) -> tuple[Prun
     down, up = (tensors[name].astype(np.float32) for name in ("prune_down", "prune_up"))
     if not (layers := exit_layers(section)):
         return (PruningSpec(down, up),)
-    return tuple(
-        PruningSpec(down[i], up[i], layer) for layer, i in sorted((layer, i) for i, layer in enumerate(layers))
-    )
+    exits = (PruningSpec(*sides, layer) for *sides, layer in zip(down, up, layers, strict=True))
+    return tuple(sorted(exits, key=lambda one: one.layer or 0))
