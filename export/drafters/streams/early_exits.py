@@ -25,5 +25,5 @@ def read_exits(section: AdapterSection, tensors: dict[str, Array]) -> tuple[Prun
     down, up = (tensors[name].astype(np.float32) for name in ("prune_down", "prune_up"))
     if not (layers := exit_layers(section)):
         return (PruningSpec(down, up),)
-    exits = (PruningSpec(*sides, layer) for *sides, layer in zip(down, up, layers, strict=True))
+    exits = (PruningSpec(a, b, layer) for a, b, layer in zip(down, up, layers, strict=True))
     return tuple(sorted(exits, key=lambda one: one.layer or 0))
