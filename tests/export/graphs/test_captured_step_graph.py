@@ -33,7 +33,7 @@ BOOL, INT64, FLOAT, HALF, UINT8 = "bool", "int64", "float", "float16", "uint8"
 ANY = {BOOL, INT64, FLOAT, HALF}
 REAL, NUMBERS = {FLOAT, HALF}, {FLOAT, HALF, INT64}
 # Domain and operator: first and last opset version of the kernel, and types of its first input. From "Operators
-# implemented by CUDAExecutionProvider" in microsoft/onnxruntime, docs/OperatorKernels.md; a kernel without an end there
+# implemented by CUDAExecutionProvider" in OperatorKernels.md of microsoft/onnxruntime; a kernel without an end there
 # takes its first version alone (core/framework/kernel_registry.cc).
 CUDA = {
     ("", "Add"): (14, 14, NUMBERS),
