@@ -19,7 +19,6 @@ from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
 from streamspec.export.graphs.captured_step_graph import check_capturable
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import IR_VERSION, OPSET
@@ -108,14 +107,10 @@ def _of_context(parts: Parts, target: Target, rows: int) -> DecoderSpec:
     return replace(spec, context_length=slots)
 
 
-def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> StreamSpec:
+def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> DraftSpec:
     """The drafter with its early exit at the input of `layer`. Raises ConfigError for a layer that it has none at."""
-    exits = (
-        {one.layer or drafter.first_layer(layers): one for one in drafter.exits}
-        if isinstance(drafter, StreamSpec)
-        else {}
-    )
-    if layer not in exits or not isinstance(drafter, StreamSpec):
+    exits = {} if drafter is None else {one.layer or drafter.first_layer(layers): one for one in drafter.exits}
+    if drafter is None or layer not in exits:
         trained = " or ".join(map(str, exits)) or "no early exit"
         raise ConfigError(
             f"--exit-layer {layer}", f"{trained}, as the adapter was trained", "correct it, or train with --exit-layer"

@@ -48,12 +48,18 @@ class DraftSpec:
     draft_vocab: Array | None = None  # int64 [D]
     bigram: tuple[Array, Array] | None = None  # A, B [D, r]
     pruning: PruningSpec | None = None
+    exits: tuple[PruningSpec, ...] = ()  # early exits, of which `pruning` is one
     eager: bool = False  # streams beside every node of a tree, not after acceptance
 
     @property
     def uses_root(self) -> bool:
         """Whether candidates depend on the token after the accepted node."""
         return self.bigram is not None
+
+    @property
+    def not_eager(self) -> str:
+        """Why it cannot run beside every node of a tree; "" where it can."""
+        return "no streams"
 
     @property
     def own_layers(self) -> int:

@@ -22,7 +22,6 @@ from streamspec.export.drafters.streams.stream_pass import (
     STREAM_WEIGHTS,
     StreamPass,
     StreamRows,
-    StreamSpec,
     stream_update,
 )
 from streamspec.export.layers.decoder import Residual
@@ -54,14 +53,13 @@ def weights_of(streams: str, stream_weights: str | None, static: bool) -> str:
     return DELTA
 
 
-def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> StreamSpec:
+def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> DraftSpec:
     """The drafter as eager streams. Raises ConfigError for one that cannot be, and for layers that do not allow it."""
-    if isinstance(drafter, StreamSpec) and drafter.root_map is None and not any(spec.taps):
+    found = "no streams" if drafter is None else drafter.not_eager
+    if not found and any(spec.taps):
+        found = f"the short convolutions of {spec.model_type}"
+    if drafter is not None and not found:
         return replace(drafter, eager=True)
-    found = "no streams"
-    if isinstance(drafter, StreamSpec):
-        found = "streams that read the root, which is not known before acceptance"
-        found = found if drafter.root_map is not None else f"the short convolutions of {spec.model_type}"
     raise ConfigError(
         f"--streams {EAGER} with {found}",
         "streams of `train --method streaming --no-root-token`, over layers of attention",

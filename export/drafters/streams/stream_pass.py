@@ -23,7 +23,6 @@ from streamspec.export.drafters.streams.early_exits import exit_layers, read_exi
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
@@ -47,12 +46,16 @@ class StreamSpec(DraftSpec):
     moved: tuple[Array, Array] | None = None  # D [r, hidden] and U [hidden, r] of f(M) = M + U D M; None: M
     value_rotation: bool = False
     lora: Lora = field(default_factory=dict)
-    exits: tuple[PruningSpec, ...] = ()  # of which `pruning` is one
 
     @property
     def uses_root(self) -> bool:
         """Whether streams or their bigram read the token after the accepted node."""
         return self.root_map is not None or super().uses_root
+
+    @property
+    def not_eager(self) -> str:
+        """Streams that start from the root wait for acceptance."""
+        return "streams that read the root, which is not known before acceptance" if self.root_map is not None else ""
 
     def first_layer(self, layers: int) -> int:
         """The first of the last `ns` layers, which streams run through."""
