@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from streamspec.atomic import scratch_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, read_json, tensor_shapes
 from streamspec.model_families.text_parts import WRAPPER, text_names, unwrapped
 
@@ -31,15 +31,15 @@ def text_lora(folder: Path, weights: bool = True) -> Iterator[Path]:
     if all(names.get(name) == name for name in shapes):
         yield folder
         return
-    with TemporaryDirectory(prefix="streamspec-lora-") as made:
+    with scratch_folder() as made:
         settings = _settings(read_json(folder / TASK_CONFIG), names)
-        (Path(made) / TASK_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+        (made / TASK_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
         if weights:
             from safetensors.torch import load_file, save_file
 
             tensors = load_file(folder / TASK_WEIGHTS)
-            save_file({mapped: tensors[name] for name, mapped in names.items()}, Path(made) / TASK_WEIGHTS)
-        yield Path(made)
+            save_file({mapped: tensors[name] for name, mapped in names.items()}, made / TASK_WEIGHTS)
+        yield made
 
 
 def _settings(raw: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

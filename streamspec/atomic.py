@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,6 +81,19 @@ def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) ->
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yields an empty folder among the system's temporary files, for this user alone, and deletes it; also those of
+    processes that were killed.
+    """
+    with _staged(Path(tempfile.gettempdir(), "streamspec")) as folder:
+        folder.mkdir(0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def recover(target: Path) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 from typing import Any
 
 import tokenizers
@@ -24,6 +24,7 @@ import tokenizers
 from streamspec import __version__
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import ABOUT, RowWriter, TokenRows, read_rows
+from streamspec.atomic import scratch_folder
 from streamspec.data import Example, count_rows, iterate_examples
 from streamspec.errors import DataError
 from streamspec.paths import cache_dir
@@ -73,9 +74,9 @@ def tokenize(
     """
     total = count_rows(data)
     if total < KEPT:
-        with TemporaryDirectory(prefix="streamspec-") as small:
-            _write(Path(small) / "rows", formatter, iterate_examples(data, columns))
-            found = _read(Path(small) / "rows", in_memory=True)
+        with scratch_folder() as small:
+            _write(small / "rows", formatter, iterate_examples(data, columns))
+            found = _read(small / "rows", in_memory=True)
             assert found is not None
             return found
     folder = cache_dir() / "tokens" / key(formatter, columns, digest)

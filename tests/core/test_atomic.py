@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.atomic import new_file, new_folder, recover, sha256_file, sweep, write_bytes, write_text
+from streamspec.atomic import new_file, new_folder, recover, scratch_folder, sha256_file, sweep, write_bytes, write_text
 from streamspec.errors import BundleError, StreamspecError
 
 
@@ -93,6 +94,27 @@ def test_killed_at_any_step_the_next_writer_finds_old_or_new_and_cleans_up(kind:
         states.append(seen(target))
     assert victim.wait() == 0 and seen(target) == new and step > 5
     assert states == sorted(states, reverse=old > new) and old in states and new in states
+
+
+def test_a_scratch_folder_goes_also_where_its_process_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import sys; from streamspec.atomic import scratch_folder\nwith scratch_folder() as x:\n"
+    code += " (x / 'rows').touch(); print(x, flush=True); sys.stdin.read()"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        with scratch_folder() as mine:
+            assert theirs.parent == mine.parent == tmp_path and theirs.is_dir() and not list(mine.iterdir())
+            assert os.name == "nt" or mine.stat().st_mode & 0o777 == 0o700
+        other.kill()
+    assert (theirs / "rows").exists()
+    with scratch_folder() as mine:
+        assert not theirs.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_temporary_names_of_the_target_are_swept(tmp_path: Path) -> None:
