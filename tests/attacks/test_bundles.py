@@ -207,9 +207,9 @@ def test_what_is_no_json_object_is_refused(text: bytes) -> None:
     refused(text)
 
 
-@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 700 + "]" * 700])
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 700 + "]" * 700, "NaN", "-Infinity", "1e999", '{"a": 1, "a": 1}'])
 def test_what_json_could_not_hold_again_is_refused(value: str) -> None:
-    text = manifest().to_json().replace('"parity": {', f'"parity": {{"x": {value}', 1)
+    text = manifest().to_json().replace('"parity": {', f'"parity": {{"x": {value}, ', 1)
     with pytest.raises(BundleError, match="manifest.json: "):
         Manifest.from_json(text)
 
