@@ -252,7 +252,7 @@ def main() -> None:
                 {"drafter": name} | settings | parameters(adapter) | {key: found[key] for key in keys},
             )
     if "two-models" in arguments.only and not arguments.temperature:
-        cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-cut-target-int8"
+        cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-draft-model"
         if not (cut / "model.safetensors").exists():
             run(
                 sys.executable,
