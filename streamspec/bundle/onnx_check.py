@@ -51,7 +51,7 @@ MAX_SIZE = 1 << 40  # of a dimension
 # Sections of a manifest that decide what is computed: the graph's metadata repeat a hash of each.
 STEERING = (
     *("method", "precision", "model", "prompt_format", "streams", "trees"),
-    *("static", "swappable", "block_size", "store"),
+    *("static", "captured", "swappable", "block_size", "store"),
 )
 Span = tuple[int, int]
 Message = dict[int, list[int | Span]]

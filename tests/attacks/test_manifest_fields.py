@@ -62,6 +62,7 @@ HELD = {
     "trees.nodes": DRAFTS,
     "trees.default_rows": DRAFTS,
     "static.": GRAPH,
+    "captured.": STATED,
     "probe.": PROBE,
     "recipe": WORDS,
     "drafter": WORDS,
