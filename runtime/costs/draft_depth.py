@@ -1,9 +1,11 @@
 """Decides how many tokens a second model drafts for a step, and whether any: the theory's best gamma and its speed-up
-(`theory`), from how often drafts come true and what steps cost, both learned. Pure arithmetic."""
+(`theory`), from how often drafts come true and what steps cost, both learned; and when a draft ends before, as its
+tokens are less sure than usual. Pure arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,22 +19,43 @@ MEMORY = 200.0  # observations remembered
 GAIN = 1.05  # speed-up that must be predicted for drafts to be made: costs and alpha are estimates
 
 
+class EarlyEnd(NamedTuple):
+    """When a draft ends before its last token: once the chance that all of it comes true is below `least`. The chance
+    of a token is the draft model's own probability of it, its confidence, times `trust`, at most 1."""
+
+    least: float
+    trust: float
+
+    def chance(self, confidence: float) -> float:
+        """That a token of this confidence comes true where those before it do."""
+        return min(1.0, confidence * self.trust)
+
+
 class DraftDepth:
-    """One per session. `alpha`: the share of drafts that come true if those before them did."""
+    """One per session. `alpha`: the share of drafts that come true if those before them did. `trust`: that share over
+    their mean confidence."""
 
     def __init__(self, assumed: float = ASSUMED) -> None:
         self._hits, self._trials = assumed * WEIGHT, WEIGHT
+        self._right = self._hoped = assumed * WEIGHT  # of the drafts whose confidence is known
 
     @property
     def alpha(self) -> float:
         return self._hits / self._trials
 
-    def observe(self, drafted: Sequence[int], came: Sequence[int]) -> None:
-        """Learns from the tokens that `came` where these had been `drafted`."""
-        for draft, token in zip(drafted, came, strict=False):
+    @property
+    def trust(self) -> float:
+        return self._right / self._hoped
+
+    def observe(self, drafted: Sequence[int], came: Sequence[int], confidences: Sequence[float] = ()) -> None:
+        """Learns from the tokens that `came` where these had been `drafted`, with these confidences if any."""
+        for number, (draft, token) in enumerate(zip(drafted, came, strict=False)):
             fade = min(1.0, MEMORY / self._trials)
             self._trials = self._trials * fade + 1
             self._hits = self._hits * fade + (draft == token)
+            if confidences:
+                self._hoped = self._hoped * fade + confidences[number]
+                self._right = self._right * fade + (draft == token)
             if draft != token:
                 return
 
@@ -42,6 +65,25 @@ class DraftDepth:
         if costs is None:
             return most
         return 1 + int(np.argmax(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price)))
+
+    def early_end(self, costs: RowCosts | None, rows: int) -> EarlyEnd | None:
+        """When drafts for steps of at most `rows` rows end before `best`; None without costs.
+
+        Another token pays while what it brings, the chance that all before it come true times alpha, is worth more
+        than what its call and its row take, at the speed that the theory expects. Of tokens that are as sure as ever
+        this ends drafts where the theory does. Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) compares each
+        token's confidence with a threshold that it moves towards a share of accepted tokens given beforehand; here it
+        follows from what that share should be, and the chance is of the whole draft.
+        """
+        if costs is None:
+            return None
+        depth, verify = self.best(costs, rows), costs.without_drafter
+        depth = min(depth, len(verify) - 1)
+        if not depth:
+            return None
+        speed = max(1.0, float(speedups(self.alpha, verify[: depth + 1], costs.price)[-1]))
+        row = float(verify[depth] - verify[depth - 1])
+        return EarlyEnd(speed * (costs.price + row) / max(self.alpha, 0.001), self.trust)
 
     def pays(self, costs: RowCosts, rows: int) -> bool:
         """Whether the best depth makes steps of at most `rows` rows faster than plain ones, by `GAIN`."""

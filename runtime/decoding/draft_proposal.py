@@ -60,6 +60,7 @@ class DraftProposal(ABC):
         self.tokens, self.logits = held(tokens, np.int64), held(logits, np.float32)
         self.more = None if more is None else held(more, np.int64 if levels else np.float32)
         self.shape = _shape(depths, self.width, levels)
+        self.confidences: Sequence[float] = ()  # a second model's own probability of each of `firsts`, if it is known
         self._computed: dict[_Key, _Scored | None] = {}
         self._ranked: dict[_Key, list[tuple[int, float, int]]] = {}
 

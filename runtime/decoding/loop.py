@@ -258,7 +258,7 @@ class SpeculativeDecoder:
         if grammar is None:  # what a grammar lets through says nothing about other texts
             self.adaptive.calibration.observe(proposal, self._sources.found, done.tokens, self.policy.search)
             if self._depth is not None and proposal is not None:
-                self._depth.observe(proposal.firsts, done.tokens)
+                self._depth.observe(proposal.firsts, done.tokens, proposal.confidences)
         done = self._finish_step(done, result, path)
         self._count(done, len(tree))
         return done
@@ -349,6 +349,7 @@ class SpeculativeDecoder:
         """Tells a second model how many tokens to draft."""
         if self._depth is not None:
             self.runner.draft_depth = self._depth.best(self.policy.costs, self.rows)
+            self.runner.early_end = self._depth.early_end(self.policy.costs, self.rows)
 
     def _planned_calls(self) -> int:
         """Calls of the drafter in the step under way, as it seems before."""

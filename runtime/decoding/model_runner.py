@@ -13,6 +13,7 @@ import numpy as np
 
 from streamspec.draft_tree import BOTH, EXIT, PRIOR, PRIOR_WEIGHT, SCORES, DraftTree
 from streamspec.errors import ConfigError
+from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
@@ -136,6 +137,7 @@ class ModelRunner(Protocol):
         """Draft tokens that the model's own drafter proposes per call; 0 for a plain model."""
 
     draft_depth: int  # tokens that a second model drafts from the next call on, 1 to `gamma`; 0: there is none
+    early_end: EarlyEnd | None  # when it drafts fewer; None: never
 
     @property
     def context_length(self) -> int:

@@ -1,4 +1,4 @@
-"""Finds the likeliest tokens among the logits of a whole vocabulary."""
+"""Finds the likeliest tokens among the logits of a whole vocabulary, and how likely the first of them is."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
         ids = np.concatenate(((blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel(), ids))
         ids.sort()
     return np.asarray(ids[np.argsort(-logits[ids], kind="stable")[:count]], np.int64)
+
+
+def confidence(logits: np.ndarray, largest: float) -> float:
+    """The probability of the likeliest token, whose logit is the `largest` of `logits` float32 [vocabulary]."""
+    return 1 / float(np.exp(logits - np.float32(largest)).sum())
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 has the target itself in place of the smaller one.
 
 To the decoding loop both are one model with a drafter: a call verifies with the target, then the draft model reads what
-was accepted and writes `draft_depth` tokens, one call each. What it proposes is a chain with the likeliest tokens
-beside it. Its cache holds its own drafts until the next call, and is taken back to the last token that came true.
+was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them (`early_end`). What
+it proposes is a chain with the likeliest tokens beside it. Its cache holds its own drafts until the next call, and is taken back to the last token that came true.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Self
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MOST, EarlyEnd
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Pruning, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.draft_model.candidates import likeliest
+from streamspec.runtime.draft_model.candidates import confidence, likeliest
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner, shared_prefix
 
@@ -33,6 +33,7 @@ class TwoModelRunner:
     def __init__(self, target: OrtRunner, draft: OrtRunner) -> None:
         self.target, self.draft = target, draft
         self.gamma = self.draft_depth = MOST
+        self.early_end: EarlyEnd | None = None
         self._eos = frozenset(target.model.manifest.model.eos_token_ids)
         self._same = 0  # tokens, at least, that both caches begin with
 
@@ -152,18 +153,25 @@ class TwoModelRunner:
         if logits is None:
             return None
         vocabulary = min(self.target.vocab_size, self.draft.vocab_size)
-        tokens, scores = list[np.ndarray](), list[np.ndarray]()
+        tokens, scores, confidences, chance = list[np.ndarray](), list[np.ndarray](), list[float](), 1.0
         while True:
             best = likeliest(logits[0, :vocabulary], CANDIDATES)
             tokens.append(best)
             scores.append(logits[0, best])
             drafted = best.item(0)
+            if self.early_end is not None:
+                confidences.append(confidence(logits[0, :vocabulary], float(scores[-1][0])))
+                chance *= self.early_end.chance(confidences[-1])
             if len(tokens) >= self.draft_depth or drafted in self._eos:
+                break
+            if self.early_end is not None and chance < self.early_end.least:
                 break
             logits = self._next(drafted)
         depths = len(tokens)
         # Each row follows the first candidate of the one before.
-        return TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+        found = TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+        found.confidences = confidences
+        return found
 
     def _read(self, came: Sequence[int], path: Sequence[int]) -> np.ndarray | None:
         """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`)."""

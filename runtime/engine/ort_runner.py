@@ -15,6 +15,7 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED, MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
@@ -34,6 +35,7 @@ class OrtRunner:
     """
 
     draft_depth = 0
+    early_end: EarlyEnd | None = None
     drafts = False  # for another runner over the same model, whose sequence it belongs to
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:

@@ -16,6 +16,7 @@ from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
+from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pruning, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
@@ -71,6 +72,7 @@ class ToyRunner:
     """
 
     threads, draft_depth = 1, 0
+    early_end: EarlyEnd | None = None
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, GAIN, MOST, DraftDepth
+from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, GAIN, MOST, DraftDepth, EarlyEnd
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
@@ -61,3 +61,29 @@ def test_drafts_pay_where_the_theorys_best_gamma_gains() -> None:
 
 def test_a_window_is_believed_to_be_right_more_often_until_it_is_known() -> None:
     assert DraftDepth(ASSUMED_WINDOW).alpha == ASSUMED_WINDOW > DraftDepth().alpha == ASSUMED
+
+
+@pytest.mark.parametrize(("price", "row"), [(0.05, 0.02), (0.2, 0.1), (0.6, 0.0), (0.02, 0.4)])
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
+def test_drafts_that_are_as_sure_as_ever_end_where_the_theory_ends_them(alpha: float, price: float, row: float) -> None:
+    depth, known = learned(alpha), costs(price, row)
+    end, drafted = depth.early_end(known, 64), 1
+    assert end is not None and depth.early_end(None, 64) is None
+    while drafted < MOST and end.chance(depth.alpha) ** drafted >= end.least:
+        drafted += 1
+    assert drafted == depth.best(known, 64)
+    assert end.least > 0 and end.chance(1.0) == 1.0
+
+
+@pytest.mark.parametrize("honest", [0.5, 0.8, 1.0])
+def test_confidence_is_trusted_as_far_as_it_was_right(honest: float) -> None:
+    depth, random = DraftDepth(), np.random.default_rng(1)
+    assert depth.trust == 1.0
+    for _ in range(600):
+        confidences = random.uniform(0.2, 1.0, 6).tolist()
+        depth.observe([1] * 6, [1 if random.random() < honest * one else 2 for one in confidences], confidences)
+    assert depth.trust == pytest.approx(honest, abs=0.1)
+    assert EarlyEnd(0.5, depth.trust).chance(0.5) == pytest.approx(honest * 0.5, abs=0.06)
+    before = depth.trust
+    depth.observe([1, 1], [1, 2])  # of unknown confidence
+    assert depth.trust == before

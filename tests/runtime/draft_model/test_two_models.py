@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.export import export_swappable
 from streamspec.runtime import Completion, Grammar, Pruning, Sampling, Session, load
+from streamspec.runtime.costs.draft_depth import DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.draft_model import runner as two_models
-from streamspec.runtime.draft_model.candidates import likeliest
+from streamspec.runtime.draft_model.candidates import confidence, likeliest
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.tiny_bundles import tiny_bundle
@@ -175,6 +176,32 @@ def test_the_depth_follows_what_drafts_bring_and_cost(bundles: Bundles, near: Pa
     assert depths[0] == two_models.MOST > depths[1] > depths[2] >= 1
 
 
+def test_drafts_that_are_not_sure_end_early_and_more_of_them_come_true(
+    bundles: Bundles, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load(bundles("endless fp32"), threads=1, tree="plain")
+    shares, depths = list[float](), list[float]()
+    for ends in (True, False):
+        if not ends:
+            monkeypatch.setattr(DraftDepth, "early_end", lambda *rest: None)
+        session = two(bundles("endless fp32"), near, **ALONE)
+        costs = RowCosts(np.array([1.0, *(1 + 0.01 * row + 0.1 for row in range(1, 32))]))
+        session.policy = replace(session.policy, rows=32, costs=costs)
+        session.adaptive = AdaptiveState(session.policy)
+        found = [0, 0, 0]
+        for prompt in PROMPTS:
+            for sampling in SAMPLINGS[:2]:
+                answer = session.generate(prompt, max_new_tokens=60, sampling=sampling)
+                expected = plain.generate(prompt, max_new_tokens=60, sampling=sampling)
+                assert answer.token_ids == expected.token_ids
+                drafts = answer.stats.drafts
+                found = [a + b for a, b in zip(found, (drafts.accepted, drafts.calls, drafts.steps), strict=True)]
+        check_cache(session)
+        shares.append(found[0] / found[1])
+        depths.append(found[1] / found[2])
+    assert shares[0] > shares[1] and depths[0] < depths[1], (shares, depths)
+
+
 def test_speculation_pauses_where_the_draft_model_never_pays(bundles: Bundles, near: Path) -> None:
     """A draft token costs three plain steps."""
     session = two(bundles("endless fp32"), near, **ALONE)
@@ -298,3 +325,9 @@ def test_the_likeliest_tokens_are_those_of_a_full_sort(size: int) -> None:
     for logits in (random.normal(size=size), random.integers(0, 9, size), np.zeros(size)):
         logits = logits.astype(np.float32)
         assert likeliest(logits, 4).tolist() == np.argsort(-logits, kind="stable")[:4].tolist()
+
+
+def test_confidence_is_the_likeliest_tokens_probability() -> None:
+    logits = np.random.default_rng(0).normal(size=500).astype(np.float32) * 4 + 80
+    shifted = np.exp(logits.astype(np.float64) - logits.max())
+    assert confidence(logits, float(logits.max())) == pytest.approx(float((shifted / shifted.sum()).max()), rel=1e-5)
