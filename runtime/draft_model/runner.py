@@ -3,7 +3,8 @@ has the target itself in place of the smaller one.
 
 To the decoding loop both are one model with a drafter: a call verifies with the target, then the draft model reads what
 was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them (`early_end`). What
-it proposes is a chain with the likeliest tokens beside it. Its cache holds its own drafts until the next call, and is taken back to the last token that came true.
+it proposes is a chain with the likeliest tokens beside it. Its cache holds its own drafts until the next call, and is
+taken back to the last token that came true.
 """
 
 from __future__ import annotations
