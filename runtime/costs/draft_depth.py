@@ -20,13 +20,13 @@ GAIN = 1.05  # speed-up that must be predicted for drafts to be made: costs and 
 
 
 class EarlyEnd(NamedTuple):
-    """When a draft ends before its last token: once the chance that all of it comes true is below `least`. The chance
-    of a token is the draft model's own probability of it, its confidence, times `trust`, at most 1."""
+    """When a draft ends before its last token: once the probability that all of it comes true is below `least`. That
+    of a token is what the draft model gives it, its confidence, times `trust`, at most 1."""
 
     least: float
     trust: float
 
-    def chance(self, confidence: float) -> float:
+    def probability(self, confidence: float) -> float:
         """That a token of this confidence comes true where those before it do."""
         return min(1.0, confidence * self.trust)
 
@@ -69,18 +69,15 @@ class DraftDepth:
     def early_end(self, costs: RowCosts | None, rows: int) -> EarlyEnd | None:
         """When drafts for steps of at most `rows` rows end before `best`; None without costs.
 
-        Another token pays while what it brings, the chance that all before it come true times alpha, is worth more
+        Another token pays while what it brings, the probability that all before it come true times alpha, is worth more
         than what its call and its row take, at the speed that the theory expects. Of tokens that are as sure as ever
         this ends drafts where the theory does. Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) compares each
         token's confidence with a threshold that it moves towards a share of accepted tokens given beforehand; here it
-        follows from what that share should be, and the chance is of the whole draft.
+        follows from what that share should be, and the probability is of the whole draft.
         """
         if costs is None:
             return None
         depth, verify = self.best(costs, rows), costs.without_drafter
-        depth = min(depth, len(verify) - 1)
-        if not depth:
-            return None
         speed = max(1.0, float(speedups(self.alpha, verify[: depth + 1], costs.price)[-1]))
         row = float(verify[depth] - verify[depth - 1])
         return EarlyEnd(speed * (costs.price + row) / max(self.alpha, 0.001), self.trust)

@@ -153,19 +153,18 @@ class TwoModelRunner:
         logits = self._read(came, path)
         if logits is None:
             return None
-        vocabulary = min(self.target.vocab_size, self.draft.vocab_size)
-        tokens, scores, confidences, chance = list[np.ndarray](), list[np.ndarray](), list[float](), 1.0
+        end, vocabulary = self.early_end, min(self.target.vocab_size, self.draft.vocab_size)
+        tokens, scores, confidences, probability = list[np.ndarray](), list[np.ndarray](), list[float](), 1.0
         while True:
             best = likeliest(logits[0, :vocabulary], CANDIDATES)
             tokens.append(best)
             scores.append(logits[0, best])
             drafted = best.item(0)
-            if self.early_end is not None:
+            if end is not None:
                 confidences.append(confidence(logits[0, :vocabulary], float(scores[-1][0])))
-                chance *= self.early_end.chance(confidences[-1])
-            if len(tokens) >= self.draft_depth or drafted in self._eos:
-                break
-            if self.early_end is not None and chance < self.early_end.least:
+                probability *= end.probability(confidences[-1])
+            unsure = end is not None and probability < end.least
+            if unsure or len(tokens) >= self.draft_depth or drafted in self._eos:
                 break
             logits = self._next(drafted)
         depths = len(tokens)

@@ -69,10 +69,10 @@ def test_drafts_that_are_as_sure_as_ever_end_where_the_theory_ends_them(alpha: f
     depth, known = learned(alpha), costs(price, row)
     end, drafted = depth.early_end(known, 64), 1
     assert end is not None and depth.early_end(None, 64) is None
-    while drafted < MOST and end.chance(depth.alpha) ** drafted >= end.least:
+    while drafted < MOST and end.probability(depth.alpha) ** drafted >= end.least:
         drafted += 1
     assert drafted == depth.best(known, 64)
-    assert end.least > 0 and end.chance(1.0) == 1.0
+    assert end.least > 0 and end.probability(1.0) == 1.0
 
 
 @pytest.mark.parametrize("honest", [0.5, 0.8, 1.0])
@@ -83,7 +83,7 @@ def test_confidence_is_trusted_as_far_as_it_was_right(honest: float) -> None:
         confidences = random.uniform(0.2, 1.0, 6).tolist()
         depth.observe([1] * 6, [1 if random.random() < honest * one else 2 for one in confidences], confidences)
     assert depth.trust == pytest.approx(honest, abs=0.1)
-    assert EarlyEnd(0.5, depth.trust).chance(0.5) == pytest.approx(honest * 0.5, abs=0.06)
+    assert EarlyEnd(0.5, depth.trust).probability(0.5) == pytest.approx(honest * 0.5, abs=0.06)
     before = depth.trust
     depth.observe([1, 1], [1, 2])  # of unknown confidence
     assert depth.trust == before
