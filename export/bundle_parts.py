@@ -16,8 +16,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
-from streamspec.export.drafters.eagle3.head import Eagle3Spec
-from streamspec.export.drafters.published import PUBLISHED, PUBLISHED_AS, beside
+from streamspec.export.drafters.published import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.graphs.captured_step_graph import check_capturable
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
@@ -44,16 +43,16 @@ class Parts:
     candidates: int
     static: StaticInfo | None = None
     captured: CallSizes | None = None
-    published: bool = False  # the drafter is a published head
+    published: tuple[str, str] | None = None  # of a published drafter: it, and the method whose kind it is
     skipped: tuple[int, ...] = ()  # layers left out
 
 
-def load_parts(base: Base, adapter: Adapter | None, head: Eagle3Spec | None = None) -> Parts:
+def load_parts(base: Base, adapter: Adapter | None, head: Published | None = None) -> Parts:
     whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
     target = read_target(base, adapter, whole)
     spec = target.spec
     if head is not None:
-        return Parts(base, adapter, target, spec, *beside(head, target), published=True)
+        return Parts(base, adapter, target, spec, *beside(head, target), published=PUBLISHED[type(head)])
     if adapter is None or adapter.streams is None:
         return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
     streams = read_drafter(adapter, spec)
@@ -121,12 +120,13 @@ def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> DraftSpec:
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
     """Describes a bundle before anything is measured."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
-    method = PUBLISHED_AS if parts.published else adapter.method if adapter else "lora"
+    own = adapter.method if adapter else "lora"
+    drafter, method = parts.published or (own if parts.streams else None, own)
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method=method,
         recipe=adapter.recipe if adapter else None,
-        drafter=PUBLISHED if parts.published else method if parts.streams else None,
+        drafter=drafter,
         precision=precision,
         opset=OPSET,
         ir_version=IR_VERSION,

@@ -110,7 +110,7 @@ def export_bundle(
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
     - `store`: answers or other texts that the runtime drafts from as well.
-    - `drafter`: folder of a published EAGLE-3 head of this base; `adapter` then has no drafter of its own.
+    - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; `adapter` then has none.
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
     - `exit_layer`: of the layers that `adapter` has an early exit at, the one to prune at; default: the last.

@@ -18,6 +18,7 @@ from streamspec.draft_tree import MAX_GAMMA
 from streamspec.export.drafters import medusa
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
 from streamspec.export.drafters.dflash import block_pass
+from streamspec.export.drafters.dflash.published_block import PublishedBlockPass, PublishedBlockSpec
 from streamspec.export.drafters.draft_layer import layer
 from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
@@ -95,11 +96,18 @@ DRAFTERS = {
         whole_model=True,
     ),
 }  # by an adapter's method
+PUBLISHED_BLOCK = Drafter(
+    spec=PublishedBlockSpec,
+    shapes=block_pass.shapes,
+    read=block_pass.read,
+    nodes=lambda decoder, spec, candidates, _: PublishedBlockPass(decoder, spec, candidates),
+    reference="dflash.published_reference:PublishedBlockReference",
+)  # no adapter holds it: `published` reads it
 
 
 def row_of(spec: DraftSpec) -> Drafter:
     """Finds the row of a drafter's spec."""
-    return next(row for row in DRAFTERS.values() if row.spec is type(spec))
+    return next(row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK) if row.spec is type(spec))
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

@@ -35,7 +35,7 @@ def command(
     drafter: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a published EAGLE-3 head of this base (speculators, EAGLE, SGLang, vLLM).",
+            help="Folder of a published EAGLE-3, DFlash or DSpark drafter of this base (speculators, EAGLE, z-lab).",
             show_default=False,
         ),
     ] = None,

@@ -128,20 +128,35 @@ class BlockPass(StreamPass):
     causal = False
 
     def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int) -> None:
-        own = decoder.drafting(decoder.spec, BlockSource(decoder.source, spec, decoder.spec))
-        super().__init__(own, spec, candidates, "merged")
+        super().__init__(self.own_decoder(decoder, spec), spec, candidates, "merged")
         self.own = range(self.first, self.first + spec.block_layers)
+
+    def own_decoder(self, decoder: Decoder, spec: BlockSpec) -> Decoder:
+        """Writes the drafter's layers, which come after those of the target's `decoder`."""
+        return decoder.drafting(decoder.spec, BlockSource(decoder.source, spec, decoder.spec))
+
+    def context(self, g: Scope, main: MainRows) -> str:
+        """F [1, n, H] of the main rows."""
+        joined = g.op("Concat", *(self.decoder.unit_rms(g, entry) for entry in main.entries), axis=-1)
+        return self.decoder.linear_map(g, joined, main.rows, self.own_weight("fuse"))
+
+    def read_context(self, g: Scope, states: str, layer: int) -> str:
+        """What a layer's keys and values of the main rows are maps of."""
+        return self.decoder.enter(g, Residual(states), layer)[0]
+
+    def own_weight(self, name: str) -> Weight:
+        """A linear map [out, in] of the drafter beside its layers."""
+        array = self.spec.tensors[name]
+        return Weight(f"dflash.{name}", array.shape[0], array.shape[1], lambda: array, drafter=True)
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
         """Writes the K/V of the main rows in the drafter's layers; returns these layers' cache outputs."""
-        decoder, fuse = self.decoder, self.spec.tensors["fuse"]
+        decoder = self.decoder
         rotary, presents = decoder.rotary(g, main.positions), []
-        joined = g.op("Concat", *(decoder.unit_rms(g, entry) for entry in main.entries), axis=-1)
-        weight = Weight("dflash.fuse", fuse.shape[0], fuse.shape[1], lambda: fuse, drafter=True)
-        states = decoder.linear_map(g, joined, main.rows, weight)
+        states = self.context(g, main)
         for layer in self.own:
             with g.named(f"dflash.{layer}"):
-                normed, _ = decoder.enter(g, Residual(states), layer)
+                normed = self.read_context(g, states, layer)
                 _, *sides = decoder.queries_keys_values(g, normed, main.rows, layer, rotary, decoder.linear)
                 presents.append(main.keep(layer, sides))
         return presents

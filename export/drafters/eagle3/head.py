@@ -4,6 +4,7 @@ target, and its decoder layer under the name of a further layer of the target. I
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,9 @@ from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tens
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.drafters.adapter_section import Shapes, tensor_faults
+from streamspec.export.drafters.dflash.published_config import BlockHeadConfig
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.eagle3.head_config import FETCH, HeadConfig, read_config
 from streamspec.export.layers.decoder_spec import DecoderSpec, Rotary
 from streamspec.export.ops.builder import Array
@@ -58,62 +61,72 @@ class Eagle3Spec(DraftLayerSpec):
 
     def decoder(self, cache_dtype: str) -> DecoderSpec:
         """The head's layer as a decoder of one layer, whose first maps read a pair of states."""
-        layer, family = self.head.layer, FAMILIES[self.head.layer.model_type]
-        hidden, heads, kv, width = (
-            layer.hidden_size,
-            layer.num_attention_heads,
-            layer.num_key_value_heads,
-            layer.head_dim,
-        )
-        inner = layer.intermediate_size
-        outs = dict(zip(family.qkv, (heads * width, kv * width, kv * width), strict=True))
-        widths = {name: (out, 2 * hidden) for name, out in outs.items()}
-        widths |= {family.out[0]: (hidden, heads * width), family.down[0]: (hidden, inner)}
-        return DecoderSpec(
-            model_type=layer.model_type,
-            family=family,
-            layers=1,
-            hidden=hidden,
-            intermediate=inner,
-            heads=heads,
-            kv_heads=kv,
-            head_dim=width,
-            vocab=layer.vocab_size,
-            context_length=layer.max_position_embeddings,
-            eps=float(layer.rms_norm_eps),
-            activation=ACTIVATIONS[layer.hidden_act],
-            parallel=False,
-            mlp_norm=family.mlp_norm,
-            head_norms=family.head_norms,
-            joint_head_norms=False,
-            tied=False,
-            windows=(None,),
-            taps=(0,),
-            rotaries=(_rotary(layer),),
-            rotary_of=((0, 0),),
-            embedding_scale=1.0,
-            residual_scale=1.0,
-            attention_scale=width**-0.5,
-            attention_cap=None,
-            logit_scale=1.0,
-            logit_cap=None,
-            clip=None,
-            widths=widths | dict.fromkeys(family.up, (inner, hidden)),
-            shapes={},
-            eos_token_ids=(),
-            bos_token_id=None,
-            cache_dtype=cache_dtype,
-        )
+        return layer_decoder(self.head.layer, cache_dtype, 2 * self.head.layer.hidden_size)
+
+
+def layer_decoder(layer: Any, cache_dtype: str, into: int, layers: int = 1) -> DecoderSpec:
+    """A decoder of `layers` layers of the configuration `layer` (of transformers), whose first maps read states of the
+    width `into`."""
+    family = FAMILIES[layer.model_type]
+    hidden, heads, kv, width = (
+        layer.hidden_size,
+        layer.num_attention_heads,
+        layer.num_key_value_heads,
+        layer.head_dim,
+    )
+    inner = layer.intermediate_size
+    outs = dict(zip(family.qkv, (heads * width, kv * width, kv * width), strict=True))
+    widths = {name: (out, into) for name, out in outs.items()}
+    widths |= {family.out[0]: (hidden, heads * width), family.down[0]: (hidden, inner)}
+    return DecoderSpec(
+        model_type=layer.model_type,
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        intermediate=inner,
+        heads=heads,
+        kv_heads=kv,
+        head_dim=width,
+        vocab=layer.vocab_size,
+        context_length=layer.max_position_embeddings,
+        eps=float(layer.rms_norm_eps),
+        activation=ACTIVATIONS[layer.hidden_act],
+        parallel=False,
+        mlp_norm=family.mlp_norm,
+        head_norms=family.head_norms,
+        joint_head_norms=False,
+        tied=False,
+        windows=(None,) * layers,
+        taps=(0,) * layers,
+        rotaries=(_rotary(layer),),
+        rotary_of=((0, 0),) * layers,
+        embedding_scale=1.0,
+        residual_scale=1.0,
+        attention_scale=width**-0.5,
+        attention_cap=None,
+        logit_scale=1.0,
+        logit_cap=None,
+        clip=None,
+        widths=widths | dict.fromkeys(family.up, (inner, hidden)),
+        shapes={},
+        eos_token_ids=(),
+        bos_token_id=None,
+        cache_dtype=cache_dtype,
+    )
 
 
 class HeadSource:
-    """The tensors of a head as those of layer number `layer`, as a `weights.source.Source`."""
+    """The tensors of a published drafter, its layers as those from number `first` on, as a `weights.source.Source`.
+    `label`: what the names of its other tensors begin with in the graph."""
 
-    def __init__(self, spec: Eagle3Spec, decoder: DecoderSpec, layer: int) -> None:
-        self.tensors, self.inside = spec.tensors, decoder.weight_name(layer, "")
+    def __init__(
+        self, tensors: Mapping[str, Array], decoder: DecoderSpec, first: int, label: str, layers: int = 1
+    ) -> None:
+        self.tensors, self.label = tensors, label
+        self.inside = {decoder.weight_name(first + i, ""): f"layers.{i}." for i in range(layers)}
 
     def weight(self, name: str) -> Array:
-        """Returns the weight `name`, of the layer or of the head (`eagle3.norm.weight`)."""
+        """Returns the weight `name`, of a layer or of the drafter (`eagle3.norm.weight`)."""
         return self.tensors[self._own(name)]
 
     def bias(self, name: str) -> Array | None:
@@ -135,19 +148,36 @@ class HeadSource:
         """Returns None: nothing was rounded."""
 
     def _own(self, name: str) -> str:
-        return name.replace(self.inside, LAYER, 1).removeprefix("eagle3.")
+        inside = next((one for one in self.inside if name.startswith(one)), None)
+        return name.removeprefix(self.label) if inside is None else self.inside[inside] + name.removeprefix(inside)
 
 
 def read_head(folder: Path, target: Any) -> Eagle3Spec:
     """Reads the head in `folder` for a base of the configuration `target` (of transformers). Raises AdapterError, in
     one line before anything large is read, for a head of another target or one that is not understood."""
     config = read_config(folder)
-    _check_target(folder, config, target)
+    check_target(folder, config, target)
+
+    def shapes(found: set[str]) -> Shapes:
+        own = "embed_tokens.weight" in found or config.layer.hidden_size != config.target_hidden
+        return head_shapes(config, len(config.tapped(0)), own, found)
+
+    tensors = checked_tensors(folder, shapes)
+    return Eagle3Spec(
+        gamma=config.gamma,
+        draft_vocab=draft_tokens(folder, config.layer.vocab_size, tensors),
+        head=config,
+        entries=config.tapped(target.num_hidden_layers),
+        tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in MAPS},
+    )
+
+
+def checked_tensors(folder: Path, shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
+    """The tensors of a published drafter; `shapes_of` gives the shapes of those it must have, of the names found.
+    Raises AdapterError that names all that are missing, misshapen, unknown or not finite."""
     stored = _stored(folder)
-    own = "embed_tokens.weight" in stored or config.layer.hidden_size != config.target_hidden
-    expected = head_shapes(config, len(config.tapped(0)), own, set(stored))
     found = {name: tuple(one.shape) for name, one in stored.items()}
-    if faults := tensor_faults(found, expected):
+    if faults := tensor_faults(found, shapes_of(set(stored))):
         raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
     if odd := sorted(f"{name} ({one.dtype})" for name, one in stored.items() if one.dtype not in KINDS):
         raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(KINDS), FETCH)
@@ -155,17 +185,10 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
     broken = [name for name, one in tensors.items() if not np.isfinite(one).all()]
     if broken:
         raise AdapterError(f"{folder}: {tensor_faults({}, {}, broken)}", "finite numbers", FETCH)
-    vocabulary = _vocabulary(folder, config, tensors)
-    return Eagle3Spec(
-        gamma=config.gamma,
-        draft_vocab=vocabulary,
-        head=config,
-        entries=config.tapped(target.num_hidden_layers),
-        tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in MAPS},
-    )
+    return tensors
 
 
-def expected_nodes(spec: Eagle3Spec, candidates: int) -> DraftTreeInfo:
+def expected_nodes(spec: DraftSpec, candidates: int) -> DraftTreeInfo:
     """The nodes of draft trees in order of the probability that `PRIOR` gives them."""
     nodes, depths = [(0, 0, 1.0)], [0]
     taken: set[tuple[int, int]] = set()
@@ -187,7 +210,8 @@ def expected_nodes(spec: Eagle3Spec, candidates: int) -> DraftTreeInfo:
     return DraftTreeInfo(tuple(nodes), min(8, len(nodes)))
 
 
-def _check_target(folder: Path, config: HeadConfig, target: Any) -> None:
+def check_target(folder: Path, config: HeadConfig | BlockHeadConfig, target: Any) -> None:
+    """Raises AdapterError for a drafter of another target than a base of the configuration `target`."""
     layer, heads = config.layer, target.num_attention_heads
     kv = getattr(target, "num_key_value_heads", None) or heads
     width = getattr(target, "head_dim", None) or target.hidden_size // heads
@@ -265,10 +289,9 @@ def _array(tensor: SafeTensor) -> Array:
     return values.astype(np.float32) if tensor.dtype.startswith("F") else values
 
 
-def _vocabulary(folder: Path, config: HeadConfig, tensors: dict[str, Array]) -> Array | None:
+def draft_tokens(folder: Path, vocab: int, tensors: dict[str, Array]) -> Array | None:
     """int64 [D]: the target's tokens that the head proposes, from `d2t`, which holds how far each is from its number;
     None where these are all in their order."""
-    vocab = config.layer.vocab_size
     if "d2t" not in tensors:
         return None
     offsets = tensors["d2t"]
@@ -288,8 +311,8 @@ def _rotary(layer: Any) -> Rotary:
     return Rotary(rotary.inv_freq.detach().float().cpu().numpy(), float(rotary.attention_scaling))
 
 
-def shared_embedding(spec: Eagle3Spec, table: Table) -> Eagle3Spec:
-    """The head without an embedding of its own where that is the target's `table`."""
+def shared_embedding(spec: Any, table: Table) -> Any:
+    """The drafter without an embedding of its own where that is the target's `table`."""
     own = spec.tensors.get("embed_tokens.weight")
     step = 1 << 14
     if own is None or own.shape != tuple(table.shape):

@@ -18,7 +18,6 @@ from streamspec.json_fields import parse_object
 
 CONFIG = "config.json"
 DRAFT_TOKENS = 5  # that a head drafts whose configuration does not say
-BLOCKS = ("dflash", "dspark")  # drafters of other kinds, by what their types begin with
 FETCH = "fetch the head again, or choose another"
 LAYERS = ("llama", "qwen3")  # families of the head's decoder layer
 ARCHITECTURES = frozenset(
@@ -134,17 +133,19 @@ class HeadConfig:
         return self.taps or (2, layers // 2, layers - 3)
 
 
-def read_config(folder: Path) -> HeadConfig:
-    """Reads a head's configuration. Raises AdapterError that names every field that is not understood."""
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The fields of a published drafter's configuration. Raises AdapterError where there is none."""
     file = folder / CONFIG
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise AdapterError(f"{file}: {error.strerror}", "the folder of a published EAGLE-3 head", FETCH) from None
-    raw = parse_object(data, str(file), AdapterError, FETCH)
-    kinds = [raw.get("speculators_model_type"), *(raw.get("architectures") or ())]
-    if block := next((kind for kind in kinds if str(kind).lower().startswith(BLOCKS)), None):
-        raise AdapterError(f"{file}: a block drafter ({block})", "an EAGLE-3 head", "train one with --method dflash")
+        raise AdapterError(f"{file}: {error.strerror}", "the folder of a published drafter", FETCH) from None
+    return parse_object(data, str(file), AdapterError, FETCH)
+
+
+def read_config(folder: Path) -> HeadConfig:
+    """Reads a head's configuration. Raises AdapterError that names every field that is not understood."""
+    file, raw = folder / CONFIG, read_fields(folder)
     outside = "transformer_layer_config" in raw
     if outside and raw.get("speculators_model_type") != "eagle3":
         named = raw.get("speculators_model_type")
@@ -152,10 +153,10 @@ def read_config(folder: Path) -> HeadConfig:
     layer = raw["transformer_layer_config"] if outside else raw
     if not isinstance(layer, dict):
         raise AdapterError(f"{file}: transformer_layer_config is no object", "a layer's configuration", FETCH)
-    faults = [*_unread(raw, HEAD_FIELDS if outside else HEAD_FIELDS | LAYER_FIELDS, "")]
-    faults += _unread(layer, LAYER_FIELDS, "transformer_layer_config.") if outside else []
+    faults = [*unread(raw, HEAD_FIELDS if outside else HEAD_FIELDS | LAYER_FIELDS, "")]
+    faults += unread(layer, LAYER_FIELDS, "transformer_layer_config.") if outside else []
     nested = raw.get("eagle_config") or {}
-    faults += _unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG) if isinstance(nested, dict) else []
+    faults += unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG) if isinstance(nested, dict) else []
     named = raw.get("architectures") or []
     if unknown := sorted({str(name) for name in named} - ARCHITECTURES):
         faults.append(f"architectures {', '.join(unknown)}")
@@ -166,7 +167,7 @@ def read_config(folder: Path) -> HeadConfig:
     return _read(file, raw, layer, nested)
 
 
-def _unread(
+def unread(
     values: Mapping[str, Any], known: frozenset[str], where: str, only: Mapping[str, tuple[Any, ...]] = ONLY
 ) -> list[str]:
     """The fields that nothing here reads or whose values nothing here computes."""
@@ -188,17 +189,17 @@ def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: 
     for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         flags[name] = raw.get(name) or False
         if type(flags[name]) is not bool:
-            raise _wrong(file, name, raw[name], "true or false")
-    target_hidden = _whole(file, "target_hidden_size", raw.get("target_hidden_size") or hidden, 1 << 20)
+            raise wrong(file, name, raw[name], "true or false")
+    target_hidden = whole(file, "target_hidden_size", raw.get("target_hidden_size") or hidden, 1 << 20)
     speculators = raw.get("speculators_config") or {}
     methods = speculators.get("proposal_methods") if isinstance(speculators, dict) else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
-    tokens = _whole(file, "speculative_tokens", first.get("speculative_tokens") or DRAFT_TOKENS, MAX_GAMMA)
+    tokens = whole(file, "speculative_tokens", first.get("speculative_tokens") or DRAFT_TOKENS, MAX_GAMMA)
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return HeadConfig(
         layer=config,
-        draft_vocab=_whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab),
+        draft_vocab=whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab),
         target_hidden=target_hidden,
         gamma=tokens,
         taps=_taps(file, raw, nested),
@@ -213,7 +214,7 @@ def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tupl
     outside = raw.get(TAPS) or ()
     chosen = outside or nested.get(TAPS) or ()
     if not isinstance(chosen, (list, tuple)) or not all(type(one) is int and 0 <= one < 10_000 for one in chosen):
-        raise _wrong(file, TAPS, chosen, "a list of numbers of layers")
+        raise wrong(file, TAPS, chosen, "a list of numbers of layers")
     return tuple(one if outside else one + 1 for one in chosen)
 
 
@@ -223,7 +224,7 @@ def layer_config(file: Path, fields: dict[str, Any]) -> Any:
 
     for name in NUMBERS:
         if fields.get(name) is not None:
-            _whole(file, name, fields[name], 1 << 30)
+            whole(file, name, fields[name], 1 << 30)
         else:
             fields.pop(name, None)
     try:
@@ -249,11 +250,13 @@ def layer_config(file: Path, fields: dict[str, Any]) -> Any:
     return config
 
 
-def _whole(file: Path, name: str, value: Any, high: int) -> int:
+def whole(file: Path, name: str, value: Any, high: int) -> int:
+    """`value`, called `name` in the error, where it is a whole number 1..high. Raises AdapterError."""
     if type(value) is not int or not 1 <= value <= high:
-        raise _wrong(file, name, value, f"a whole number 1..{high}")
+        raise wrong(file, name, value, f"a whole number 1..{high}")
     return value
 
 
-def _wrong(file: Path, name: str, value: Any, expected: str) -> AdapterError:
+def wrong(file: Path, name: str, value: Any, expected: str) -> AdapterError:
+    """The error for a field of a value that cannot be."""
     return AdapterError(f"{file}: {name} is {str(value)[:60]}", expected, FETCH)

@@ -31,7 +31,7 @@ class Eagle3Pass(DraftLayerPass):
         assert isinstance(spec, Eagle3Spec)
         self.target = decoder
         layer = spec.decoder(decoder.spec.cache_dtype)
-        own = decoder.drafting(layer, HeadSource(spec, layer, self.layer))
+        own = decoder.drafting(layer, HeadSource(spec.tensors, layer, self.layer, "eagle3."))
         own.rotary_prefix = "eagle3."
         return own
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,23 +43,28 @@ class Eagle3Reference(DraftReference):
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""
-        tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
-        seen: dict[int, Tensor] = {}
+        return _HeadDrafts(self.head, tapped_states(self.model, case, self.spec.entries))
 
-        @contextmanager
-        def around(layer: int) -> Iterator[None]:
-            def keep(module: Any, args: Any, kwargs: Any) -> None:
-                seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach()[0]
 
-            module = self.model.decoder.layer(layer)
-            hook = module.register_forward_pre_hook(keep, with_kwargs=True)
-            try:
-                yield
-            finally:
-                hook.remove()
+def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[int]) -> Tensor:
+    """The inputs [T + n, taps * hidden] of the layers `entries`, of a context and a tree after it."""
+    tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
+    seen: dict[int, Tensor] = {}
 
-        self.model.states(tokens, positions, sees, around)
-        return _HeadDrafts(self.head, torch.cat([seen[layer] for layer in self.spec.entries], dim=-1))
+    @contextmanager
+    def around(layer: int) -> Iterator[None]:
+        def keep(module: Any, args: Any, kwargs: Any) -> None:
+            seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach()[0]
+
+        module = model.decoder.layer(layer)
+        hook = module.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    model.states(tokens, positions, sees, around)
+    return torch.cat([seen[layer] for layer in entries], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class PublishedHead:
         if f"{LAYER}self_attn.q_norm.weight" in self.tensors:
             query, key = self._norm(query, f"{LAYER}self_attn.q_norm"), self._norm(key, f"{LAYER}self_attn.k_norm")
         cos, sin = (table[0] for table in self.rotary(pair[None], positions[None]))
-        query, key = (side * cos + _half_turn(side) * sin for side in (query, key))
+        query, key = (side * cos + half_turn(side) * sin for side in (query, key))
         if past is not None:
             key, value = torch.cat([past[0], key], dim=1), torch.cat([past[1], value], dim=1)
         before = key.shape[1] - len(tokens)
@@ -167,6 +172,7 @@ class PublishedHead:
         return nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
 
-def _half_turn(x: Tensor) -> Tensor:
+def half_turn(x: Tensor) -> Tensor:
+    """(-second, first) of the two halves of x [.., D]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)

@@ -26,7 +26,6 @@ from streamspec.cli.export import check_options
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import Target, export_bundle
 from streamspec.export.drafters.eagle3.head import read_head, shared_embedding
-from streamspec.export.drafters.eagle3.head_config import read_config
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.graph_runner import open_session, stepper
 from tests.support.published_heads import (
@@ -61,19 +60,6 @@ def taps_of(config: dict[str, Any], layers: int) -> list[int]:
     if "eagle_config" in config:
         return [tap + 1 for tap in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
     return config.get("eagle_aux_hidden_state_layer_ids") or [2, layers // 2, layers - 3]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 5}, "num_hidden_layers": 5},
-        {"speculators_model_type": "dspark", "transformer_layer_config": {}},
-    ],
-)
-def test_a_block_drafter_is_refused_by_its_kind(config: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(AdapterError, match=r"a block drafter \((DFlashDraftModel|dspark)\); expected an EAGLE-3 head"):
-        read_config(tmp_path)
 
 
 class HeadOfTransformers:
@@ -304,7 +290,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     refused(head, "cut off or damaged")
     (head / "model.safetensors").rename(head / "pytorch_model.bin")
     refused(head, "only pytorch_model.bin; .*load its pickle where you trust it")
-    refused(tmp_path / "nowhere", "expected the folder of a published EAGLE-3 head")
+    refused(tmp_path / "nowhere", "expected the folder of a published drafter")
 
 
 def test_names_of_the_target_beside_a_head_are_left_alone(tmp_path: Path) -> None:

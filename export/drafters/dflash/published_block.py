@@ -1,0 +1,168 @@
+"""A block drafter (DFlash, arXiv 2602.06036) as it is published: its tensors, checked against its configuration and its
+target, and its nodes.
+
+Keys and values of row s of the text are maps of F_s in every layer, without the layer's first norm:
+
+    F_s = hidden_norm(fc [h_s^1 ; h_s^2 ; ..])          h^k: the inputs of the tapped layers
+
+The rows of the block are the target's embeddings of y_(t+1) and of mask tokens, at positions t+1, t+2, ... They see F_s
+of s <= t and one another. Row j > 0 predicts the token at its own position, with `from_anchor` each row the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle.manifest import DrafterInfo
+from streamspec.errors import AdapterError
+from streamspec.export.drafters.adapter_section import Shapes
+from streamspec.export.drafters.dflash.block_pass import BlockPass, BlockSpec
+from streamspec.export.drafters.dflash.published_config import BlockHeadConfig, read_block_config
+from streamspec.export.drafters.draft_pass import Accepted, MainRows
+from streamspec.export.drafters.eagle3.head import (
+    MAPS,
+    HeadSource,
+    check_target,
+    checked_tensors,
+    draft_tokens,
+    layer_decoder,
+)
+from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.quantization.precisions import Rows
+from streamspec.model_families import FAMILIES
+
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # of the token before, of the next one
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedBlockSpec(BlockSpec):
+    """A published block drafter. `entries`: the layers of the target whose inputs it reads; `tensors`: by their names
+    in speculators' format."""
+
+    block: BlockHeadConfig
+    entries: tuple[int, ...]
+    taps: tuple[int, ...] = ()
+    window: int | None = None
+    scale: float = 1.0
+    shifted: bool = True
+    embeddings: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+
+    @property
+    def uses_root(self) -> bool:
+        """Always: its first row is the token after the accepted node."""
+        return True
+
+    def tapped(self, layers: int) -> tuple[int, ...]:
+        """The layers whose inputs it reads."""
+        return self.entries
+
+    def info(self, candidates: int) -> DrafterInfo:
+        """Adds the root token to the description."""
+        return replace(super().info(candidates), root_token=True)
+
+
+def read_block(folder: Path, target: Any) -> PublishedBlockSpec:
+    """Reads the drafter in `folder` for a base of the configuration `target` (of transformers). Raises AdapterError, in
+    one line before anything large is read, for one of another target or one that is not understood."""
+    config = read_block_config(folder)
+    check_target(folder, config, target)
+    if config.target_layers not in (0, target.num_hidden_layers):
+        found = f"{folder}: num_target_layers {config.target_layers}, not {target.num_hidden_layers}"
+        raise AdapterError(found, "a drafter of this base", "name its own base")
+    tensors = checked_tensors(folder, lambda found: block_shapes(config, found))
+    pair = (tensors[MARKOV[0]], tensors[MARKOV[1]]) if config.rank else None
+    left_out = {*MAPS, *MARKOV, *CONFIDENCE}
+    return PublishedBlockSpec(
+        gamma=config.gamma,
+        draft_vocab=draft_tokens(folder, config.layer.vocab_size, tensors),
+        bigram=pair,
+        block=config,
+        block_layers=config.layers,
+        entries=config.taps,
+        tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in left_out},
+    )
+
+
+def block_shapes(config: BlockHeadConfig, found: set[str]) -> Shapes:
+    """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
+    layer, family = config.layer, FAMILIES[config.layer.model_type]
+    hidden, inner, width, vocab = layer.hidden_size, layer.intermediate_size, layer.head_dim, layer.vocab_size
+    outs = layer.num_attention_heads * width, layer.num_key_value_heads * width, layer.num_key_value_heads * width
+    one: Shapes = {f"{norm}.weight": (hidden,) for norm in (family.attention_norm, str(family.mlp_norm))}
+    one |= {f"{norm}.weight": (width,) for norm in family.head_norms}
+    one |= {f"{name}.weight": (out, hidden) for name, out in zip(family.qkv, outs, strict=True)}
+    one |= {f"{name}.weight": (inner, hidden) for name in family.up}
+    one |= {f"{family.out[0]}.weight": (hidden, outs[0]), f"{family.down[0]}.weight": (hidden, inner)}
+    if layer.attention_bias:
+        one |= {f"{name}.bias": (out,) for name, out in zip((*family.qkv, family.out[0]), (*outs, hidden), strict=True)}
+    shapes: Shapes = {"fc.weight": (hidden, len(config.taps) * hidden)}
+    shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in one.items()}
+    if config.rank:
+        shapes |= dict.fromkeys(MARKOV, (vocab, config.rank))
+    if config.confidence:
+        shapes |= {CONFIDENCE[0]: (1, config.confidence), CONFIDENCE[1]: (1,)}
+    fewer = config.draft_vocab != vocab
+    may: Shapes = {EMBEDDING: (vocab, hidden), "t2d": (vocab,)}
+    shapes |= {name: shape for name, shape in may.items() if name in found}
+    must: Shapes = {HEAD: (config.draft_vocab, hidden), "d2t": (config.draft_vocab,)}
+    return shapes | {name: shape for name, shape in must.items() if fewer or name in found}
+
+
+class PublishedBlockPass(BlockPass):
+    """The whole block as a branch, of which the depths asked for reach the head."""
+
+    spec: PublishedBlockSpec
+
+    def own_decoder(self, decoder: Decoder, spec: BlockSpec) -> Decoder:
+        """Writes the drafter's layers, whose sizes and weights are its own; the target's head gives plain products."""
+        assert isinstance(spec, PublishedBlockSpec)
+        self.target = decoder.drafting(replace(decoder.spec, logit_scale=1.0, logit_cap=None), decoder.source)
+        layer, count = spec.block.layer, decoder.spec.layers  # its layers are further ones, like those before
+        sizes = layer_decoder(layer, decoder.spec.cache_dtype, layer.hidden_size, count)
+        own = decoder.drafting(sizes, HeadSource(spec.tensors, sizes, count, "dflash.", spec.block_layers))
+        own.rotary_prefix = "dflash."
+        return own
+
+    def context(self, g: Scope, main: MainRows) -> str:
+        """F [1, n, H] of the main rows."""
+        joined = g.op("Concat", *main.entries, axis=-1)
+        states = self.decoder.linear_map(g, joined, main.rows, self.own_weight("fc.weight"))
+        return self.decoder.norm(g, Residual(states), "dflash.hidden_norm")[0]
+
+    def read_context(self, g: Scope, states: str, layer: int) -> str:
+        """F itself."""
+        return states
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds the block through its layers, and the head of the depths `stream_ids`: [m, D]."""
+        spec = self.spec
+        before = 0 if spec.block.from_anchor else 1  # rows that draft nothing
+        count = spec.gamma + before
+        masks = g.ints(*[spec.block.mask_token] * (count - 1)) if count > 1 else ""
+        tokens = g.op("Concat", accepted.root, masks, axis=0) if masks else accepted.root
+        start = Residual(self._embedded(g, g.op("Unsqueeze", tokens, g.ints(0))))
+        whole, numbers = replace(accepted, rings={}), g.ints(*range(count))
+        residual = self._through(g, start, Rows(g.ints(count)), self.own, whole, presents, numbers)
+        with g.named("head"):
+            finished, _ = self.decoder.norm(g, residual, "dflash.norm")
+            drafting = g.op("Gather", finished, g.op("Add", stream_ids, g.ints(before)), axis=1)
+            return self.head(g, g.op("Squeeze", drafting, g.ints(0)), Rows(g.op("Shape", stream_ids)))
+
+    def head(self, g: Scope, flat: str, rows: Rows) -> str:
+        """The drafter's own LM head over draft tokens [m, D] of finished states [m, H], or the target's."""
+        if HEAD not in self.spec.tensors:
+            return self.head_of(self.target, g, flat, rows)
+        return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self.own_weight(HEAD)))
+
+    def _embedded(self, g: Scope, ids: str) -> str:
+        if EMBEDDING not in self.spec.tensors:
+            return self.target.embed(g, ids)
+        return self.decoder.look_up(g, ids, replace(self.own_weight(EMBEDDING), drafter=False, looked_up=True))
