@@ -19,7 +19,7 @@ from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
 from streamspec.export.drafters.published import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.graphs.captured_step_graph import check_capturable
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
@@ -44,7 +44,7 @@ class Parts:
     static: StaticInfo | None = None
     captured: CallSizes | None = None
     published: tuple[str, str] | None = None  # of a published drafter: it, and the method whose kind it is
-    skipped: tuple[int, ...] = ()  # layers left out
+    skipped: tuple[int, ...] = ()  # layers that the short graph leaves out
 
 
 def load_parts(base: Base, adapter: Adapter | None, head: Published | None = None) -> Parts:
@@ -61,18 +61,16 @@ def load_parts(base: Base, adapter: Adapter | None, head: Published | None = Non
     return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def without_layers(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say: Progress) -> Parts:
-    """Leaves layers of the model out (`weights.skipped_layers`), those of the list `skip` or the best on `texts` of
-    token ids. Raises ConfigError for layers that cannot be left out."""
+def with_short(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say: Progress) -> Parts:
+    """Adds a short graph without some layers (`weights.skipped_layers`), those of the list `skip` or the best on
+    `texts` of token ids. Raises ConfigError for layers that cannot be left out."""
     from streamspec.export.weights import skipped_layers
 
     model, skipped = parts.target.model, skipped_layers.read_skipped(skip)
     skipped_layers.check_skippable(model, skipped)
     if skipped is None:
         skipped = skipped_layers.search(model, texts, say)
-    skipped_layers.leave_out(model, skipped)
-    spec = describe(model)
-    return replace(parts, target=ReadTarget(model, model, spec), spec=spec, skipped=skipped)
+    return replace(parts, skipped=skipped)
 
 
 def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:

@@ -26,7 +26,8 @@ from streamspec.bundle.manifest import (
     NATIVE,
     Manifest,
 )
-from streamspec.bundle.onnx_check import check_graphs, digests
+from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
+from streamspec.bundle.onnx_check import check_graphs, digests, shortened
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
@@ -40,7 +41,7 @@ from streamspec.export.bundle_parts import (
     load_parts,
     static_parts,
     with_exit,
-    without_layers,
+    with_short,
 )
 from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
@@ -91,7 +92,7 @@ def export_bundle(
     drafter: str | Path | None = None,
     streams: str = DEFERRED,
     exit_layer: int | None = None,
-    skip_layers: str | None = None,
+    self_draft: str | None = None,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -114,8 +115,8 @@ def export_bundle(
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
     - `exit_layer`: of the layers that `adapter` has an early exit at, the one to prune at; default: the last.
-    - `skip_layers`: layers to leave out, such as `3,7-9`, or `auto` (the best on `held_out`, or on a general text): a
-      bundle that drafts for the whole model (`load(draft=)`), and is loaded as nothing else.
+    - `self_draft`: layers to leave out, such as `3,7-9`, or `auto` (the best on `held_out`, or on a general text): a
+      second, short graph without them over the same weights drafts for the whole model (`load(draft="self")`).
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -125,14 +126,17 @@ def export_bundle(
     say = progress or to_stderr
     need_torch(None if adapter is None else "an adapter")
     need_torch(None if held_out is None else "held-out data")
-    need_torch(None if skip_layers is None else "a model without some of its layers")
+    need_torch(None if self_draft is None else "a model without some of its layers")
     kind = target.precision(precision, block_size)
     stream_weights = weights_of(streams, stream_weights, target.static)
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     head = None if drafter is None else read_published(Path(drafter), resolved, described, target, kind)
-    if skip_layers is not None and (head is not None or (described is not None and described.streams is not None)):
-        raise ConfigError("--skip-layers beside a drafter", "one of them", "leave one out")
+    if self_draft is not None and (head is not None or (described is not None and described.streams is not None)):
+        raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
+    if self_draft is not None and (target.static or target.device):
+        given = "fixed shapes" if target.static else target.name
+        raise ConfigError(f"--self-draft for {given}", "a bundle for CPUs, of any shapes", "leave one out")
     layout = choose_format(resolved, described, prompt_format)
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
@@ -142,9 +146,9 @@ def export_bundle(
         say("loading the base")
         parts = load_parts(resolved, described, head)
         tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
-        if skip_layers is not None:
+        if self_draft is not None:
             rows = _held_out_rows(held_out, parts, layout) or text_rows(tokenizer, parts.spec, slow=True)
-            parts = without_layers(parts, skip_layers, [row.input_ids for row in rows], say)
+            parts = with_short(parts, self_draft, [row.input_ids for row in rows], say)
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if exit_layer is not None:
             parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, exit_layer))
@@ -260,8 +264,13 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
     """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
     store = WeightStore(folder / DATA)
     eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
+    short = graph.without(parts.skipped) if isinstance(graph, StepGraph) and parts.skipped else None
     if isinstance(graph, StepGraph) and not eager and (native := native_ops(graph.precision)) is not None:
         onnx.save(graph.build(store, native), folder / NATIVE)
+        if short is not None:
+            onnx.save(short.build(store, native), folder / SHORT_NATIVE)
+    if short is not None:
+        onnx.save(short.build(store, first=True), folder / SHORT)
     if isinstance(graph, StepGraph) and parts.captured:
         captured = CapturedStepGraph(
             graph.spec,
@@ -343,9 +352,9 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
     """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
     write_card(folder, manifest)
-    for name in (MODEL, NATIVE):
+    for name in (MODEL, NATIVE, SHORT, SHORT_NATIVE):
         if (folder / name).exists():
-            _repeat(folder / name, manifest)
+            _repeat(folder / name, shortened(manifest) if name in (SHORT, SHORT_NATIVE) else manifest)
     say("hashing the files")
     manifest = finish(folder, manifest)
     check_graphs(folder, manifest)

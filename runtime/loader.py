@@ -14,13 +14,13 @@ from streamspec.bundle.files import COPY_AGAIN, read_manifest, read_small, verif
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
-from streamspec.errors import ConfigError, ResourceError
+from streamspec.errors import ResourceError
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
-from streamspec.runtime.options import LoadKwargs, LoadOptions
+from streamspec.runtime.options import SELF, LoadKwargs, LoadOptions
 from streamspec.runtime.past_answers import PastAnswers
 from streamspec.runtime.session import Session
 from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
@@ -64,7 +64,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `draft`: folder of another bundle, of a smaller model with the same tokenizer: it drafts in place of a drafter in
       the bundle, as many tokens for each step as pay. Its adapters and its own drafter are not used. "window": the
       bundle's own model drafts, over the first 4 and the newest tokens of its KV cache, 512 in all, or N with
-      "window:N"; it pays at long contexts, and is left out of steps where it does not.
+      "window:N"; it pays at long contexts, and is left out of steps where it does not. "self": the bundle's short
+      graph drafts, the model without some of its layers over the same weights.
     - `context`: maximum tokens of prompt and answer (default: the model's). It caps the memory of the KV cache.
     - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
       `context` tokens, or 1,024 without one, before anything large is opened.
@@ -75,18 +76,15 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
     ConfigError for a provider that cannot be used or does not exist, ConfigError for a draft model of another
-    tokenizer and for a window where there cannot be one, AdapterError for an adapter that does not fit, ResourceError
-    where memory is too small.
+    tokenizer and for a window or a short graph where there is none, AdapterError for an adapter that does not fit,
+    ResourceError where memory is too small.
     """
     from streamspec.runtime.tuning.select_provider import open_runner
 
     folder, options = Path(bundle), LoadOptions.of(options, **keywords)
-    check_memory(folder, options.context, options.memory, options.provider, options.window)
+    check_memory(folder, options.context, options.memory, options.provider, options.window, options.draft == SELF)
     check_idle(options.idle)
     manifest = read_manifest(folder)
-    if skipped := manifest.model.skipped_layers:
-        found = f"a bundle without {len(skipped)} of its base's layers"
-        raise ConfigError(found, "a whole model, for which it drafts", "load that one, with this as draft (--draft)")
     if options.adapter is not None:
         swappable.check_swappable(manifest)
     draft = read_draft(folder, manifest, options)

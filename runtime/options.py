@@ -20,6 +20,7 @@ from streamspec.runtime.text.grammar import Grammar
 MAX_LOGPROBS = 100
 # In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, so many in all.
 WINDOW, KEPT, LEAST_KEPT = "window", 512, 128
+SELF = "self"  # the value of `draft` for the short graph of the bundle
 Progress = Callable[[int, int], None]
 Options = TypeVar("Options")
 
@@ -196,7 +197,7 @@ class LoadOptions:
     draft: str | Path | None = option(
         None,
         "Bundle of a smaller model with the same tokenizer, which drafts, or window: the model itself over its newest "
-        "tokens; default: the bundle's own drafter, if any.",
+        "tokens, or self: without some of its layers; default: the bundle's own drafter, if any.",
     )
     context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.")
     memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")

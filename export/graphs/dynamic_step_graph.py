@@ -76,10 +76,14 @@ class StepGraph:
     stream_weights: str = "merged"
     room: SwappableCapacity | None = None
 
-    def build(self, store: WeightStore, native: NativeOps | None = None) -> onnx.ModelProto:
+    def build(self, store: WeightStore, native: NativeOps | None = None, first: bool = False) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph. `native`: the graph of native
-        operators, after which the store stays open for the other one."""
-        return _Builder(self, store, native).build()
+        operators, after which the store stays open for the other one, as it does after a `first` one."""
+        return _Builder(self, store, native).build(first)
+
+    def without(self, skipped: Sequence[int]) -> StepGraph:
+        """The graph of the model without some of its layers and without a drafter, over the same weights."""
+        return replace(self, spec=self.spec.without(skipped), streams=None, tree=None)
 
 
 @dataclass
@@ -312,7 +316,7 @@ class _Builder:
                 self.drafter = build(self.decoder, parts.streams, parts.candidates, parts.stream_weights)
         self.final = ""  # [r, H]
 
-    def build(self) -> onnx.ModelProto:
+    def build(self, first: bool) -> onnx.ModelProto:
         eager = self.drafter if isinstance(self.drafter, EagerPass) else None
         self.layers = _Layers(self.g, self.decoder, self.parts.streams, eager)
         self.final = self.layers.run(self.layers.batch.positions)
@@ -322,7 +326,9 @@ class _Builder:
         self._defaults()
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
-        model = finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
+        model = finish(
+            self.g, declared(taken), declared(given), "streamspec", native=self.native is not None, first=first
+        )
         stated = {CONTEXT_LENGTH: str(self.parts.spec.context_length)}
         stated |= {} if self.layers.joined is None else {STREAMS: EAGER}
         onnx.helper.set_model_props(model, stated)

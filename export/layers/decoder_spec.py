@@ -90,6 +90,7 @@ class DecoderSpec:
     cache_dtype: str = DTYPES[0]  # of stored keys and values
     sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
+    numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
 
@@ -155,7 +156,20 @@ class DecoderSpec:
 
     def weight_name(self, layer: int, module: str) -> str:
         """`module` as in HF: `self_attn.q_proj`, `mlp.up_proj`, `input_layernorm`, ..."""
-        return f"{self.stacked(self.family.layers)}.{layer}.{module}"
+        number = self.numbers[layer] if self.numbers else layer
+        return f"{self.stacked(self.family.layers)}.{number}.{module}"
+
+    def without(self, skipped: Sequence[int]) -> DecoderSpec:
+        """The same without some of its layers, which share nothing with the others, over the same weights."""
+        kept = tuple(layer for layer in range(self.layers) if layer not in skipped)
+        return replace(
+            self,
+            layers=len(kept),
+            numbers=kept,
+            windows=tuple(self.windows[layer] for layer in kept),
+            taps=tuple(self.taps[layer] for layer in kept),
+            rotary_of=tuple(self.rotary_of[layer] for layer in kept),
+        )
 
     def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
         """The name of linear maps of a layer fused to one."""

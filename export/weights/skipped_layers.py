@@ -24,7 +24,7 @@ from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 AUTO = "auto"
 MOST_SKIPPED = 0.5  # of the layers; with fewer left a model of its own is hardly recognized
 TRIED = 8  # layers at a time, those that were missed least when they were last tried; all of them at first
-OPTION = "--skip-layers"
+OPTION = "--self-draft"
 
 
 def read_skipped(text: str) -> tuple[int, ...] | None:

@@ -1,34 +1,38 @@
-"""Opens what drafts for a bundle in place of its own drafter: a second one, or a window of its own cache.
-tests/runtime/draft_model/test_two_models.py and test_window.py cover this module."""
+"""Opens what drafts for a bundle in place of its own drafter: a second one, its own short graph, or a window of its
+own cache. The tests of runtime/draft_model and tests/export/weights/test_skipped_layers.py cover this module."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from streamspec.bundle.files import read_manifest, verified
-from streamspec.bundle.manifest import TOKENIZER, Manifest
-from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.manifest import MODEL, NATIVE, TOKENIZER, Manifest
+from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
+from streamspec.bundle.onnx_check import check_graphs, shortened
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import CONV
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_model.window import WindowDraftRunner
+from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import check_memory, estimate_memory
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware.providers import DEVICE, STATIC, flavour
-from streamspec.runtime.options import WINDOW, LoadOptions
+from streamspec.runtime.options import SELF, WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
+SHORT_OF = {MODEL: SHORT, NATIVE: SHORT_NATIVE}
 # Bundles whose cache no window can be taken of.
 FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device"}
 
 
 def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manifest | None:
     """Reads the manifest of the bundle that is to draft for the one in `folder`, and compares their tokenizers; its own
-    `manifest` for a window, None where nothing is to. Raises ConfigError where tokenizers number tokens differently,
-    for a window of a cache that has one already or cannot be copied, and for pruning, which belongs to a drafter in the
-    bundle; ResourceError where memory is too small for both."""
+    `manifest` for a window, or what that says of its short graph; None where nothing is to. Raises ConfigError where
+    tokenizers number tokens differently, for a window of a cache that has one already or cannot be copied, for a short
+    graph where there is none, and for pruning, which belongs to a drafter in the bundle; ResourceError where memory is
+    too small for both."""
     if options.draft is None:
         return None
     if options.pruning is not None:
@@ -36,6 +40,8 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manife
     if options.window:
         _check_window(manifest)
         return manifest
+    if options.draft == SELF:
+        return shortened(manifest)  # which `check_memory` has counted
     other = Path(options.draft)
     draft = read_manifest(other)
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
@@ -73,10 +79,15 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
         return runner
     if options.window:
         return WindowDraftRunner(runner, options.window)
-    folder = Path(options.draft)
-    with verified(folder, draft, options.verify):
+    model = runner.model
+    folder, own = (model.path.parent, True) if options.draft == SELF else (Path(options.draft), False)
+    with verified(folder, draft, options.verify and not own):  # the target's files were, a moment ago
         check_graphs(folder, draft)
-        second, _ = open_runner(folder, draft, options.provider, options.threads, options.spin, options.cache_dir)
-    second.model.hashes = options.verify
+        if own:
+            graph = folder / SHORT_OF[model.path.name]
+            second = OrtRunner(LoadedModel(graph, draft, runner.threads, runner.provider, options.spin))
+        else:
+            second, _ = open_runner(folder, draft, options.provider, options.threads, options.spin, options.cache_dir)
+    second.model.hashes = options.verify and not own
     runner.model.companion = second.model
     return TwoModelRunner(runner, second)

@@ -19,6 +19,7 @@ from streamspec import step_graph as sg
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
+from streamspec.bundle.model_section import SHORT
 from streamspec.bundle.onnx_check import check_graphs, digests
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError, one_line
@@ -105,7 +106,7 @@ class LoadedModel:
                 "none there, or nothing can be captured",
                 "export without --capture",
             )
-        if self.path.name == MODEL and NATIVE in self.manifest.files:
+        if self.path.name in (MODEL, SHORT) and NATIVE in self.manifest.files:
             trim()  # what was made while tiles were turned back
         self._check_interface()
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}

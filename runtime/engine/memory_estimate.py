@@ -5,13 +5,14 @@ The figures were fitted to what sessions took on CPUs (docs/guides/embed-in-an-a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
+from streamspec.bundle.onnx_check import shortened
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
@@ -81,6 +82,7 @@ def estimate_memory(
     sessions: int = 1,
     provider: str = AUTO,
     window: int = 0,
+    short: bool = False,
 ) -> MemoryEstimate:
     """Estimates the memory that `bundle` will take on a CPU, from its manifest and without loading it.
 
@@ -90,9 +92,11 @@ def estimate_memory(
     - `provider`: as of `load`. On standard operators a bundle that has native ones takes more than twice as much. With
       "auto" that counts where this machine has no native operators, or times both.
     - `window`: tokens that a second cache of each session keeps to draft with (`load(draft="window")` keeps 512).
+    - `short`: with the short graph over the same weights (`load(draft="self")`) and its cache.
 
     Returns a `MemoryEstimate` in bytes, an upper bound: a model whose embedding is not also its LM head takes up to one
-    embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1.
+    embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1, and
+    for a short graph where there is none.
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     model = manifest.model
@@ -115,12 +119,17 @@ def estimate_memory(
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
-    return MemoryEstimate(
+    found = MemoryEstimate(
         weights=mapped + looked_up + adapter,
         packed=packed,
         cache=sessions * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
+    if not short:
+        return found
+    more = estimate_memory(shortened(manifest), context=context, sessions=sessions, provider=provider)
+    own = {name: getattr(found, name) + getattr(more, name) for name in ("packed", "cache", "work")}
+    return replace(found, **own)
 
 
 def runs_native(manifest: Manifest, provider: str = AUTO) -> bool:
@@ -188,6 +197,7 @@ def check_memory(
     limit: int | None = None,
     provider: str = AUTO,
     window: int = 0,
+    short: bool = False,
 ) -> None:
     """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
     takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
@@ -196,7 +206,7 @@ def check_memory(
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     tokens = min(SURE, manifest.model.context_length) if context is None else context
-    needed = estimate_memory(bundle, context=tokens, provider=provider, window=window)
+    needed = estimate_memory(bundle, context=tokens, provider=provider, window=window, short=short)
     room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
         raise ResourceError(

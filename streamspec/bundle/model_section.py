@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamspec.bundle.cache_section import MOST, read_caches
+from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import LayerCache
 
+SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_layers`, over the data of `model.onnx`
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
+AGAIN = "export the bundle again"
 IF_ANY = {"caches", "heads", "per_layer_width", "skipped_layers"}  # left out where they say nothing, as they once were
 
 
@@ -17,7 +21,7 @@ IF_ANY = {"caches", "heads", "per_layer_width", "skipped_layers"}  # left out wh
 class ModelInfo:
     """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
     `per_layer_width`: numbers of each layer's own input for a token, 0: there is none;
-    `skipped_layers`: of the base, left out: the bundle drafts for a whole one.
+    `skipped_layers`: those that the short graph leaves out, rising; empty: there is none.
     """
 
     layers: int
@@ -32,6 +36,12 @@ class ModelInfo:
     heads: int = 0
     per_layer_width: int = 0
     skipped_layers: tuple[int, ...] = ()
+
+    def without_skipped(self) -> ModelInfo:
+        """Sizes of the short graph."""
+        kept = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
+        caches = tuple(self.caches[layer] for layer in kept) if self.caches else ()
+        return replace(self, layers=len(kept), caches=caches, skipped_layers=())
 
 
 def read_model(raw: Fields) -> ModelInfo:
@@ -49,10 +59,21 @@ def read_model(raw: Fields) -> ModelInfo:
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
         heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
         per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
-        skipped_layers=raw.integers("skipped_layers", 0, MAX_LAYERS, MAX_LAYERS)
+        skipped_layers=raw.integers("skipped_layers", 0, layers - 1, layers - 1)
         if raw.optional("skipped_layers")
         else (),
     )
+
+
+def check_short(model: ModelInfo, files: Container[str], native: str) -> None:
+    """Raises BundleError where `skipped_layers` and the files of the short graph, beside a graph of native operators
+    named `native`, do not go together."""
+    skipped = model.skipped_layers
+    if list(skipped) != sorted(set(skipped)):
+        raise BundleError(f"manifest.model.skipped_layers {list(skipped)}"[:200], "rising numbers", AGAIN)
+    if (bool(skipped), bool(skipped) and native in files) != (SHORT in files, SHORT_NATIVE in files):
+        found = f"manifest.model.skipped_layers and the files {SHORT}, {SHORT_NATIVE} that do not go together"
+        raise BundleError(found, "both or neither", AGAIN)
 
 
 def said(model: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.manifest import CHOICE, MODEL, NATIVE, Manifest
+from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_schema import (
     ATTRIBUTE_FIELDS,
     BITS,
@@ -39,7 +41,7 @@ from streamspec.bundle.onnx_schema import (
     WIDE,
     Fields,
 )
-from streamspec.errors import BundleError
+from streamspec.errors import BundleError, ConfigError
 
 MAX_BYTES = 128 << 20  # weights lie beside the graph
 MAX_NODES = 500_000
@@ -53,6 +55,7 @@ STEERING = (
     *("method", "precision", "model", "prompt_format", "streams", "trees"),
     *("static", "captured", "swappable", "block_size", "store"),
 )
+OVER_MODEL = NATIVE, CAPTURED, SHORT, SHORT_NATIVE  # graphs over the data of `model.onnx`
 Span = tuple[int, int]
 Message = dict[int, list[int | Span]]
 
@@ -64,7 +67,7 @@ class _MalformedGraph(ValueError):
 def check_graphs(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and
     their data are listed in its manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
-    for name in (MODEL, NATIVE, CAPTURED, CHOICE, COMPACT):
+    for name in (MODEL, *OVER_MODEL, CHOICE, COMPACT):
         for part in {name, data_of(name)}:
             if part not in manifest.files and (folder / part).exists():
                 raise BundleError(
@@ -86,6 +89,14 @@ def digests(manifest: Manifest) -> dict[str, str]:
     return {f"manifest.{name}": hashlib.sha256(text.encode()).hexdigest()[:32] for name, text in texts.items()}
 
 
+def shortened(manifest: Manifest) -> Manifest:
+    """What a manifest of the short graph alone would say. Raises ConfigError for a bundle without one."""
+    if not manifest.model.skipped_layers or manifest.static or COMPACT in manifest.files:
+        found = "draft 'self' for a bundle without a short graph for CPUs"
+        raise ConfigError(found, "one of export --self-draft", "export it so, or leave draft out")
+    return replace(manifest, model=manifest.model.without_skipped(), probe=None)
+
+
 def _said(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
@@ -94,7 +105,7 @@ def _said(value: Any) -> Any:
 
 def data_of(graph: str) -> str:
     """Name of the file with a graph's weights."""
-    return f"{MODEL if graph in (NATIVE, CAPTURED) else graph}.data"
+    return f"{MODEL if graph in OVER_MODEL else graph}.data"
 
 
 def check_graph(file: Path, outside: int) -> None:

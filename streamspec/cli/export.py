@@ -123,10 +123,10 @@ def command(
         int | None,
         typer.Option(help="Most tokens of --store, 6 bytes each; default: 300000.", show_default=False),
     ] = None,
-    skip_layers: Annotated[
+    self_draft: Annotated[
         str | None,
         typer.Option(
-            help="Leave layers out, such as 3,7-9, or auto: a bundle that drafts for the whole model's, with --draft.",
+            help="Also write a graph without layers such as 3,7-9, or auto, which drafts with --draft self.",
             show_default=False,
         ),
     ] = None,
@@ -164,7 +164,7 @@ def command(
     shaped = "--static" if static else "--capture" if capture else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
     weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
-    weights |= {"--exit-layer": exit_layer is not None, "--skip-layers": skip_layers is not None}
+    weights |= {"--exit-layer": exit_layer is not None, "--self-draft": self_draft is not None}
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
@@ -208,11 +208,11 @@ def command(
         drafter=drafter,
         streams=streams,
         exit_layer=exit_layer,
-        skip_layers=skip_layers,
+        self_draft=self_draft,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0
-    report(out, score_answers(out, held_out, rows_default) if held_out is not None and not skip_layers else {}, as_json)
+    report(out, score_answers(out, held_out, rows_default) if held_out is not None else {}, as_json)
 
 
 def check_options(

@@ -13,7 +13,7 @@ import typer
 
 from streamspec.option_fields import help_of
 from streamspec.runtime.decoding.sampling_params import Sampling
-from streamspec.runtime.options import WINDOW, GenerationOptions, LoadOptions
+from streamspec.runtime.options import SELF, WINDOW, GenerationOptions, LoadOptions
 
 
 def load_flag(name: str, **settings: Any) -> Any:
@@ -36,8 +36,8 @@ def installed(bundle: Path | None) -> Path | None:
 
 
 def drafting(draft: str | None) -> str | Path | None:
-    """As `LoadOptions.draft` takes it, which also checks it: a window by its name, or the folder of a bundle."""
-    return draft if draft is None or draft.partition(":")[0] == WINDOW else installed(Path(draft))
+    """As `LoadOptions.draft` takes it, which also checks it: a name, or the folder of a bundle."""
+    return draft if draft is None or draft.partition(":")[0] in (WINDOW, SELF) else installed(Path(draft))
 
 
 def unescaped(text: str) -> str:

@@ -46,7 +46,7 @@ HELD = {
     "model.caches.": GRAPH,
     "model.heads": "memory estimates read it; " + STATED,
     "model.per_layer_width": "memory estimates read it; " + STATED,
-    "model.skipped_layers": WORDS + "; and " + STATED,
+    "model.skipped_layers": GRAPH + " without them; and " + STATED,
     "prompt_format.": STATED,
     "streams.gamma": GRAPH,
     "streams.ns": PROBE + ", pruned",

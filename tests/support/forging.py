@@ -21,7 +21,7 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Changes the manifest, and has the graph agree."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     change(manifest)
-    for name in ("model.onnx", "native.onnx"):
+    for name in ("model.onnx", "native.onnx", "short.onnx", "short_native.onnx"):
         with contextlib.suppress(OSError, DecodeError):
             graph = onnx.load(bundle / name, load_external_data=False)
             stated = {one.key: one.value for one in graph.metadata_props if not one.key.startswith("manifest.")}
