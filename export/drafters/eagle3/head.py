@@ -226,7 +226,7 @@ def check_target(folder: Path, config: HeadConfig | BlockHeadConfig, target: Any
         other.append(f"states of layer {', '.join(map(str, wrong))} of {layers}")
     if other:
         named = f" (it names {config.target})" if config.target else ""
-        raise AdapterError(f"{folder}: {'; '.join(other)}{named}", "a head of this base", "name its own base")
+        raise AdapterError(f"{folder}: {'; '.join(other)}{named}", "a drafter of this base", "name its own base")
 
 
 def _stored(folder: Path) -> dict[str, SafeTensor]:

@@ -236,7 +236,7 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"target_hidden_size": 128},
         {},
-        r"hidden size 128, not 64 \(it names maker/model\); expected a head of this base",
+        r"hidden size 128, not 64 \(it names maker/model\); expected a drafter of this base",
     ),
     ({}, {"vocab_size": 128}, "vocabulary 128, not 96"),
     ({}, {"num_key_value_heads": 4}, "keys and values 4 x 16, not 2 x 16"),
