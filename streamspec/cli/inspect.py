@@ -90,11 +90,12 @@ def _bundle(path: Path) -> Rows:
     if manifest.streams and manifest.trees:
         streams, nodes = manifest.streams, manifest.trees.nodes
         tree: DraftTree = manifest.trees.tree()
+        source = "on validation data" if manifest.recipe else "assumed: the drafter is a published one"
         expected = sum(probability for _, _, probability in nodes[: len(tree)])
         rows += [
             (manifest.drafter or "streams", f"{streams.gamma} {_where(streams)}, {streams.candidates} candidates each"),
             ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
-            ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
+            ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, {source}"),
         ]
     if manifest.store:
         rows.append(

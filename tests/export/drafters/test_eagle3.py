@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.cli import app
+from streamspec.cli import inspect as inspection
 from streamspec.cli.export import check_options
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import Target, export_bundle
@@ -172,6 +173,7 @@ def test_heads_draft_what_layers_of_transformers_draft(case: str, target: Target
     manifest = export_bundle(
         tmp_path / "base", None, tmp_path / "bundle", "fp32", drafter=head, target=target, progress=lambda line: None
     )
+    assert "assumed" in dict(inspection.describe(tmp_path / "bundle")[1])["expected tokens per step"]
     assert manifest.parity["streams"]["relative"] < 1e-4 and manifest.parity["streams"]["argmax"] == 1.0
     assert (manifest.method, manifest.drafter) == ("eagle", "eagle3") and manifest.streams is not None
     theirs, rng = HeadOfTransformers(model, config, values), np.random.default_rng(1)
