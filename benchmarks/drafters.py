@@ -64,6 +64,9 @@ def arms(texts: list[str], both: bool, threads: int | None, sampling: Sampling, 
             chosen = given | (dict.fromkeys(TEXT_SOURCES, True) if more else {})
             name = Path(bundle).name + (f":{options}" if options else "") + (" + text" if more else "")
             made.append(Arm(name, load(bundle, threads=threads, **chosen), True, sampling, rows))
+    providers = {arm.name: arm.session.provider.name for arm in made}
+    if len(set(providers.values())) > 1:
+        sys.exit(f"found several providers, {providers}; expected one: set STREAMSPEC_NATIVE=0 or leave sides out")
     return [Arm("plain", made[0].session, False, sampling), *made]
 
 
