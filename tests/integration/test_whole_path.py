@@ -26,7 +26,6 @@ from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.train import train
 from streamspec.bundle.files import verify_files
 from streamspec.cli.inspect import describe
-from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.model_families import FAMILIES
 from streamspec.runtime import Grammar, Sampling, Session
@@ -89,19 +88,6 @@ def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data
         .eval()
     )
     check(session, model, base)
-
-
-def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "adapter", method="eagle", recipe="staged", epochs=1.0))
-    with pytest.raises(ConfigError, match="a draft layer in a static graph"):
-        export_bundle(
-            base,
-            tmp_path / "adapter",
-            tmp_path / "bundle",
-            "fp32",
-            progress=lambda line: None,
-            target=Target(static=True),
-        )
 
 
 def test_the_papers_streams_change_no_answer(base: Path, data: Path, tmp_path: Path) -> None:

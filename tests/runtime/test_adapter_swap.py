@@ -26,6 +26,7 @@ from streamspec.errors import AdapterError, BundleError, ConfigError, Streamspec
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.runtime import Sampling, Session, load
 from tests.export.test_swappable_bundle import quiet, tuned
+from tests.support.forging import edit
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
 PROMPT = "abcabd"
@@ -382,10 +383,11 @@ def test_a_bundle_with_its_adapter_merged_swaps_nothing(adapters: dict[str, Path
 
 
 def test_chats_need_a_template(copy: Path) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
-    del manifest["files"]["chat_template.jinja"]
-    manifest["prompt_format"] = {"kind": "raw", "separator": "\n"}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    def without_template(manifest: dict[str, Any]) -> None:
+        del manifest["files"]["chat_template.jinja"]
+        manifest["prompt_format"] = {"kind": "raw", "separator": "\n"}
+
+    edit(copy, without_template)
     refused(load(copy, threads=1, tree=8), "drafts", AdapterError, "a bundle with chat_template.jinja")
 
 
@@ -400,13 +402,11 @@ def test_the_graph_must_take_what_its_room_promises(copy: Path) -> None:
 @pytest.mark.parametrize("ns", [1, 3])
 def test_stream_layers_that_bundle_and_adapter_both_misstate_are_refused(copy: Path, ns: int) -> None:
     """Rows that the early exit drops would be dropped in other layers of the cache than the graph drops them in."""
-    for file, section in ((copy / "manifest.json", "swappable"), (copy / "adapters" / "tuned" / "adapter.json", "")):
-        described = json.loads(file.read_text())
-        if section:
-            described[section]["ns"] = [ns]
-        else:
-            described["streams"]["ns"] = ns
-        file.write_text(json.dumps(described))
+    edit(copy, lambda manifest: manifest["swappable"].update(ns=[ns]))
+    file = copy / "adapters" / "tuned" / "adapter.json"
+    described = json.loads(file.read_text())
+    described["streams"]["ns"] = ns
+    file.write_text(json.dumps(described))
     refused(
         load(copy, threads=1, tree=8), "tuned", BundleError, "pruned from layer . on as streams.ns and exit_layer say"
     )

@@ -38,6 +38,7 @@ class FakeSession:
     provider: ProviderChoice = field(default_factory=lambda: ProviderChoice("cpu"))
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
+    runner: Any = field(default_factory=lambda: SimpleNamespace(row_counts=()))
 
     threads, context_length = 2, 100
 

@@ -13,13 +13,19 @@ import onnx
 import pytest
 from google.protobuf.message import DecodeError
 
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.swappable_adapters import fingerprint
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
 
 
 def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes the manifest, and has the graph agree."""
-    manifest = json.loads((bundle / "manifest.json").read_text())
+    """Changes the manifest, and has the graph and adapters made for it agree."""
+    manifest, adapters = (
+        json.loads((bundle / "manifest.json").read_text()),
+        list(bundle.glob("adapters/*/adapter.json")),
+    )
+    before = fingerprint(read_manifest(bundle)) if adapters else ""
     change(manifest)
     for name in ("model.onnx", "native.onnx", "short.onnx", "short_native.onnx"):
         with contextlib.suppress(OSError, DecodeError):
@@ -30,6 +36,8 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
             content = (bundle / name).read_bytes()
             manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
+    for adapter in adapters:
+        adapter.write_text(adapter.read_text().replace(before, fingerprint(read_manifest(bundle))))
 
 
 def forge(bundle: Path, name: str, content: bytes) -> None:

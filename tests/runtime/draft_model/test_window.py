@@ -214,7 +214,7 @@ def test_the_window_drafts_where_the_latency_model_says_that_it_pays(
     session.policy = replace(session.policy, rows=16, costs=costs_at(price))
     session.adaptive = AdaptiveState(session.policy)
     stats = session.generate(SHORT, max_new_tokens=60).stats
-    assert (stats.drafts.calls > 30) == pays
+    assert (stats.drafts.calls > 15) == pays
     assert pays or stats.plain_steps > 50
 
 
