@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from recycling import CountedTime, costs_of
 
 from streamspec.bench.prompts import read_cases
 from streamspec.runtime import Session, load
@@ -62,26 +62,10 @@ class CountedRunner:
         return self._runner.verify(tokens, tree, draft, *more, **named)
 
 
-class CountedTime(SpeculativeDecoder):
-    """Its clock goes by the costs of steps."""
-
-    def _clock(self) -> float:
-        runner: Any = self.runner
-        return float(runner.cost) / 100
-
-
-def costs_of(text: str, price: float) -> RowCosts:
-    """The curve through points such as `1:1,8:1.15`."""
-    points = np.array([pair.split(":") for pair in text.split(",")], float)
-    costs, curve = RowCosts(np.ones(1)), np.interp(np.arange(1, ROWS + 1), *points.T)
-    costs._set(curve + price * (np.arange(ROWS) > 0), curve, price)
-    return costs
-
-
 def answered(session: Session, prompts: Sequence[list[int]], plain: Sequence[list[int]], arm: str, options: Any) -> str:
     """One cell of the table: all prompts answered by the sources of `arm`."""
     known = {"n": NGRAM, "r": RECYCLING, "l": LOOKAHEAD, "L": LOOKAHEAD}
-    costs = costs_of(options.costs, options.price * ("d" in arm))
+    costs = costs_of(options.costs, options.price * ("d" in arm), ROWS)
     sources = tuple(source for letter, source in known.items() if letter in arm)
     eos = session.manifest.model.eos_token_ids
     policy = DecodingPolicy(eos, ROWS, costs, sources, search=native_search.find() or PYTHON_SEARCH)

@@ -113,11 +113,11 @@ class CountedTime(SpeculativeDecoder):
         return float(runner.cost) / 100
 
 
-def costs_of(text: str, price: float) -> RowCosts:
-    """The curve through points such as `1:1,8:1.15`."""
+def costs_of(text: str, price: float, rows: int = ROWS) -> RowCosts:
+    """The curve of `rows` through points such as `1:1,8:1.15`."""
     points = np.array([pair.split(":") for pair in text.split(",")], float)
-    costs, curve = RowCosts(np.ones(1)), np.interp(np.arange(1, ROWS + 1), *points.T)
-    costs._set(curve + price * (np.arange(ROWS) > 0), curve, price)
+    costs, curve = RowCosts(np.ones(1)), np.interp(np.arange(1, rows + 1), *points.T)
+    costs._set(curve + price * (np.arange(rows) > 0), curve, price)
     return costs
 
 

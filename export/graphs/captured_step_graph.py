@@ -46,7 +46,6 @@ from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.short_conv import Read, RowsBefore
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.quantization.precisions import Precision, Rows
@@ -220,15 +219,6 @@ class _CapturedLayers(LayerStack):
                     bias = window_out(g, bias, self.positions, seen, window)
                 self._biases[window, group] = g.op("Tile", bias, g.ints(group, 1))
         return self._biases[window, group]
-
-    def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
-        raise NotImplementedError  # see `check_capturable`
-
-    def inputs_of(self, present: tuple[str, ...]) -> Read:
-        raise NotImplementedError
-
-    def rows_before(self) -> RowsBefore:
-        raise NotImplementedError
 
 
 class _CapturedBuilder:

@@ -22,7 +22,7 @@ from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.drafters.streams.stream_pass import window_out
-from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
+from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention
@@ -109,7 +109,7 @@ class _Batch:
     before: RowsBefore | None = None  # where there are convolutions
 
 
-class _Layers(LayerStack):
+class _Layers(ConvolvingStack):
     """The layers over a cache that is written in place; rows leave it at the early exit, and before the last MLP all
     that need no logits."""
 

@@ -59,7 +59,7 @@ class LayerStack(ABC):
                 self.entering(layer, state)
                 if layer in self.tapped:
                     self.entries[layer] = state.residual.stream
-                state.mixed = self.convolution(layer, state) if self.spec.taps[layer] else self.attention(layer, state)
+                state.mixed = self.mixed(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
                     g,
@@ -91,6 +91,10 @@ class LayerStack(ABC):
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
 
+    def mixed(self, layer: int, state: LayerRows) -> str:
+        """[1, rows, ..]: what mixes the rows of a layer."""
+        return self.attention(layer, state)
+
     @abstractmethod
     def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
         """Gives K and V rows [1, n, Hkv*D] to the cache of a layer; returns where they and those before them are."""
@@ -119,6 +123,19 @@ class LayerStack(ABC):
         """Attention `mixed` of the main rows with that of eager streams, if any."""
         return mixed if self.joined is None else self.joined.mixed(self.g, layer, mixed, self.presents[layer])
 
+    def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
+        """Called before attention; may leave rows out."""
+
+    def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
+        """Called after attention; may leave rows out."""
+
+
+class ConvolvingStack(LayerStack):
+    """Layers of which some have a short convolution in place of attention."""
+
+    def mixed(self, layer: int, state: LayerRows) -> str:
+        return self.convolution(layer, state) if self.spec.taps[layer] else super().mixed(layer, state)
+
     def convolution(self, layer: int, state: LayerRows) -> str:
         """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""
         g, decoder = self.g, self.decoder
@@ -139,9 +156,3 @@ class LayerStack(ABC):
     @abstractmethod
     def rows_before(self) -> RowsBefore:
         """The rows before each row that goes on."""
-
-    def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
-        """Called before attention; may leave rows out."""
-
-    def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
-        """Called after attention; may leave rows out."""

@@ -21,7 +21,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.stream_pass import window_out
-from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
+from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored
 from streamspec.export.layers.decoder import Decoder
@@ -116,7 +116,7 @@ class _AcceptedApart(Accepted):
         return [(past_key, past_value), (key, value)]
 
 
-class _StaticLayers(LayerStack):
+class _StaticLayers(ConvolvingStack):
     """The layers over a cache that is only read."""
 
     g: StaticScope
