@@ -218,7 +218,7 @@ def finish_drafter(
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_answers": min(len(own), len(ranks)),
-        "expected": expected(ranks, run.config.method, run.config.resolved, run.ns / len(drafter.decoder.layers)),
+        "expected": expected(ranks, run.config.method, run.config.resolved, run.ns, len(drafter.decoder.layers)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
     return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)

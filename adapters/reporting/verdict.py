@@ -16,35 +16,39 @@ from streamspec.draft_tree import DraftTree
 from streamspec.progress import duration
 
 ROW_COSTS = {2: 1.09, 4: 1.24, 8: 1.51, 12: 1.86, 16: 2.29}  # a step of so many rows over a plain one
-STREAMS_COST, LAYER_COST = 0.1, 1.1  # of streams, and on top of it through all layers; ten of thirty cost 0.43
+STREAMS_COST, LAYER_COST = 0.1, 1.1  # of gamma rows, and on top of it through all layers; ten of thirty cost 0.43
 PASS_COST = 0.09  # of a draft layer; five passes cost 0.46
 FLAT_TAU, FLAT_LOSS = 0.03, 0.01  # share by which tau or loss changes at least, for its trend to be one
 HARDLY = 1.1  # expected speed-up below which speculation hardly pays
 Options = Mapping[str, Any]
 
 
-def _passes(options: Options, share: float) -> float:
+def _rows(own: int, layers: int) -> float:
+    return STREAMS_COST + LAYER_COST * own / layers
+
+
+def _passes(options: Options, ns: int, layers: int) -> float:
     return PASS_COST * (options["gamma"] - bool(options["parallel"]))
 
 
-DRAFTER_COSTS: dict[str, Callable[[Options, float], float]] = {  # by resolved options and the share of MSA layers
-    "streaming": lambda options, share: STREAMS_COST + LAYER_COST * share,
-    "medusa": lambda options, share: 0.0,
+DRAFTER_COSTS: dict[str, Callable[[Options, int, int], float]] = {  # by resolved options, MSA layers and all layers
+    "streaming": lambda options, ns, layers: _rows(ns, layers),
+    "medusa": lambda options, ns, layers: 0.0,
     "jakiro": _passes,
     "eagle": _passes,
     "mtp": _passes,
     "hydra": _passes,
     "eagle3": _passes,
-    "dflash": lambda options, share: PASS_COST * options["block_layers"],  # taken as that of a draft layer's passes
+    "dflash": lambda options, ns, layers: _rows(options["block_layers"], layers),  # as many rows as streams
 }
 
 
-def expected(ranks: Ranks, method: str, options: Options, share: float) -> dict[str, float]:
+def expected(ranks: Ranks, method: str, options: Options, ns: int, layers: int) -> dict[str, float]:
     """The number of rows that promises most, its simulated tau, what a step costs in plain steps, and the speed-up.
 
-    `share`: MSA layers over all layers.
+    `ns`: MSA layers, `layers`: those of the base.
     """
-    price = DRAFTER_COSTS[method](options, share)
+    price = DRAFTER_COSTS[method](options, ns, layers)
     order = node_order(ranks, options["gamma"])
     found = []
     for rows, cost in ROW_COSTS.items():

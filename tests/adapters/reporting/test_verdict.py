@@ -16,20 +16,27 @@ def test_every_drafter_has_a_cost() -> None:
 
 
 def test_the_expected_speed_up_is_tau_over_the_steps_cost() -> None:
-    found = expected(RIGHT, "streaming", {"gamma": 2}, 0.5)
+    found = expected(RIGHT, "streaming", {"gamma": 2}, 15, 30)
     assert found == {
         "rows": 4,
         "tau": 3.0,
         "step": 1.89,
         "speed_up": 1.59,
     }  # 1.24 for rows, 0.1 for streams, 0.55 for half the layers
-    assert expected(RIGHT, "medusa", {"gamma": 2}, 0.5)["speed_up"] == round(3 / 1.24, 2)
-    costs = [expected(RIGHT, "jakiro", {"gamma": 2, "parallel": last}, 0.0)["step"] for last in (False, True)]
+    assert expected(RIGHT, "medusa", {"gamma": 2}, 15, 30)["speed_up"] == round(3 / 1.24, 2)
+    costs = [expected(RIGHT, "jakiro", {"gamma": 2, "parallel": last}, 10, 30)["step"] for last in (False, True)]
     assert costs == [round(1.24 + 0.18, 2), round(1.24 + 0.09, 2)]
 
 
+def test_a_block_costs_what_streams_through_as_many_layers_cost() -> None:
+    for count in (1, 3):
+        block = expected(RIGHT, "dflash", {"gamma": 2, "block_layers": count}, 10, 30)
+        assert block == expected(RIGHT, "streaming", {"gamma": 2}, count, 30)
+        assert block["step"] == round(1.24 + 0.1 + 1.1 * count / 30, 2)
+
+
 def test_without_right_candidates_a_step_costs_more_than_it_brings() -> None:
-    found = expected(WRONG, "streaming", {"gamma": 2}, 0.2)
+    found = expected(WRONG, "streaming", {"gamma": 2}, 6, 30)
     assert found["rows"] == min(ROW_COSTS) and found["tau"] == 1.0 and found["speed_up"] < 1
     said = verdict({"expected": found, "per_stream_accuracy": [0.0, 0.0]}, {})
     assert (
@@ -63,7 +70,7 @@ def test_the_trend_is_that_of_the_last_third() -> None:
     ],
 )
 def test_the_trend_is_said_in_words(name: str, values: list[float], says: str) -> None:
-    metrics = {"expected": expected(RIGHT, "medusa", {"gamma": 2}, 0.0), "per_stream_accuracy": [0.43, 0.2]}
+    metrics = {"expected": expected(RIGHT, "medusa", {"gamma": 2}, 10, 30), "per_stream_accuracy": [0.43, 0.2]}
     said = verdict(
         metrics if name == "eval_tau" else {}, {"task": [], "regenerated": {"n": 1}, "last": log(name, values)}
     )
