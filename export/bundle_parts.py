@@ -46,6 +46,13 @@ class Parts:
     published: tuple[str, str] | None = None  # of a published drafter: it, and the method whose kind it is
     skipped: tuple[int, ...] = ()  # layers that the short graph leaves out
 
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that a call has at most; None: any number."""
+        if self.static is not None:
+            return self.static.rows
+        return self.captured.margin if self.captured is not None else None
+
 
 def load_parts(base: Base, adapter: Adapter | None, head: Published | None = None) -> Parts:
     whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model

@@ -30,6 +30,7 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import check_graphs, digests, shortened
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
+from streamspec.captured.packed_call import CallSizes, captured_features
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles, add_store
 from streamspec.export.bundle_card import write_card
@@ -60,6 +61,7 @@ from streamspec.export.quantization.calibration_text import calibration_tokens
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import copy_tokenizer
+from streamspec.export.validate.captured_runner import CapturedGraph
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import text_rows, texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
@@ -70,6 +72,7 @@ from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token
 from streamspec.runtime.hardware import native_library
+from streamspec.step_graph import GraphFeatures
 
 DATA = f"{MODEL}.data"
 
@@ -178,6 +181,8 @@ def export_bundle(
         manifest = _measured(manifest, folder, open_session(folder / MODEL, static=static), reference)
         if (folder / NATIVE).exists():
             manifest = _with_native(manifest, folder, reference, say)
+        if manifest.captured is not None:
+            manifest = _with_captured(manifest, manifest.captured, folder, reference)
         return complete(folder, manifest, say)
 
 
@@ -255,8 +260,7 @@ def _compute_reference(
 ) -> _Reference:
     tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
     say(f"computing the reference in {computed_by(parts.target.model)}")
-    most = parts.static.rows if parts.static else TREE_ROWS
-    expected = expect(parts.target.model, parts.streams, tokens, most, parts.spec, say)
+    expected = expect(parts.target.model, parts.streams, tokens, parts.most_rows or TREE_ROWS, parts.spec, say)
     return _Reference(computed_by(parts.target.model), tokens, expected, measure_all(parts.target.model, texts))
 
 
@@ -311,6 +315,14 @@ def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: P
         return manifest
     report = check_parity(open_session(folder / NATIVE), reference.expected, manifest.precision)
     return replace(manifest, parity=manifest.parity | {"native": report})
+
+
+def _with_captured(manifest: Manifest, sizes: CallSizes, folder: Path, reference: _Reference) -> Manifest:
+    """The manifest with the parity of the captured graph, which computes the same here as on a device."""
+    features = captured_features(GraphFeatures.of_manifest(manifest), sizes)
+    graph = CapturedGraph(open_session(folder / CAPTURED), sizes, features)
+    report = check_parity(graph, reference.expected, manifest.precision)
+    return replace(manifest, parity=manifest.parity | {"captured": report})
 
 
 def _graph(

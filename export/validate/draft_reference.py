@@ -15,7 +15,7 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
+from streamspec.export.validate.graph_runner import AnyRunner
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ExpectedDrafts(ABC):
     """PyTorch's drafts at a few nodes of a tree."""
 
     @abstractmethod
-    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         """Yields every row that the graph drafts at those nodes; `steps` has run the context."""
 
 
@@ -94,7 +94,7 @@ class ParallelDrafts(ExpectedDrafts):
     spec: DraftSpec
     drafts: list[tuple[int, int, Array]]
 
-    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         tree, chosen = case.tree, self.spec.draft_vocab
         for node, root, logits in self.drafts:
             out = steps.step(

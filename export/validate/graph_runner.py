@@ -12,6 +12,7 @@ import numpy as np
 from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
+from streamspec.export.validate.captured_runner import CapturedGraph, CapturedGraphRunner
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import (
     CHOICES,
@@ -245,7 +246,12 @@ class StaticGraphRunner:
         self.length += count
 
 
-def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> GraphRunner | StaticGraphRunner:
-    """The runner of a session's kind of graph."""
+AnyRunner = GraphRunner | StaticGraphRunner | CapturedGraphRunner
+
+
+def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> AnyRunner:
+    """The runner of a session's kind of graph, or of a `CapturedGraph`."""
+    if isinstance(session, CapturedGraph):
+        return CapturedGraphRunner(session)
     static = any(value.name == new_rows(0, KEY) for value in session.get_outputs())
     return StaticGraphRunner(session) if static else GraphRunner(session, capacity, adapter)

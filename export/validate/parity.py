@@ -19,8 +19,9 @@ from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.validate.captured_runner import CapturedGraph
 from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
+from streamspec.export.validate.graph_runner import AnyRunner, stepper
 from streamspec.export.validate.long_context import ExpectedLong, expect_long, run_long
 from streamspec.export.validate.reference import reference_of, tree_rows
 from streamspec.step_graph import CHOICES, is_cache
@@ -160,7 +161,8 @@ def check_parity(
         report["streams"] = _drafts(session, steps, expected.drafts, expected)
     report |= _long_rows(expected.long, lambda capacity: stepper(session, capacity, adapter))
     half = any(value.type == "tensor(float16)" for value in session.get_inputs() if is_cache(value.name))
-    _judge(report, precision, LIMITS.get("fp16" if half and precision in LIMITS else precision, np.inf))
+    kind = "captured" if isinstance(session, CapturedGraph) else "exported"
+    _judge(report, precision, LIMITS.get("fp16" if half and precision in LIMITS else precision, np.inf), kind)
     return report
 
 
@@ -190,9 +192,7 @@ def _long_rows(long: ExpectedLong | None, runner: Callable[[int], Any]) -> dict[
     return report
 
 
-def _drafts(
-    session: Any, steps: GraphRunner | StaticGraphRunner, drafts: ExpectedDrafts, truth: Expected
-) -> dict[str, float | int]:
+def _drafts(session: Any, steps: AnyRunner, drafts: ExpectedDrafts, truth: Expected) -> dict[str, float | int]:
     """Drafts beside a few nodes of the tree, compared on the graph's candidates and on the first of them."""
     difference, agreed = _Difference([], []), []
     for candidates, ours, logits in drafts.compare(session, steps, truth.case):
@@ -205,19 +205,19 @@ def _drafts(
     return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
 
 
-def _judge(report: dict[str, Any], precision: str, limit: float) -> None:
-    """Raises StreamspecError where a part of the report differs by more than `limit`."""
+def _judge(report: dict[str, Any], precision: str, limit: float, kind: str = "exported") -> None:
+    """Raises StreamspecError where a part of the report differs by more than `limit`. `kind`: of graph."""
     for part in ("plain", "tree", "streams", "long"):
         relative = report.get(part, {}).get("relative", 0.0)
         if precision == "fp16" and not np.isfinite(relative):
             raise StreamspecError(
-                f"the exported graph's {part} logits are not finite",
+                f"the {kind} graph's {part} logits are not finite",
                 "numbers that half precision can hold",
                 "use --precision int8 or fp32",
             )
         if not np.isfinite(relative) or relative > limit:
             raise StreamspecError(
-                f"the exported graph's {part} logits differ from the reference by {relative:.2g} of their spread",
+                f"the {kind} graph's {part} logits differ from the reference by {relative:.2g} of their spread",
                 f"at most {min(limit, 1):g}",
                 "report this base: its graph is not computed correctly",
             )

@@ -19,13 +19,14 @@ Tokens are whole numbers below 2**24, so float32 holds them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from streamspec.step_graph import GraphFeatures
+from streamspec.step_graph import RAW_LOGITS, STATIC, GraphFeatures, is_cache, outputs
 
 TOKEN, POSITION, PARENT, NUMBER, PAST, NODE, ROOT, COLUMNS = range(8)
 MOST_TOKENS, MOST_ROWS = 1 << 24, 64  # of a vocabulary, of a call
@@ -100,25 +101,27 @@ def pack(
     call[:used, COLUMNS + sizes.margin : COLUMNS + sizes.margin + used] = sees
 
 
-def result_shapes(rows: int, features: GraphFeatures) -> list[tuple[int, ...]]:
-    """The shapes of what a result holds, in its order."""
-    if not features.drafter:
-        return [(rows,)]
-    pairs = (features.gamma, features.candidates)
-    return [(rows,), (1,), pairs, pairs, *([(*pairs, features.candidates)] if features.bigram else [])]
+class ResultPart(NamedTuple):
+    """One array of a result."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
-def result_size(rows: int, features: GraphFeatures) -> int:
-    """Numbers in a result."""
-    return sum(int(np.prod(shape)) for shape in result_shapes(rows, features))
+def result_parts(rows: int, features: GraphFeatures) -> list[ResultPart]:
+    """What a result holds, in its order: what a static graph of so many rows gives beside its logits and cache."""
+    given = outputs(STATIC, replace(features, rows=rows))
+    named = [row for row in given if row.name != RAW_LOGITS and not is_cache(row.name)]
+    return [ResultPart(row.name, row.filled(0).shape, row.dtype) for row in named]
 
 
-def unpack(result: np.ndarray, rows: int, features: GraphFeatures) -> list[np.ndarray]:
-    """Copies of the parts of a result float32 [x]; choices, node and candidates as int64."""
-    parts, at = [], 0
-    for number, shape in enumerate(result_shapes(rows, features)):
-        size = int(np.prod(shape))
-        part = result[at : at + size].reshape(shape)
-        parts.append(part.astype(np.int64 if number < 3 else np.float32))
-        at += size
-    return parts
+def unpack(result: np.ndarray, parts: Sequence[ResultPart]) -> list[np.ndarray]:
+    """Copies of the parts of a result float32 [x], of their own types."""
+    ends = np.cumsum([part.size for part in parts])
+    arrays = np.split(result, ends[:-1])
+    return [array.reshape(part.shape).astype(part.dtype) for array, part in zip(arrays, parts, strict=True)]

@@ -15,10 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.captured.packed_call import CallSizes, captured_features
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.draft_pass import DraftSpec
+from streamspec.export.deployment_target import DEVICE_PRECISIONS
+from streamspec.export.drafters.draft_pass import DraftSpec, graph_features
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
@@ -26,12 +29,14 @@ from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
 from streamspec.export.quantization.static_precisions import static_precision
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, open_session, stepper
+from streamspec.export.validate.captured_runner import CapturedGraph
+from streamspec.export.validate.graph_runner import AnyRunner, open_session, stepper
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
 from tests.support.near_families import NEAR
 
 VOCAB, HIDDEN, LAYERS = 96, 64, 4
+CAPTURED = CallSizes((1, 8, 16), 64)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": False},
     "mistral": {"sliding_window": 6},
@@ -208,7 +213,7 @@ class Built:
     path: Path
     session: Any
 
-    def stepper(self, capacity: int = 64) -> GraphRunner | StaticGraphRunner:
+    def stepper(self, capacity: int = 64) -> AnyRunner:
         return stepper(self.session, capacity)
 
 
@@ -248,6 +253,28 @@ def build_static(
     )
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", 1, True, **session))
+
+
+def build_captured(
+    folder: Path,
+    model: Any,
+    streams: bool | DraftSpec = True,
+    kind: str = "fp32",
+    mode: str = "merged",
+    sizes: CallSizes = CAPTURED,
+) -> Built:
+    """The same with a graph for capture."""
+    spec = describe(model)
+    drafter = tiny_streams(spec) if streams is True else (streams or None)
+    candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
+    made = DEVICE_PRECISIONS[kind]()
+    graph = CapturedStepGraph(spec, ModelSource(model, spec), made, sizes, drafter, candidates, mode)
+    store = WeightStore(folder / "captured.onnx.data")
+    onnx.save(graph.build(store), folder / "captured.onnx")
+    store.close()
+    features = captured_features(graph_features(spec, drafter, candidates), sizes)
+    session = CapturedGraph(open_session(folder / "captured.onnx", threads=1), sizes, features)
+    return Built(model, spec, drafter, folder, session)
 
 
 def save_base(folder: Path, model: Any | None = None) -> Base:

@@ -21,7 +21,7 @@ from streamspec.export.validate.draft_reference import (
     ExpectedDrafts,
     TreePass,
 )
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
+from streamspec.export.validate.graph_runner import AnyRunner, stepper
 from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
@@ -41,7 +41,7 @@ class DraftLayerReference(DraftReference):
 class _LayerDrafts(ExpectedDrafts):
     layer: TrainedDraftLayer
 
-    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         for path, root, out in drafted_after(session, case):
             yield from self.layer.drafts(np.concatenate([case.context, case.drafted[path]]), root, out)
 

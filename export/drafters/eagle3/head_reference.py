@@ -23,7 +23,7 @@ from streamspec.export.validate.draft_reference import (
     ExpectedDrafts,
     TreePass,
 )
-from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
+from streamspec.export.validate.graph_runner import AnyRunner
 from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.export.validate.reference import tree_rows
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
@@ -74,7 +74,7 @@ class _HeadDrafts(ExpectedDrafts):
     head: PublishedHead
     states: Tensor
 
-    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         length = len(case.context)
         for path, root, out in drafted_after(session, case):
             rows = [*range(length), *(length + node for node in path)]

@@ -67,7 +67,7 @@ class CapturedCall(StaticCall):
             cache.failed()
             raise
         cache.moved()
-        self._greedy, *self._drafted = unpack(call.result(), padded, self._features)
+        self._greedy, *self._drafted = unpack(call.result(), call.parts)
         self._raw = _Logits(call)
 
 

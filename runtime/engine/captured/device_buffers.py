@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_size, unmoved
+from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_parts, unmoved
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
@@ -28,18 +28,19 @@ NOT_CAPTURED, CPU = -1, "cpu"  # the id of runs that capture nothing; where the 
 
 class BoundCall:
     """A call of so many rows. `packed` int64 [n, width], of the host, is copied before a run, and `result` after it;
-    `logits` stay on the device until they are asked for."""
+    `logits` stay on the device until they are asked for. `parts`: of the result."""
 
     def __init__(self, model: LoadedModel, rows: int, caches: Sequence[Sequence[Any]], graph_id: int) -> None:
         assert model.captured is not None
         features, device = model.features, named(model.provider).memory or CPU
+        self.parts = result_parts(rows, features)
         value = model.ort.OrtValue.ortvalue_from_numpy
         self.packed = np.zeros((rows, model.captured.width(rows)), np.int64)
         self.device = [
             value(array.copy(), device, 0)
             for array in (
                 self.packed,
-                np.zeros(result_size(rows, features), np.float32),
+                np.zeros(sum(part.size for part in self.parts), np.float32),
                 np.zeros((rows, features.vocab), np.float32),
             )
         ]

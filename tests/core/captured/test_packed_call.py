@@ -17,12 +17,12 @@ from streamspec.captured.packed_call import (
     Numbers,
     captured_features,
     pack,
-    result_size,
+    result_parts,
     unmoved,
     unpack,
 )
 from streamspec.layer_cache import LayerCache
-from streamspec.step_graph import GraphFeatures
+from streamspec.step_graph import CHOICES, GraphFeatures
 
 SIZES = CallSizes((1, 4, 8), 100)
 
@@ -48,15 +48,24 @@ def test_rows_numbers_sources_and_mask_lie_where_the_graph_reads_them() -> None:
 
 def test_a_result_is_taken_apart_as_it_was_put_together() -> None:
     features = GraphFeatures(2, 1, 4, 50, gamma=2, candidates=3, drafter=True, bigram=True)
-    size = result_size(4, features)
+    parts = result_parts(4, features)
+    size = sum(part.size for part in parts)
     assert size == 4 + 1 + 6 + 6 + 18
     numbers = np.arange(size, dtype=np.float32)
-    choices, node, candidates, scores, pairs = unpack(numbers, 4, features)
+    choices, node, candidates, scores, pairs = unpack(numbers, parts)
     assert choices.tolist() == [0, 1, 2, 3] and node.tolist() == [4] and choices.dtype == candidates.dtype == np.int64
     assert candidates.tolist() == [[5, 6, 7], [8, 9, 10]] and scores.shape == (2, 3) and pairs.shape == (2, 3, 3)
     numbers[:] = 0  # the device's array is written again by the next call
     assert scores[0, 0] == 11 and pairs[1, 2, 2] == size - 1
-    assert len(unpack(numbers, 4, GraphFeatures(2, 1, 4, 50))) == 1
+    assert [part.name for part in result_parts(4, GraphFeatures(2, 1, 4, 50))] == [CHOICES]
+
+
+def test_a_draft_layers_result_ends_with_the_origins_of_its_rows() -> None:
+    features = GraphFeatures(2, 1, 4, 50, gamma=3, candidates=2, drafter=True, own_layers=1, draft_rows=9)
+    parts = result_parts(1, features)
+    assert [part.shape for part in parts] == [(1,), (1,), (9, 2), (9, 2), (9,)]
+    *_, scores, origins = unpack(np.arange(1 + 1 + 18 + 18 + 9, dtype=np.float32), parts)
+    assert scores.dtype == np.float32 and origins.dtype == np.int64 and origins[0] == 38
 
 
 def test_every_layer_has_all_slots_and_nothing_prunes() -> None:

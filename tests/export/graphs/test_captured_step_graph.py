@@ -4,18 +4,20 @@ the dynamic graph does. Also covers export/ops/captured_scope.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from streamspec import step_graph as sg
-from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_size, unmoved, unpack
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, StreamspecError
+from streamspec.export import export_bundle
 from streamspec.export.deployment_target import DEVICE_PRECISIONS, Target
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
 from streamspec.export.drafters.streams.eager_pass import eager
@@ -24,11 +26,20 @@ from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
-from streamspec.export.validate.graph_runner import GraphRunner
 from streamspec.export.weights.load_weights import ModelSource
-from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_heads, tiny_model, tiny_streams
+from tests.support.tiny_exports import (
+    CAPTURED,
+    FAMILIES,
+    VOCAB,
+    build,
+    build_captured,
+    save_adapter,
+    save_base,
+    tiny_heads,
+    tiny_model,
+    tiny_streams,
+)
 
-SIZES = CallSizes((1, 8, 16), 64)
 BOOL, INT64, FLOAT, HALF, UINT8 = "bool", "int64", "float", "float16", "uint8"
 ANY = {BOOL, INT64, FLOAT, HALF}
 REAL, NUMBERS = {FLOAT, HALF}, {FLOAT, HALF, INT64}
@@ -97,7 +108,7 @@ def written(folder: Path, family: str, kind: str, drafter: Any = None, mode: str
     spec = replace(spec, cache_dtype="float16") if half else spec
     drafter = None if drafter is None else drafter(spec)
     source, store = ModelSource(tiny_model(family), spec), WeightStore(folder / "weights")
-    captured = CapturedStepGraph(spec, source, made, SIZES, drafter, 8, mode).build(store)
+    captured = CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode).build(store)
     return captured, StepGraph(spec, source, made, drafter, None, 8, mode).build(store)
 
 
@@ -191,91 +202,97 @@ def test_a_shape_that_only_the_call_knows_is_refused_at_export() -> None:
         g.op("Shape", "ids")
 
 
-class Held:
-    """A captured graph over buffers that are bound once, as a device has them."""
-
-    def __init__(self, model: onnx.ModelProto, folder: Path, features: sg.GraphFeatures) -> None:
-        onnx.save(model, folder / "captured.onnx")
-        self.session = ort.InferenceSession(str(folder / "captured.onnx"), providers=["CPUExecutionProvider"])
-        self.features, value = features, ort.OrtValue.ortvalue_from_numpy
-        self.cache = {}
-        for given in self.session.get_inputs()[1:]:
-            dtype = np.float16 if given.type == "tensor(float16)" else np.float32
-            self.cache[given.name] = value(np.zeros(given.shape, dtype))
-
-    def run(self, tokens: Any, offsets: Any, mask: Any, parents: Any, past: int, rows: int, sources: Any = None) -> Any:
-        value = ort.OrtValue.ortvalue_from_numpy
-        call = np.zeros((rows, SIZES.width(rows)), np.int64)
-        sources = unmoved(SIZES, past) if sources is None else sources
-        positions = [past + offset for offset in offsets]
-        pack(call, SIZES, Numbers(past), (tokens, positions, parents), mask == 0, sources)
-        result = value(np.zeros(result_size(rows, self.features), np.float32))
-        raw = value(np.zeros((rows, self.features.vocab), np.float32))
-        binding = self.session.io_binding()
-        held = value(call)
-        binding.bind_ortvalue_input(sg.CALL, held)
-        binding.bind_ortvalue_output(sg.RESULT, result)
-        binding.bind_ortvalue_output(sg.RAW_LOGITS, raw)
-        for name, bound in self.cache.items():
-            binding.bind_ortvalue_input(name, bound)
-            binding.bind_ortvalue_output(sg.renamed(name, sg.PAST, sg.PRESENT), bound)
-        self.session.run_with_iobinding(binding)
-        return unpack(result.numpy(), rows, self.features), raw.numpy()[: len(tokens)].copy()
-
-
 TREE = np.where(
     np.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]), 0, MASKED
 )
 
 
-def features_of(model: onnx.ModelProto, family: str, drafter: Any) -> sg.GraphFeatures:
-    from streamspec.captured.packed_call import captured_features
-    from streamspec.export.drafters.draft_pass import graph_features
-
-    spec = describe(tiny_model(family))
-    return captured_features(graph_features(spec, drafter(spec), 8), SIZES)
-
-
 @pytest.mark.parametrize("family", ATTENDING)
 def test_it_computes_what_the_dynamic_graph_does(family: str, tmp_path: Path) -> None:
-    captured, dynamic = written(tmp_path, family, "fp32", full)
-    onnx.save(dynamic, tmp_path / "model.onnx")
-    plain = GraphRunner(ort.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]), 80)
-    held = Held(captured, tmp_path, features_of(captured, family, full))
-    random = np.random.default_rng(0)
-    prompt, nodes = random.integers(0, VOCAB, 11), random.integers(0, VOCAB, 5)
-    plain.prefill(prompt)
-    causal = np.where(np.tri(11, dtype=bool), 0, MASKED)
-    held.run(prompt, range(11), causal, [0] * 11, 0, 16)
-    parents, offsets = [0, 0, 0, 1, 2], [0, 1, 1, 2, 2]
-    out = plain.step(nodes, offsets, TREE, parents=parents, streams=tiny_streams(describe(tiny_model(family))).gamma)
-    (choices, node, candidates, scores, pairs), raw = held.run(nodes, offsets, TREE, parents, 11, 8)
-    np.testing.assert_allclose(raw, out["logits"], rtol=1e-3, atol=1e-3)
-    assert choices[:5].tolist() == out[sg.CHOICES].tolist() and node == out[sg.ACCEPTED_NODE]
-    np.testing.assert_array_equal(candidates, out[sg.CANDIDATES])
-    np.testing.assert_allclose(scores, out[sg.CANDIDATE_LOGITS], rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(pairs, out[sg.PAIR_LOGITS], rtol=1e-3, atol=1e-3)
-    # nodes 0, 2 and 4 were accepted: the next call moves 2 and 4, then computes the row after them
-    sources = unmoved(SIZES, 14)
-    sources[[SIZES.margin - 2, SIZES.margin - 1]] = [SIZES.margin + 11 + 2, SIZES.margin + 11 + 4]
-    after = held.run([7], [0], np.zeros((1, 1)), [0], 14, 1, sources)[1]
+    """A prompt as accepted paths, a tree, and the row after one with gaps."""
+    model, random = tiny_model(family), np.random.default_rng(0)
+    drafter = full(describe(model))
+    plain, held = (make(tmp_path, model, drafter).stepper() for make in (build, build_captured))
+    prompt, nodes = random.integers(0, VOCAB, 23), random.integers(0, VOCAB, 5)
+    outs = []
+    for steps in (plain, held):
+        steps.prefill(prompt)
+        outs.append(steps.step(nodes, [0, 1, 1, 2, 2], TREE, parents=[0, 0, 0, 1, 2], streams=drafter.gamma))
+    theirs, ours = outs
+    assert set(ours) == set(theirs) - {sg.RAW_LOGITS, sg.LOGIT_SCALE}
+    for name, value in ours.items():
+        if value.dtype == np.int64:
+            np.testing.assert_array_equal(value, theirs[name])
+        else:
+            np.testing.assert_allclose(value, theirs[name], rtol=1e-3, atol=1e-3)
+    held.accept(np.array([0, 2, 4]))
     plain.prefill(nodes[[0, 2, 4]])
-    np.testing.assert_allclose(after, plain.step([7], [0], np.zeros((1, 1)))["logits"], rtol=1e-3, atol=1e-3)
+    after = [steps.step([7], [0], np.zeros((1, 1)))["logits"] for steps in (plain, held)]
+    np.testing.assert_allclose(*after, rtol=1e-3, atol=1e-3)
 
 
 def test_only_the_slots_of_a_call_are_written(tmp_path: Path) -> None:
-    captured, _ = written(tmp_path, "llama", "fp32", full)
-    held = Held(captured, tmp_path, features_of(captured, "llama", full))
-    addresses = [value.data_ptr() for value in held.cache.values()]
-    marks = {name: np.random.default_rng(1).standard_normal(value.shape()) for name, value in held.cache.items()}
-    for name, value in held.cache.items():
-        value.update_inplace(marks[name].astype(np.float32))
-    held.run([3, 4], [0, 1], TREE[:2, :2], [0, 0], 20, 8)
-    assert [value.data_ptr() for value in held.cache.values()] == addresses
-    first = SIZES.margin + 20
-    for name, value in held.cache.items():
-        changed = np.flatnonzero((value.numpy() != marks[name].astype(np.float32)).any(axis=(0, 1, 3)))
+    held = build_captured(tmp_path, tiny_model()).stepper()
+    marks = {name: np.random.default_rng(1).standard_normal(rows.shape) for name, rows in held.buffers.items()}
+    for name, rows in held.buffers.items():
+        rows[:] = marks[name]
+    held.skip(20)
+    before = {name: rows.copy() for name, rows in held.buffers.items()}
+    held.step([3, 4], [0, 1], TREE[:2, :2])
+    first = CAPTURED.margin + 20
+    for name, rows in held.buffers.items():
+        changed = np.flatnonzero((rows != before[name]).any(axis=(0, 1, 3)))
         assert changed.tolist() == [*range(first, first + 8)]
+
+
+def scaled(model: onnx.ModelProto, name: str) -> None:
+    """Makes an initializer in the graph file larger."""
+    tensor = next(one for one in model.graph.initializer if one.name == name)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(1.1), name))
+
+
+def misread(model: onnx.ModelProto, part: str, name: str, other: str) -> None:
+    """Lets the first node of a part read another value."""
+    node = next(one for one in model.graph.node if one.name.startswith(part) and name in one.input)
+    node.input[list(node.input).index(name)] = other
+
+
+BREAKS: dict[str, tuple[str, Callable[[onnx.ModelProto], None]]] = {
+    "a weight": ("plain", lambda model: scaled(model, "model.layers.1.input_layernorm.weight")),
+    "moved rows": ("plain", lambda model: misread(model, "layers.1", sg.past(1, sg.KEY), sg.past(0, sg.KEY))),
+    "a draft": ("streams", lambda model: misread(model, "streams", sg.present(2, sg.VALUE), sg.present(3, sg.VALUE))),
+}
+
+
+def exported(folder: Path, base: Base) -> Manifest:
+    adapter = save_adapter(folder / "adapter", base, tiny_streams(describe(tiny_model())))
+    target = Target("cuda", capture=True, row_counts=(1, 4, 8), context=96)
+    return export_bundle(str(base.path), adapter, folder / "bundle", "fp32", progress=lambda line: None, target=target)
+
+
+def test_an_export_says_how_well_it_computes(tmp_path: Path) -> None:
+    parity = exported(tmp_path, save_base(tmp_path / "base")).parity
+    assert parity["captured"].keys() == parity.keys() - {"captured", "perplexity", "text"}
+    assert parity["captured"]["plain"]["rows"] == parity["plain"]["rows"] > 80
+    assert all(0 < parity["captured"][part]["relative"] < 1e-4 for part in ("plain", "tree", "streams"))
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_graph_that_computes_something_else_is_not_exported(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, harm = BREAKS[broken]
+    whole = CapturedStepGraph.build
+
+    def harmed(self: CapturedStepGraph, store: WeightStore) -> onnx.ModelProto:
+        model = whole(self, store)
+        harm(model)
+        return model
+
+    monkeypatch.setattr(CapturedStepGraph, "build", harmed)
+    with pytest.raises(StreamspecError, match=f"the captured graph's {part} logits differ"):
+        exported(tmp_path, save_base(tmp_path / "base"))
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_what_cannot_be_captured_is_refused_by_name() -> None:
