@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.layer_cache import KEY, LAYER_KINDS, VALUE, LayerCache
+from streamspec.layer_cache import ATTENTION, KEY, LAYER_KINDS, VALUE, LayerCache
 
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
@@ -89,10 +89,10 @@ def is_cache(name: str) -> bool:
 
 @dataclass(frozen=True)
 class GraphFeatures:
-    """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
-    a drafter's `own_layers`, `draft_rows` of its levels; `exit_layer`: the first one that pruned rows do not enter;
-    `rows`, `slots`: of a static graph, else 0; `caches`: what each layer keeps, empty: everything, in float32. What
-    adapters may bring to a swappable graph: `root_map`, `draft_vocab`, its `float_head` (else int8), `head_bias`."""
+    """What an interface depends on. `root`: candidates depend on the token after the accepted node; a drafter's
+    `own_layers`, `own_keys` (heads, width; 0: the model's), `draft_rows` of its levels; `exit_layer`: the first that
+    pruned rows do not enter; `rows`, `slots`: of a static graph; `caches`: what layers keep, empty: all, in float32.
+    What a swappable graph's adapters may bring: `root_map`, `draft_vocab`, `float_head` (or int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -104,6 +104,7 @@ class GraphFeatures:
     drafter: bool = False
     root: bool = False
     own_layers: int = 0
+    own_keys: tuple[int, int] = (0, 0)
     draft_rows: int = 0
     bigram: bool = False
     exit_layer: int | None = None
@@ -134,16 +135,16 @@ class GraphFeatures:
         """What a layer keeps; a draft layer's own sees all tokens."""
         if layer < len(self.caches):
             return self.caches[layer]
-        return LayerCache(dtype=self.caches[0].dtype) if self.caches else LayerCache()
+        own = self.own_keys if layer >= self.layers else (0, 0)
+        return LayerCache(ATTENTION, None, next(iter(self.caches), LayerCache()).dtype, *own)
 
     @classmethod
     def of_manifest(cls, manifest: Any) -> GraphFeatures:
         """The features of a bundle's graph, from its `bundle.manifest.Manifest`."""
         model, drafter, fixed, capacity = manifest.model, manifest.streams, manifest.static, manifest.swappable
-        plain = cls(model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.hidden_size)
-        plain = replace(plain, caches=model.caches)
-        if fixed is not None:
-            plain = replace(plain, rows=fixed.rows, slots=fixed.slots)
+        sizes = model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.hidden_size
+        rows, slots = (fixed.rows, fixed.slots) if fixed is not None else (0, 0)
+        plain = cls(*sizes, rows=rows, slots=slots, caches=model.caches)
         if capacity is not None:
             own_head = capacity.draft_vocab and manifest.precision == "fp32"
             plain = replace(plain, swappable=True, draft_vocab=capacity.draft_vocab, float_head=own_head)
@@ -161,6 +162,7 @@ class GraphFeatures:
             bigram=drafter.bigram,
             draft_rows=sum(getattr(drafter, "levels", ())),
             own_layers=getattr(drafter, "layers", 0),
+            own_keys=getattr(drafter, "own_keys", (0, 0)),
             exit_layer=drafter.pruned_from(model.layers) if capacity is None else exit_layer,
         )
 

@@ -50,6 +50,7 @@ class DraftSpec:
     pruning: PruningSpec | None = None
     exits: tuple[PruningSpec, ...] = ()  # early exits, of which `pruning` is one
     eager: bool = False  # streams beside every node of a tree, not after acceptance
+    own_keys: tuple[int, int] = (0, 0)  # heads and width of keys of its own layers, where they are not the target's
 
     @property
     def uses_root(self) -> bool:
@@ -100,6 +101,7 @@ class DraftSpec:
             bigram=self.bigram is not None,
             pruning=self.pruning is not None,
             exit_layer=None if self.pruning is None else self.pruning.layer,
+            own_keys=self.own_keys,
         )
 
 
@@ -117,6 +119,7 @@ def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int
         candidates=candidates,
         root=drafter.uses_root,
         own_layers=drafter.own_layers,
+        own_keys=drafter.own_keys,
         draft_rows=sum(drafter.levels),
         bigram=drafter.bigram is not None,
         exit_layer=drafter.exit_layer(spec.layers),
@@ -189,12 +192,12 @@ def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
 class MainRows:
     """The main rows of a call, as a drafter with layers of its own reads them. `entries` [1, n, H]: at the layers it
     taps; `following` int64 [n]: the token after each, '' where it does not draft by level. `keep` gives K and V rows
-    [1, n, Hkv*D] of a further layer to the cache and returns where the drafter reads them."""
+    [1, n, Hkv*D] of a further layer, of these sizes, to the cache and returns where the drafter reads them."""
 
     entries: Sequence[str]
     following: str
     positions: str
-    keep: Callable[[int, Sequence[str]], tuple[str, ...]]
+    keep: Callable[[int, Sequence[str], DecoderSpec], tuple[str, ...]]
     rows: Rows
 
 

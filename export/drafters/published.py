@@ -4,6 +4,7 @@ tests/export/drafters/test_eagle3.py and test_published_block.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from streamspec.adapters.base_models.config_fields import read_config
@@ -42,8 +43,11 @@ def read_published(
 
 
 def beside(head: Published, target: ReadTarget) -> tuple[Published, DraftTreeInfo, int]:
-    """The drafter without an embedding that is the target's, its draft trees, and how many candidates a row has."""
+    """The drafter without the embedding and sizes of keys that are the target's, its draft trees, and how many
+    candidates a row has."""
     spec = target.spec
+    if head.own_keys == (spec.kv_heads, spec.head_dim):
+        head = replace(head, own_keys=(0, 0))
     table = source_of(target.weighed, spec).rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
     most = most_candidates(head, spec.vocab)
     return shared_embedding(head, table), expected_nodes(head, most), most

@@ -186,8 +186,8 @@ class _CapturedLayers(LayerStack):
             key, value = (loaded(g, spec, cache) for cache in self.presents[layer])
             return attend(g, own, q, [(key, value)], bias)
 
-    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
-        own = self.spec.at(layer)
+    def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
+        own = own or self.spec.at(layer)
         return tuple(self._written(own, rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
 
     def _written(self, own: DecoderSpec, rows: str, layer: int, kind: str) -> str:

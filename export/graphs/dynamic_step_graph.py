@@ -179,9 +179,9 @@ class _Layers(ConvolvingStack):
             key, value = self.presents[layer]
             return self.with_streams(layer, batch.attention.mix(q, key, value, bias, used, layer))
 
-    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+    def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         kinds = zip(sides, CACHE_KINDS, strict=True)
-        return tuple(self.batch.attention.append(rows, layer, kind) for rows, kind in kinds)
+        return tuple(self.batch.attention.append(rows, layer, kind, own) for rows, kind in kinds)
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
@@ -96,8 +97,9 @@ class LayerStack(ABC):
         return self.attention(layer, state)
 
     @abstractmethod
-    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
-        """Gives K and V rows [1, n, Hkv*D] to the cache of a layer; returns where they and those before them are."""
+    def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
+        """Gives K and V rows [1, n, Hkv*D] to the cache of a layer, of the sizes `own` where it is a drafter's; returns
+        where they and those before them are."""
 
     def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted) -> None:
         """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""

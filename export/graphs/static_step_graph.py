@@ -145,10 +145,10 @@ class _StaticLayers(ConvolvingStack):
             past_key, past_value, key, value = self.presents[layer]
             return attend(g, own, q, [(past_key, past_value), (key, value)], bias)
 
-    def keep_rows(self, layer: int, sides: Sequence[str]) -> tuple[str, ...]:
+    def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         g, spec = self.g, self.spec
         new = [
-            self._given(partial(by_head, g, spec.at(layer), rows), layer, kind)
+            self._given(partial(by_head, g, own or spec.at(layer), rows), layer, kind)
             for kind, rows in zip(CACHE_KINDS, sides, strict=True)
         ]
         return *(loaded(g, spec, past(layer, kind)) for kind in CACHE_KINDS), *new

@@ -47,9 +47,10 @@ class RowExactAttention:
         self._ones: dict[str, str] = {}
         self._tiled: dict[tuple[str, int], str] = {}
 
-    def append(self, rows: str, layer: int, kind: str) -> str:
-        """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
-        return self.keep(by_head(self.g, self.spec.at(layer), rows), layer, kind)
+    def append(self, rows: str, layer: int, kind: str, own: DecoderSpec | None = None) -> str:
+        """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D].
+        `own`: of the layer's sizes, where it is a drafter's."""
+        return self.keep(by_head(self.g, own or self.spec.at(layer), rows), layer, kind)
 
     def keep(self, rows: str, layer: int, kind: str) -> str:
         """The same of rows as the cache holds them, [1, heads, n, width]."""

@@ -42,8 +42,7 @@ PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
 POSITIONS = ("shifted", "same")
 MAX_LEVEL = 64  # rows of candidates at one depth
-MAX_NODES, MAX_CANDIDATES = 256, 1024
-MAX_STATIC_ROWS = 256
+MAX_NODES, MAX_CANDIDATES, MAX_STATIC_ROWS, MAX_WIDTH = 256, 1024, 256, 4096
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
 AGAIN = "export the bundle again"
@@ -64,8 +63,9 @@ class BaseInfo:
 class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
-    layer of its own in the KV cache, a block drafter so many `layers`. `eager`: streams run beside every node, without
-    the root token. `exit_layer`: whose input the early exit reads; None: that of the last `ns` layers.
+    layer of its own in the KV cache, a block drafter so many `layers`; `own_keys`: heads and width of its keys, 0 where
+    they are the model's. `eager`: streams run beside every node, without the root token. `exit_layer`: whose input the
+    early exit reads; None: that of the last `ns` layers.
     """
 
     gamma: int
@@ -79,6 +79,7 @@ class DrafterInfo:
     eager: bool = False
     layers: int = 0
     exit_layer: int | None = None
+    own_keys: tuple[int, ...] = (0, 0)
 
     def pruned_from(self, layers: int) -> int | None:
         """The first layer of `layers` that pruned rows do not enter; None without an early exit."""
@@ -192,11 +193,10 @@ class Manifest:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
         content["model"] = said(content["model"])
-        for name in ("store", "captured"):  # as it was before there were such
-            if content[name] is None:
-                del content[name]
-        if self.streams is not None and not self.streams.layers:  # and block drafters
-            del content["streams"]["layers"]
+        for section, names in ((content, ("store", "captured")), (content["streams"], ("layers", "own_keys"))):
+            for name in names if section else ():  # left out where they say nothing, as they once were in all
+                if section[name] in (None, 0, (0, 0)):
+                    del section[name]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -212,11 +212,8 @@ class Manifest:
         static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
         swappable = _swappable(raw.nested("swappable"), model) if raw.optional("swappable") else None
         if swappable is not None and (streams is not None or static is not None):
-            raise BundleError(
-                "a swappable bundle with streams of its own or fixed shapes",
-                "streams in its adapters, shapes that change",
-                AGAIN,
-            )
+            found = "a swappable bundle with streams of its own or fixed shapes"
+            raise BundleError(found, "streams in its adapters, shapes that change", AGAIN)
         files = _files(raw)
         if static is not None and CHOICE not in files:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
@@ -266,7 +263,9 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
         raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", AGAIN)
     if streams is None:
         return
-    levels = list(streams.levels)
+    levels, keys = list(streams.levels), list(streams.own_keys)
+    if len(keys) != 2:
+        raise BundleError(f"manifest.streams.own_keys {keys}", "heads and their width", AGAIN)
     if bool(levels) != (kind == "draft layer"):
         raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", AGAIN)
     if levels and (len(levels) != streams.gamma or levels[0] != 1):
@@ -326,6 +325,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
         eager=raw.optional("eager") and raw.flag("eager"),
         layers=raw.integer("layers", 0, MAX_LAYERS) if raw.optional("layers") else 0,
         exit_layer=raw.integer("exit_layer", 1, max(1, model.layers - ns)) if raw.optional("exit_layer") else None,
+        own_keys=raw.integers("own_keys", 1, MAX_WIDTH, 2) if raw.optional("own_keys") else (0, 0),
     )
 
 

@@ -58,6 +58,7 @@ HELD = {
     "streams.levels": GRAPH,
     "streams.eager": GRAPH,
     "streams.layers": GRAPH,
+    "streams.own_keys": GRAPH,
     "streams.exit_layer": PROBE + ", pruned",
     "trees.nodes": DRAFTS,
     "trees.default_rows": DRAFTS,

@@ -9,6 +9,7 @@ import pytest
 from streamspec import step_graph
 from streamspec.bundle.manifest import DrafterInfo, StaticInfo, SwappableCapacity
 from streamspec.bundle.step_graph_docs import markdown
+from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.step_graph import COMPACTION, DYNAMIC, SAMPLING, STATIC, GraphFeatures, adapter_inputs, inputs, outputs
 from tests.support.manifests import manifest
 
@@ -56,6 +57,18 @@ def test_a_block_drafter_has_layers_of_the_cache_and_proposes_as_streams_do() ->
     assert features.cache_layers == 4 and features.root
     assert "next_ids" not in names(inputs(DYNAMIC, features)) and "origins" not in names(outputs(DYNAMIC, features))
     assert names(inputs(DYNAMIC, features))[-1] == step_graph.past(3, step_graph.VALUE)
+
+
+def test_keys_of_a_drafters_own_layers_may_have_sizes_of_their_own() -> None:
+    for streams in (
+        DrafterInfo(2, 0, 5, layers=2, own_keys=(3, 4)),
+        DrafterInfo(2, 0, 5, levels=(1, 4), own_keys=(3, 4)),
+    ):
+        features = GraphFeatures.of_manifest(manifest(streams=streams))
+        dims = {row.name: row.dims for row in inputs(DYNAMIC, features)}
+        assert dims[step_graph.past(1, step_graph.KEY)] == (1, 1, "S", 8)
+        assert dims[step_graph.past(2, step_graph.KEY)] == (1, 3, "S", 4)
+        assert [(group.heads, group.width) for group in cache_groups(features)] == [(1, 8), (3, 4)]
 
 
 def test_a_static_graph_has_numbers_alone_for_dimensions() -> None:

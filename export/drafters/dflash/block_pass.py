@@ -158,7 +158,7 @@ class BlockPass(StreamPass):
             with g.named(f"dflash.{layer}"):
                 normed = self.read_context(g, states, layer)
                 _, *sides = decoder.queries_keys_values(g, normed, main.rows, layer, rotary, decoder.linear)
-                presents.append(main.keep(layer, sides))
+                presents.append(main.keep(layer, sides, decoder.spec))
         return presents
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:

@@ -83,6 +83,7 @@ def read_block(folder: Path, target: Any) -> PublishedBlockSpec:
         gamma=config.gamma,
         draft_vocab=draft_tokens(folder, config.layer.vocab_size, tensors),
         bigram=pair,
+        own_keys=(config.layer.num_key_value_heads, config.layer.head_dim),
         block=config,
         block_layers=config.layers,
         entries=config.taps,

@@ -97,7 +97,7 @@ class DraftLayerPass(DraftPass):
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
         self.inputs = self._input(g, main.following, (main.positions, 1), state, main.rows)
-        self.present = main.keep(self.layer, self._keys_values(g, main))
+        self.present = main.keep(self.layer, self._keys_values(g, main), self.decoder.spec)
         return [self.present]
 
     def _keys_values(self, g: Scope, main: MainRows) -> tuple[str, str]:

@@ -166,6 +166,7 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
     return Eagle3Spec(
         gamma=config.gamma,
         draft_vocab=draft_tokens(folder, config.layer.vocab_size, tensors),
+        own_keys=(config.layer.num_key_value_heads, config.layer.head_dim),
         head=config,
         entries=config.tapped(target.num_hidden_layers),
         tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in MAPS},
@@ -212,13 +213,9 @@ def expected_nodes(spec: DraftSpec, candidates: int) -> DraftTreeInfo:
 
 def check_target(folder: Path, config: HeadConfig | BlockHeadConfig, target: Any) -> None:
     """Raises AdapterError for a drafter of another target than a base of the configuration `target`."""
-    layer, heads = config.layer, target.num_attention_heads
-    kv = getattr(target, "num_key_value_heads", None) or heads
-    width = getattr(target, "head_dim", None) or target.hidden_size // heads
     pairs = {
         "hidden size": (config.target_hidden, target.hidden_size),
-        "vocabulary": (layer.vocab_size, target.vocab_size),
-        "keys and values": (f"{layer.num_key_value_heads} x {layer.head_dim}", f"{kv} x {width}"),
+        "vocabulary": (config.layer.vocab_size, target.vocab_size),
     }
     other = [f"{name} {ours}, not {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     layers = target.num_hidden_layers

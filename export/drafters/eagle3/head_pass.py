@@ -48,7 +48,7 @@ class Eagle3Pass(DraftLayerPass):
         self.inputs = self._pairs(g, main.following, feature)
         read, _ = self._read(g, self.inputs)
         _, *sides = self._queries_keys_values(g, read, main.rows, main.positions, self.layer)
-        self.present = main.keep(self.layer, sides)
+        self.present = main.keep(self.layer, sides, decoder.spec)
         return [self.present]
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamspec.bundle.files import verify_files
-from streamspec.bundle.manifest import FileInfo, Manifest
+from streamspec.bundle.manifest import DrafterInfo, FileInfo, Manifest
 from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError, ConfigError
 from tests.support.manifests import FILES, manifest
@@ -36,6 +36,16 @@ def test_method_streams_and_trees_belong_together() -> None:
         Manifest.from_json(complete(method="eagle").to_json())
     with pytest.raises(BundleError, match="layers for streaming, and only there"):
         Manifest.from_json(complete(method="medusa").to_json())
+
+
+def test_keys_of_a_drafter_are_said_where_they_are_not_the_models() -> None:
+    own = complete(method="dflash", streams=DrafterInfo(2, 0, 5, layers=1, own_keys=(3, 4)))
+    assert Manifest.from_json(own.to_json()) == own
+    plain = replace(own, streams=replace(own.streams, own_keys=(0, 0)))
+    assert "own_keys" not in plain.to_json() and Manifest.from_json(plain.to_json()) == plain
+    for keys in ((3,), (3, 4, 5), (3, 0)):
+        with pytest.raises(BundleError, match="streams.own_keys"):
+            Manifest.from_json(replace(own, streams=replace(own.streams, own_keys=keys)).to_json())
 
 
 def test_pruning_needs_an_early_exit() -> None:

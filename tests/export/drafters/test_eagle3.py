@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from typer.testing import CliRunner
@@ -29,6 +30,7 @@ from streamspec.export import Target, export_bundle
 from streamspec.export.drafters.eagle3.head import read_head, shared_embedding
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.graph_runner import open_session, stepper
+from tests.export.test_peft_lora import tuned
 from tests.support.published_heads import (
     DRAFTED,
     GAMMA,
@@ -43,14 +45,20 @@ from tests.support.tiny_exports import save_adapter, save_base, tiny_model, tiny
 
 LAYERS, FOUR = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}, {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
-NARROW = {"hidden_size": 48, "num_attention_heads": 6, "intermediate_size": 80}
+NARROW = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "intermediate_size": 80,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+}
 LINEAR = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "head_dim": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, all tokens": ("llama", speculators_config("llama", {"attention_bias": True}, draft_vocab_size=VOCAB)),
     "qwen3": ("qwen3", speculators_config("qwen3", **FOUR)),
     "norms": ("llama", speculators_config("llama", norm_before_residual=True, norm_before_fc=True, **FOUR)),
     "handed on": ("qwen3", speculators_config("qwen3", norm_before_residual=True, norm_output=True, fc_norm=True)),
-    "another width": ("llama", speculators_config("llama", NARROW, target_hidden_size=HIDDEN)),
+    "another width, other keys": ("llama", speculators_config("llama", NARROW, target_hidden_size=HIDDEN)),
     "flat": ("llama", flat_config()),
     "flat over qwen3": ("qwen3", flat_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1]}, **LINEAR)),
 }
@@ -176,6 +184,7 @@ def test_heads_draft_what_layers_of_transformers_draft(case: str, target: Target
     assert "assumed" in dict(inspection.describe(tmp_path / "bundle")[1])["expected tokens per step"]
     assert manifest.parity["streams"]["relative"] < 1e-4 and manifest.parity["streams"]["argmax"] == 1.0
     assert (manifest.method, manifest.drafter) == ("eagle", "eagle3") and manifest.streams is not None
+    assert manifest.streams.own_keys == ((3, 32) if case.endswith("other keys") else (0, 0))
     theirs, rng = HeadOfTransformers(model, config, values), np.random.default_rng(1)
     followed = 0
     for _ in range(3):
@@ -188,12 +197,15 @@ def test_heads_draft_what_layers_of_transformers_draft(case: str, target: Target
     assert followed > 6  # else a chain leaves the levels, which go on from the likeliest paths
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize(("case", "precision"), [("norms", "fp32"), ("another width", "int8"), ("flat", "int4")])
-def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: bool, tmp_path: Path) -> None:
+ANSWERED = [("norms", "fp32"), ("another width, other keys", "int8"), ("flat", "int4")]
+ANSWERING = [*((*one, Target()) for one in ANSWERED), *((*one, Target(static=True, rows=8)) for one in ANSWERED)]
+ANSWERING += [(*one, Target("cuda")) for one in (("norms", "fp16"), ("another width, other keys", "fp16"))]
+
+
+@pytest.mark.parametrize(("case", "precision", "target"), ANSWERING)
+def test_answers_are_those_of_plain_decoding(case: str, precision: str, target: Target, tmp_path: Path) -> None:
     family, config = CASES[case]
     model, _, head = made(tmp_path, family, config)
-    target = Target(static=static, rows=8 if static else None)
     export_bundle(
         tmp_path / "base",
         None,
@@ -203,13 +215,28 @@ def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: 
         target=target,
         progress=lambda line: None,
     )
-    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path, provider="cpu")
     plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
     assert drafted.token_ids == plain.token_ids and drafted.stats.steps > 0
     if precision == "fp32":
         ids = torch.tensor([session.encode(PROMPT)])
         theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
         assert plain.token_ids == theirs[0, ids.shape[1] :].tolist()
+
+
+def test_a_head_beside_a_lora_reads_the_states_of_both(tmp_path: Path) -> None:
+    family, config = CASES["norms"]
+    model, values, head = made(tmp_path, family, config)
+    lora = tuned(tmp_path / "lora", tmp_path / "base")
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), lora).merge_and_unload()
+    manifest = export_bundle(
+        tmp_path / "base", lora, tmp_path / "bundle", "fp32", drafter=head, progress=lambda line: None
+    )
+    assert manifest.parity["streams"]["argmax"] == 1.0
+    text = np.random.default_rng(1).integers(3, VOCAB, 11).tolist()
+    with_lora, without = (HeadOfTransformers(one, config, values).drafts(text)[1:] for one in (merged, model))
+    ours = greedy_chain(tmp_path / "bundle", text)
+    assert ours == with_lora[: len(ours)] and len(ours) > 1 and ours != without[: len(ours)]
 
 
 def test_a_head_with_the_targets_own_embedding_shares_it(tmp_path: Path) -> None:
@@ -241,7 +268,6 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r"hidden size 128, not 64 \(it names maker/model\); expected a drafter of this base",
     ),
     ({}, {"vocab_size": 128}, "vocabulary 128, not 96"),
-    ({}, {"num_key_value_heads": 4}, "keys and values 4 x 16, not 2 x 16"),
     ({"eagle_config": {"use_aux_hidden_state": False}}, {}, r"eagle_config\.use_aux_hidden_state = False"),
     ({}, {"hidden_size": "64"}, "hidden_size is 64; expected a whole number"),
     ({}, {"rms_norm_eps": -1.0}, r"rms_norm_eps = -1\.0"),

@@ -28,7 +28,7 @@ PROMPT = "a prompt that is longer than the windows of these tiny models are, wit
 NESTED = {"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [1, 3, 4]}
 WIDE = {"head_dim": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "z-lab": ("llama", zlab_config()),
+    "z-lab": ("llama", zlab_config({"num_key_value_heads": 3, "head_dim": 32})),
     "biases, the block's size inside": ("qwen3", zlab_config(WIDE | {"attention_bias": True}, dflash_config=NESTED)),
     "a scaled head": ("gemma2", zlab_config({"head_dim": 24})),
     "speculators": ("llama", speculators_block_config("dflash")),
@@ -124,6 +124,7 @@ def test_blocks_draft_what_layers_of_transformers_draft(case: str, tmp_path: Pat
     manifest = exported(tmp_path, drafter)
     assert manifest.parity["streams"]["relative"] < 1e-4 and manifest.parity["streams"]["argmax"] == 1.0
     assert (manifest.method, manifest.drafter) == ("dflash", "dflash")
+    assert manifest.streams.own_keys == ((3, 32) if case == "z-lab" else (0, 0))
     theirs, rng = BlockOfTransformers(model, config, values), np.random.default_rng(1)
     assert manifest.streams.gamma == BLOCK - theirs.first and manifest.streams.layers == LAYERS
     for count in (manifest.streams.gamma, 2):  # whole blocks, of which fewer depths may be asked for
@@ -178,7 +179,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zlab_config(dflash_config=NESTED | {"mask_token_id": VOCAB}), r"mask_token_id is 96; expected a token 0\.\.95"),
     (zlab_config(dflash_config=NESTED | {"target_layer_ids": [1, 5]}), "states of layer 6 of 6"),
     (zlab_config(dflash_config={"mask_token_id": 1}), "target_layer_ids is None; expected a list"),
-    (zlab_config({"num_key_value_heads": 6}), "keys and values 6 x 16, not 2 x 16"),
     (zlab_config({"hidden_size": 128}), "hidden size 128, not 64"),
     (zlab_config({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
     (speculators_block_config("dspark", markov_head_type="rnn"), "markov_head_type = 'rnn'"),
