@@ -10,7 +10,8 @@ file; the number of rows is a symbol, so that one session has the weights once a
   before are gathered first; they and the new rows are one block, which one ScatterElements writes. On CUDA it copies
   nothing where past and present are one buffer, and takes its sizes by value (scatter_elements_impl.cu). ScatterND
   copies a table of strides from the host in every run, and TensorScatter wants opset 24 (`captured_scope.OPSET`).
-- Drafting always runs, after the accepted node.
+- Drafting always runs, after the accepted node; the levels of a draft layer one after another, each of fixed rows. Its
+  own layer's K/V are moved and written as those of the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from onnx import TensorProto
 from streamspec.captured.packed_call import (
     COLUMNS,
     MOST_TOKENS,
+    NEXT,
     NODE,
     NUMBER,
     PARENT,
@@ -57,6 +59,7 @@ from streamspec.step_graph import (
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
+    NEXT_IDS,
     PARENTS,
     PAST_LENGTH,
     RAW_LOGITS,
@@ -76,9 +79,8 @@ def check_capturable(spec: DecoderSpec, streams: DraftSpec | None) -> None:
     """Raises ConfigError for what a captured graph cannot have."""
     if any(spec.taps):
         found, expected = "short convolutions in a captured graph", "layers that attend"
-    elif streams is not None and (streams.own_layers or streams.eager):
-        what = "eager streams" if streams.eager else "a drafter with layers of its own"
-        found, expected = f"{what} in a captured graph", "deferred streams, Medusa heads or no drafter"
+    elif streams is not None and streams.eager:
+        found, expected = "eager streams in a captured graph", "deferred ones"
     elif spec.vocab > MOST_TOKENS:
         found, expected = f"a vocabulary of {spec.vocab} tokens in a captured graph", f"at most {MOST_TOKENS}"
     else:
@@ -141,9 +143,9 @@ class _CapturedLayers(LayerStack):
 
     def _unpack(self) -> None:
         g, margin = self.g, self.sizes.margin
-        self.tokens, self.positions, _, self.numbers = (
+        self.tokens, self.positions, _, self.numbers, _ = (
             g.op("Gather", CALL, g.store.constant(column, np.int64), out=out, axis=1)
-            for column, out in ((TOKEN, None), (POSITION, None), (PARENT, PARENTS), (NUMBER, None))
+            for column, out in ((TOKEN, None), (POSITION, None), (PARENT, PARENTS), (NUMBER, None), (NEXT, NEXT_IDS))
         )
         g.op("Unsqueeze", self.tokens, g.ints(0), out=INPUT_IDS)
         first = g.op("Gather", CALL, g.store.constant(0, np.int64), axis=0)
@@ -165,12 +167,10 @@ class _CapturedLayers(LayerStack):
         before = g.op("And", g.op("Less", self.slots, offset), g.op("GreaterOrEqual", self.slots, g.ints(margin)))
         seen = g.op("Greater", g.op("MatMul", self.sees, self.new), g.number(0.5))
         self.bias = g.op("Where", g.op("Or", before, seen), g.number(0), g.number(MASKED))
-        self.slot_positions = ""
-        if any(window is not None for window in self.spec.windows):
-            row = g.op("Unsqueeze", g.op("Cast", self.positions, to=FLOAT), g.ints(0))
-            ours = g.op("Squeeze", g.op("Cast", g.op("MatMul", row, self.new), to=INT64), g.ints(0))
-            numbers = g.op("Sub", self.slots, g.ints(margin))
-            self.slot_positions = g.op("Where", g.op("Less", self.slots, offset), numbers, ours)
+        row = g.op("Unsqueeze", g.op("Cast", self.positions, to=FLOAT), g.ints(0))
+        ours = g.op("Squeeze", g.op("Cast", g.op("MatMul", row, self.new), to=INT64), g.ints(0))
+        numbers = g.op("Sub", self.slots, g.ints(margin))
+        self.slot_positions = g.op("Where", g.op("Less", self.slots, offset), numbers, ours)
 
     def rows(self) -> Rows:
         return Rows("")  # no device precision counts rows
@@ -252,6 +252,7 @@ class _CapturedBuilder:
         """The accepted node and what the drafter returns after it."""
         g, layers, parts = self.g, self.layers, self.parts
         drafter = row_of(spec).nodes(self.decoder, spec, parts.candidates, parts.stream_weights)
+        presents = layers.with_own(drafter, layers.positions, choices)
         with g.named("accept"):
             expected = g.op("Gather", choices, PARENTS, axis=0)
             node = unless_forced(
@@ -272,7 +273,7 @@ class _CapturedBuilder:
             )
         with g.named("streams"):
             stream_ids = g.ints(*range(spec.gamma))
-            return [node, *drafter.propose(g, accepted, layers.presents[layers.first :], stream_ids)]
+            return [node, *drafter.propose(g, accepted, presents[layers.first :], stream_ids)]
 
     def _drop_unused(self) -> None:
         """Removes the nodes that no output depends on; weights may be of the graph written next."""

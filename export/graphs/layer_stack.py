@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows
 from streamspec.export.drafters.streams.eager_pass import EagerPass
+from streamspec.export.layers.acceptance import unless_forced
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import Linear, Tables
@@ -18,7 +19,7 @@ from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.step_graph import INPUT_IDS, STREAM_IDS
+from streamspec.step_graph import INPUT_IDS, NEXT_IDS, STREAM_IDS
 
 
 @dataclass
@@ -100,6 +101,17 @@ class LayerStack(ABC):
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         """Gives K and V rows [1, n, Hkv*D] to the cache of a layer, of the sizes `own` where it is a drafter's; returns
         where they and those before them are."""
+
+    def with_own(self, drafter: DraftPass, positions: str, choices: str) -> list[tuple[str, ...]]:
+        """`presents`, and those of the drafter's own layers, which get their K/V of the call's rows here. `choices`
+        int64 [n]: the target's token after each row, where `next_ids` names none."""
+        spec = drafter.spec
+        if not spec.own_layers:
+            return self.presents
+        entries = [self.entries[layer] for layer in spec.tapped(self.spec.layers)]
+        following = unless_forced(self.g, NEXT_IDS, choices) if spec.levels else ""
+        main = MainRows(entries, following, positions, self.keep_rows, self.rows())
+        return self.presents + drafter.main_rows(self.g, main)
 
     def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted) -> None:
         """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
@@ -42,7 +42,6 @@ from streamspec.step_graph import (
     FORCED_ROOT,
     INPUT_IDS,
     KEY,
-    NEXT_IDS,
     PARENTS,
     PAST_LENGTH,
     POSITION_IDS,
@@ -234,12 +233,7 @@ class _StaticBuilder:
 
     def _draft(self, drafter: DraftPass, final: str, choices: str) -> None:
         g, spec, layers = self.g, drafter.spec, self.layers
-        presents = layers.presents
-        if spec.own_layers:
-            entries = [layers.entries[layer] for layer in spec.tapped(self.spec.layers)]
-            following = unless_forced(g, NEXT_IDS, choices) if spec.levels else ""
-            main = MainRows(entries, following, layers.positions, layers.keep_rows, layers.rows())
-            presents = presents + drafter.main_rows(g, main)
+        presents = layers.with_own(drafter, layers.positions, choices)
         accepted = self._accept(spec, final, choices)
         with g.named("streams"):
             stream_ids = g.ints(*range(spec.gamma))

@@ -63,7 +63,7 @@ class CapturedGraphRunner:
         positions = self.length + np.asarray(offsets, np.int64)
         rows = list(tokens), positions, np.zeros(n, np.int64) if parents is None else parents
         numbers = Numbers(self.length, forced_node, forced_root)
-        pack(call, sizes, numbers, rows, np.asarray(mask) == 0, self.sources)
+        pack(call, sizes, numbers, rows, np.asarray(mask) == 0, self.sources, next_ids)
         parts = result_parts(count, features)
         result = np.zeros(sum(part.size for part in parts), np.float32)
         raw = np.zeros((count, features.vocab), np.float32)

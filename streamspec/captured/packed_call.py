@@ -8,11 +8,12 @@ of the path that was accepted before, then writes its own: `margin` moved or unm
 that both are one block of neighbouring slots however short the sequence is.
 
     call    int64 [n, COLUMNS + margin + n], a row for each row of the call:
-            its token, position, parent's number and own number; the numbers of `Numbers`, in row 0 alone; the slots
-            `sources` that the `margin` slots in front of the new rows are filled from, in row 0 alone; and 1 where the
-            row sees row j, itself or an ancestor, 0 elsewhere
-    result  float32 [n + 1 + 2 m C (+ m C C)]: the choice after each row; with a drafter the accepted node, and its
-            candidates [m, C], their logits [m, C] and, with a bigram, their pairs' logits [m, C, C]
+            its token, position, parent's number and own number, and the token after it, -1: the one chosen; the
+            numbers of `Numbers`, in row 0 alone; the slots `sources` that the `margin` slots in front of the new rows
+            are filled from, in row 0 alone; and 1 where the row sees row j, itself or an ancestor, 0 elsewhere
+    result  float32 [n + 1 + 2 m C (+ m C C) (+ m)]: the choice after each row; with a drafter the accepted node, and
+            its candidates [m, C], their logits [m, C] and, with a bigram, their pairs' logits [m, C, C], of a draft
+            layer the origins of its rows [m]
 
 Tokens are whole numbers below 2**24, so float32 holds them.
 """
@@ -28,7 +29,7 @@ import numpy as np
 
 from streamspec.step_graph import RAW_LOGITS, STATIC, GraphFeatures, is_cache, outputs
 
-TOKEN, POSITION, PARENT, NUMBER, PAST, NODE, ROOT, COLUMNS = range(8)
+TOKEN, POSITION, PARENT, NUMBER, NEXT, PAST, NODE, ROOT, COLUMNS = range(9)
 MOST_TOKENS, MOST_ROWS = 1 << 24, 64  # of a vocabulary, of a call
 
 
@@ -86,16 +87,20 @@ def pack(
     rows: tuple[Sequence[int], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray],
     sees: np.ndarray,
     sources: np.ndarray,
+    next_ids: Sequence[int] | np.ndarray | None = None,
 ) -> None:
     """Fills `call` int64 [n, width]. `rows`: tokens, positions and parents, of at most n rows; `sees` bool of as many:
-    which row sees which. The rest are padding: they see no row of the call, themselves included, so that none can be
-    accepted."""
+    which row sees which; `next_ids`: the tokens after them, where they are known. The rest are padding: they see no row
+    of the call, themselves included, so that none can be accepted."""
     n, used = len(call), len(rows[0])
     call[:] = 0
     call[:, POSITION] = numbers.past
     for column, values in zip((TOKEN, POSITION, PARENT), rows, strict=True):
         call[: len(values), column] = values
     call[:, NUMBER] = np.arange(n)
+    call[:, NEXT] = -1
+    if next_ids is not None:
+        call[:used, NEXT] = next_ids
     call[0, PAST:COLUMNS] = numbers
     call[0, COLUMNS : COLUMNS + sizes.margin] = sources
     call[:used, COLUMNS + sizes.margin : COLUMNS + sizes.margin + used] = sees

@@ -106,8 +106,9 @@ class DraftLayerPass(DraftPass):
             normed = self._norm(g, self.inputs, self.layer)
             return self._queries_keys_values(g, normed, main.rows, main.positions, self.layer)[1:]
         width = self.decoder.spec.kv_heads * self.decoder.spec.head_dim
-        shape = g.op("Concat", g.ints(1), main.rows.count, g.ints(width), axis=0)
-        return (g.op("Expand", g.store.constant(0, np.float32), shape),) * 2
+        column = g.op("Slice", self.inputs, g.ints(0), g.ints(1), g.ints(2))  # as many zeros as rows, uncounted
+        zeros = g.op("Mul", column, g.store.constant(0, np.float32))
+        return (g.op("Expand", zeros, g.ints(1, 1, width)),) * 2
 
     # ---- in the branch
 

@@ -59,7 +59,8 @@ class CapturedCall(StaticCall):
         padded = self._sizes.padded(n)
         call = self._calls[padded]
         row = rows.tokens, rows.positions, rows.parents
-        pack(call.packed, self._sizes, Numbers(cache.length, forced_node), row, rows.mask == 0, cache.sources())
+        numbers = Numbers(cache.length, forced_node)
+        pack(call.packed, self._sizes, numbers, row, rows.mask == 0, cache.sources(), rows.next_ids)
         call.send()
         try:
             self._executor.run(call.io, options=call.options)

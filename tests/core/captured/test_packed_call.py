@@ -6,6 +6,7 @@ import numpy as np
 
 from streamspec.captured.packed_call import (
     COLUMNS,
+    NEXT,
     NODE,
     NUMBER,
     PARENT,
@@ -41,9 +42,16 @@ def test_rows_numbers_sources_and_mask_lie_where_the_graph_reads_them() -> None:
     pack(call, SIZES, Numbers(20, 1, 9), ([5, 6], [20, 21], [0, 0]), sees, sources)
     assert call[:, TOKEN].tolist() == [5, 6, 0, 0] and call[:, POSITION].tolist() == [20, 21, 20, 20]
     assert call[:, PARENT].tolist() == [0] * 4 and call[:, NUMBER].tolist() == [0, 1, 2, 3]
+    assert call[:, NEXT].tolist() == [-1] * 4
     assert call[0, [PAST, NODE, ROOT]].tolist() == [20, 1, 9]
     assert call[0, COLUMNS : COLUMNS + 8].tolist() == [*range(20, 27), 31]
     assert call[:, COLUMNS + 8 :].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0] * 4, [0] * 4]
+
+
+def test_tokens_that_follow_the_rows_of_a_prompt_are_told() -> None:
+    call = np.zeros((4, SIZES.width(4)), np.int64)
+    pack(call, SIZES, Numbers(0), ([5, 6], [0, 1], [0, 0]), np.eye(2, dtype=np.bool_), unmoved(SIZES, 0), [6, 9])
+    assert call[:, NEXT].tolist() == [6, 9, -1, -1]
 
 
 def test_a_result_is_taken_apart_as_it_was_put_together() -> None:

@@ -19,7 +19,6 @@ from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.export import export_bundle
 from streamspec.export.deployment_target import DEVICE_PRECISIONS, Target
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph, check_capturable
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
@@ -27,6 +26,7 @@ from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.weights.load_weights import ModelSource
+from tests.export.drafters.test_draft_layer import METHODS, spec_of, trained
 from tests.support.tiny_exports import (
     CAPTURED,
     FAMILIES,
@@ -56,17 +56,21 @@ CUDA = {
     ("", "Equal"): (13, 13, ANY),
     ("", "Expand"): (13, 13, ANY),
     ("", "Gather"): (13, 13, ANY),
+    ("", "GatherElements"): (13, 13, ANY),
     ("", "Gemm"): (13, 13, REAL),
     ("", "Greater"): (13, 13, NUMBERS),
     ("", "GreaterOrEqual"): (16, 16, NUMBERS),
     ("", "LayerNormalization"): (17, 17, REAL),
     ("", "Less"): (13, 13, NUMBERS),
+    ("", "Log"): (13, 13, REAL),
+    ("", "LogSoftmax"): (13, 13, REAL),
     ("", "MatMul"): (13, 13, REAL),
     ("", "Max"): (13, 13, NUMBERS),
     ("", "Min"): (13, 13, NUMBERS),
     ("", "Mul"): (14, 14, NUMBERS),
     ("", "Not"): (1, 1, {BOOL}),
     ("", "Or"): (7, 7, {BOOL}),
+    ("", "ReduceLogSumExp"): (18, 18, REAL),
     ("", "ReduceMax"): (18, 18, NUMBERS),
     ("", "ReduceSum"): (13, 13, NUMBERS),
     ("", "Relu"): (14, 14, REAL),
@@ -97,7 +101,7 @@ CUDA = {
 }
 # what the CUDA provider reads on the host: allowed as constants alone, which lie there from the beginning
 ON_HOST = {"Reshape": 1, "Expand": 1, "Tile": 1, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "TopK": 1}
-ON_HOST |= {"ReduceMax": 1, "ReduceSum": 1}
+ON_HOST |= {"ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
 
 
 def written(folder: Path, family: str, kind: str, drafter: Any = None, mode: str = "merged", half: bool = False) -> Any:
@@ -122,6 +126,10 @@ DRAFTERS: dict[str, Any] = {
     "heads": tiny_heads,
     "own heads": lambda spec: tiny_heads(spec, own=True),
     "same positions": lambda spec: tiny_streams(spec, shifted=False, root=False),
+    "a draft layer": lambda _: spec_of(trained("llama", window=5, two_lists=True)),
+    "hydra": lambda _: spec_of(trained("llama", **METHODS["hydra"])),
+    "plain hydra": lambda _: spec_of(trained("llama", **METHODS["plain hydra"])),
+    "mtp": lambda _: spec_of(trained("llama", **METHODS["mtp"])),
 }
 
 
@@ -264,6 +272,18 @@ BREAKS: dict[str, tuple[str, Callable[[onnx.ModelProto], None]]] = {
 }
 
 
+def harming(monkeypatch: pytest.MonkeyPatch, harm: Callable[[onnx.ModelProto], None]) -> None:
+    """Lets every captured graph be harmed once it is built."""
+    whole = CapturedStepGraph.build
+
+    def harmed(self: CapturedStepGraph, store: WeightStore) -> onnx.ModelProto:
+        model = whole(self, store)
+        harm(model)
+        return model
+
+    monkeypatch.setattr(CapturedStepGraph, "build", harmed)
+
+
 def exported(folder: Path, base: Base) -> Manifest:
     adapter = save_adapter(folder / "adapter", base, tiny_streams(describe(tiny_model())))
     target = Target("cuda", capture=True, row_counts=(1, 4, 8), context=96)
@@ -282,14 +302,7 @@ def test_a_graph_that_computes_something_else_is_not_exported(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, harm = BREAKS[broken]
-    whole = CapturedStepGraph.build
-
-    def harmed(self: CapturedStepGraph, store: WeightStore) -> onnx.ModelProto:
-        model = whole(self, store)
-        harm(model)
-        return model
-
-    monkeypatch.setattr(CapturedStepGraph, "build", harmed)
+    harming(monkeypatch, harm)
     with pytest.raises(StreamspecError, match=f"the captured graph's {part} logits differ"):
         exported(tmp_path, save_base(tmp_path / "base"))
     assert not (tmp_path / "bundle").exists()
@@ -300,10 +313,6 @@ def test_what_cannot_be_captured_is_refused_by_name() -> None:
     check_capturable(llama, tiny_streams(llama))
     with pytest.raises(ConfigError, match="short convolutions in a captured graph"):
         check_capturable(describe(tiny_model("lfm2")), None)
-    flags = dict.fromkeys(("contrast", "parallel", "two_lists", "prefix_attention", "own_heads"), False)
-    layered = DraftLayerSpec(gamma=2, taps=(1,), active=1, tensors={}, **flags)
-    with pytest.raises(ConfigError, match="a drafter with layers of its own in a captured graph"):
-        check_capturable(llama, layered)
     with pytest.raises(ConfigError, match="eager streams in a captured graph"):
         check_capturable(llama, eager(tiny_streams(llama, root=False), llama))
 

@@ -45,7 +45,7 @@ def engine_of(session: Session) -> tuple[OrtRunner, CapturedCache]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "lora"])
+@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "lora", "jakiro"])
 def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     session = open_on(bundles(f"captured {bundle}"))
     engine_of(session)
@@ -57,7 +57,7 @@ def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bun
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "full", "lora"])
+@pytest.mark.parametrize("bundle", ["fp32", "full", "lora", "eagle", "lists"])
 def test_answers_are_those_of_the_ordinary_graph(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     there, here = (open_on(bundles(f"captured {bundle}"), name) for name in ("device", "cpu"))
     assert isinstance(here.runner, OrtRunner) and isinstance(here.runner._call, DynamicCall)
