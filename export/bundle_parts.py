@@ -93,7 +93,7 @@ def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
 def captured_parts(parts: Parts, target: Target) -> Parts:
     """Fits the parts to a captured graph beside the dynamic one. Raises ConfigError for what it cannot have."""
     counts = target.row_counts or ROW_COUNTS
-    check_capturable(parts.spec, parts.streams)
+    check_capturable(parts.spec)
     spec = _of_context(parts, target, counts[-1])
     return replace(parts, spec=spec, captured=CallSizes(counts, spec.context_length))
 

@@ -39,8 +39,9 @@ from streamspec.captured.packed_call import (
 )
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
 from streamspec.export.drafters.registry import row_of
+from streamspec.export.drafters.streams.eager_pass import EagerPass, Interleaved
 from streamspec.export.drafters.streams.stream_pass import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
@@ -56,6 +57,7 @@ from streamspec.step_graph import (
     CACHE_KINDS,
     CALL,
     CAPTURED,
+    EAGER,
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
@@ -64,6 +66,7 @@ from streamspec.step_graph import (
     PAST_LENGTH,
     RAW_LOGITS,
     RESULT,
+    STREAMS,
     TREE_MASK,
     inputs,
     outputs,
@@ -75,12 +78,10 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 END = np.iinfo(np.int64).max
 
 
-def check_capturable(spec: DecoderSpec, streams: DraftSpec | None) -> None:
+def check_capturable(spec: DecoderSpec) -> None:
     """Raises ConfigError for what a captured graph cannot have."""
     if any(spec.taps):
         found, expected = "short convolutions in a captured graph", "layers that attend"
-    elif streams is not None and streams.eager:
-        found, expected = "eager streams in a captured graph", "deferred ones"
     elif spec.vocab > MOST_TOKENS:
         found, expected = f"a vocabulary of {spec.vocab} tokens in a captured graph", f"at most {MOST_TOKENS}"
     else:
@@ -131,9 +132,11 @@ class _CapturedLayers(LayerStack):
 
     g: CapturedScope
 
-    def __init__(self, g: CapturedScope, decoder: Decoder, drafter: DraftSpec | None, sizes: CallSizes) -> None:
+    def __init__(
+        self, g: CapturedScope, decoder: Decoder, drafter: DraftSpec | None, sizes: CallSizes, eager: EagerPass | None
+    ) -> None:
         super().__init__(g, decoder, drafter)
-        self.sizes = sizes
+        self.sizes, self._eager = sizes, eager
         with g.named("unpack"):
             self._unpack()
         with g.named("bias"):
@@ -175,16 +178,39 @@ class _CapturedLayers(LayerStack):
     def rows(self) -> Rows:
         return Rows("")  # no device precision counts rows
 
+    def entering(self, layer: int, state: LayerRows) -> None:
+        if layer == self.first and self._eager is not None:
+            self.entries[layer] = state.residual.stream
+            stream_ids = self.g.ints(*range(self._eager.spec.gamma))
+            self._eager.layout = Interleaved(self._eager.spec.gamma)
+            self.join(self._eager, state, self.accepted(self.numbers), stream_ids)
+
+    def accepted(self, node: str, root: str = "", final: str = "") -> Accepted:
+        """What drafting reads of the rows int64 `node`."""
+        return _AcceptedInPlace(
+            node=node,
+            number=node,
+            at=node,
+            root=root,
+            entries=self.entries,
+            final=final,
+            positions=self.positions,
+            tree_mask=TREE_MASK,
+            visible=self.g.ints(self.sizes.all_slots),
+            bias=self.bias,
+            slot_positions=self.slot_positions,
+        )
+
     def attention(self, layer: int, state: LayerRows) -> str:
-        g, spec, decoder = self.g, self.spec, self.decoder
-        q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
+        g, spec = self.g, self.spec
+        q, *sides = self.heads(layer, state)
         own = spec.at(layer)
         bias = self._bias(spec.windows[layer], own.group)
         with g.named("attention"):
             source = spec.source(layer)
             self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             key, value = (loaded(g, spec, cache) for cache in self.presents[layer])
-            return attend(g, own, q, [(key, value)], bias)
+            return self.with_streams(layer, attend(g, own, q, [(key, value)], bias))
 
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         own = own or self.spec.at(layer)
@@ -223,7 +249,7 @@ class _CapturedLayers(LayerStack):
 
 class _CapturedBuilder:
     def __init__(self, parts: CapturedStepGraph, store: WeightStore) -> None:
-        check_capturable(parts.spec, parts.streams)
+        check_capturable(parts.spec)
         self.streams = None if parts.streams is None else replace(parts.streams, pruning=None)
         self.parts, sizes = parts, parts.sizes
         gamma = self.streams.gamma if self.streams else 0
@@ -231,7 +257,12 @@ class _CapturedBuilder:
         features = captured_features(graph_features(parts.spec, self.streams, parts.candidates), sizes)
         self.inputs, self.outputs = declared(inputs(CAPTURED, features)), declared(outputs(CAPTURED, features))
         self.g = CapturedScope(store, self.inputs)
-        self.layers = _CapturedLayers(self.g, self.decoder, self.streams, sizes)
+        self.drafter: DraftPass | None = None
+        if self.streams is not None:
+            nodes = row_of(self.streams).nodes
+            self.drafter = nodes(self.decoder, self.streams, parts.candidates, parts.stream_weights)
+        eager = self.drafter if isinstance(self.drafter, EagerPass) else None
+        self.layers = _CapturedLayers(self.g, self.decoder, self.streams, sizes, eager)
 
     def build(self) -> onnx.ModelProto:
         g = self.g
@@ -240,18 +271,19 @@ class _CapturedBuilder:
             self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
             choices = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
         values = [choices]
-        if self.streams is not None:
-            values += self._draft(self.streams, final, choices)
+        if self.drafter is not None:
+            values += self._draft(self.drafter, final, choices)
         with g.named("pack"):
             flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
             g.op("Concat", *flat, out=RESULT, axis=0)
         self._drop_unused()
-        return finish(g, self.inputs, self.outputs, "streamspec", OPSET, first=True)
+        model = finish(g, self.inputs, self.outputs, "streamspec", OPSET, first=True)
+        onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
+        return model
 
-    def _draft(self, spec: DraftSpec, final: str, choices: str) -> list[str]:
+    def _draft(self, drafter: DraftPass, final: str, choices: str) -> list[str]:
         """The accepted node and what the drafter returns after it."""
-        g, layers, parts = self.g, self.layers, self.parts
-        drafter = row_of(spec).nodes(self.decoder, spec, parts.candidates, parts.stream_weights)
+        g, layers, spec = self.g, self.layers, drafter.spec
         presents = layers.with_own(drafter, layers.positions, choices)
         with g.named("accept"):
             expected = g.op("Gather", choices, PARENTS, axis=0)
@@ -259,18 +291,7 @@ class _CapturedBuilder:
                 g, FORCED_NODE, deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
             )
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
-            accepted = _AcceptedInPlace(
-                node=node,
-                number=node,
-                root=root,
-                entries=layers.entries,
-                final=g.op("Gather", final, node, axis=0),
-                positions=layers.positions,
-                tree_mask=TREE_MASK,
-                visible=g.ints(parts.sizes.all_slots),
-                bias=layers.bias,
-                slot_positions=layers.slot_positions,
-            )
+            accepted = layers.accepted(node, root, g.op("Gather", final, node, axis=0))
         with g.named("streams"):
             stream_ids = g.ints(*range(spec.gamma))
             return [node, *drafter.propose(g, accepted, presents[layers.first :], stream_ids)]

@@ -113,11 +113,11 @@ class LayerStack(ABC):
         main = MainRows(entries, following, positions, self.keep_rows, self.rows())
         return self.presents + drafter.main_rows(self.g, main)
 
-    def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted) -> None:
+    def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted, stream_ids: str = STREAM_IDS) -> None:
         """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""
         self.joined, self.linear = eager, eager.linear_of_all
         with self.g.named("streams"):
-            eager.begin(self.g, state, nodes, STREAM_IDS, self.rows)
+            eager.begin(self.g, state, nodes, stream_ids, self.rows)
 
     def all_rows(self) -> Rows:
         """The rows that go on, eager streams among them."""

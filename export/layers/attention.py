@@ -133,8 +133,7 @@ def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]]
     if len(parts) == 1:
         mixed = g.op("MatMul", weights, parts[0][1])
     else:
-        slots = g.op("Concat", *(g.op("Shape", keys, start=2, end=3) for keys, _ in parts), axis=0)
-        shares = g.ops("Split", weights, slots, out=(None,) * len(parts), axis=-1)
+        shares = g.columns(weights, [keys for keys, _ in parts])
         mixed, *others = (g.op("MatMul", share, values) for share, (_, values) in zip(shares, parts, strict=True))
         for other in others:
             mixed = g.op("Add", mixed, other)

@@ -131,6 +131,11 @@ class Scope:
         """Adds a com.microsoft node with one output."""
         return self.op(kind, *inputs, out=out, domain=CONTRIB, **attributes)
 
+    def columns(self, x: str, parts: Sequence[str]) -> tuple[str, ...]:
+        """Splits the last axis of x into as many columns as each of the `parts` [.., .., columns, ..] has."""
+        counts = self.op("Concat", *(self.op("Shape", part, start=2, end=3) for part in parts), axis=0)
+        return self.ops("Split", x, counts, out=(None,) * len(parts), axis=-1)
+
     def branch(self, values: Sequence[str], types: Sequence[int], name: str = "") -> onnx.GraphProto:
         """Makes the scope a branch of `If` that returns `values` of these ONNX types; `name`: the label by default."""
         results = [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]

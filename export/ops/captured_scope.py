@@ -6,9 +6,11 @@ would look it up is a mistake of this package and fails at export, never on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
@@ -44,6 +46,15 @@ class CapturedScope(StaticScope):
         else:
             self._infer(node)
         return names
+
+    def columns(self, x: str, parts: Sequence[str]) -> tuple[str, ...]:
+        """See `Scope`; how many columns the last part has may be unknown."""
+        counts = [self.shape(part)[2] for part in parts[:-1]]
+        edges = [sum(counts[:number]) for number in range(len(parts))]
+        return tuple(
+            self.op("Slice", x, self.ints(start), self.ints(end), self.ints(-1))
+            for start, end in pairwise([*edges, np.iinfo(np.int64).max])
+        )
 
 
 def _same(types: list[TypeProto], attributes: Mapping[str, Any]) -> TypeProto:

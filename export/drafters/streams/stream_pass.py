@@ -267,7 +267,7 @@ class StreamPass(ParallelDraftPass):
         """int64 [m]"""
         own = g.op("Gather", accepted.positions, accepted.node, axis=0)
         if not self.spec.shifted:
-            return g.op("Expand", own, g.op("Shape", stream_ids))
+            return own if accepted.several else g.op("Expand", own, g.op("Shape", stream_ids))
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
 
     def _layer(
@@ -337,7 +337,7 @@ class _StreamMasks:
     def __init__(self, accepted: Accepted, stream_ids: str, positions: str, rows: Rows, causal: bool = True) -> None:
         self.accepted, self.stream_ids, self.positions, self.rows = accepted, stream_ids, positions, rows
         self.causal = causal
-        self._plain = ""
+        self._plain: dict[bool, str] = {}
         self._made: dict[tuple[int | None, int, bool], str] = {}
 
     def of(self, g: Scope, window: int | None, group: int, beside: bool = True) -> str:
@@ -345,50 +345,48 @@ class _StreamMasks:
         key = window, group, beside
         if key not in self._made:
             with g.named(f"mask.{window or 'full'}"):
-                mask = self._masked(g, window)
-                if not beside:
-                    columns = g.op("Sub", g.op("Shape", mask, start=1), self.rows.count)
-                    mask = g.op("Slice", mask, g.ints(0), columns, g.ints(1))
-                self._made[key] = g.op("Tile", mask, g.ints(group, 1))
+                self._made[key] = g.op("Tile", self._masked(g, window, beside), g.ints(group, 1))
         return self._made[key]
 
-    def _masked(self, g: Scope, window: int | None) -> str:
+    def _masked(self, g: Scope, window: int | None, beside: bool) -> str:
         if window is None:
-            return self._full(g)
-        if window not in self.accepted.rings:
-            return self._windowed(g, window)
-        ring = self.accepted.rings[window]
-        mask = self._beside(g, lambda: g.op("Gather", ring.sees, self.accepted.node, axis=0), ring.used)
-        seen = g.op("Unsqueeze", g.op("Concat", ring.positions, self.positions, axis=0), g.ints(0))
-        return window_out(g, mask, self.positions, seen, window)
+            return self._full(g, beside)
+        if window in self.accepted.rings:
+            ring = self.accepted.rings[window]
+            view = g.op("Gather", ring.sees, self.accepted.node, axis=0)
+            mask, columns = self._beside(g, view, ring.used, beside), [ring.positions]
+        else:
+            mask, columns = self._full(g, beside), [*self.accepted.columns(g)]
+        columns += [self.positions] if beside else []
+        seen = g.op("Concat", *columns, axis=0) if len(columns) > 1 else columns[0]
+        return window_out(g, mask, self.positions, g.op("Unsqueeze", seen, g.ints(0)), window)
 
-    def _full(self, g: Scope) -> str:
+    def _full(self, g: Scope, beside: bool) -> str:
         """[m, visible + m]: 0 over the past, the accepted node's row of the tree, causal among streams."""
-        if not self._plain:
-            self._plain = self._beside(g, lambda: self.accepted.past_mask(g), self.accepted.visible)
-        return self._plain
+        if beside not in self._plain:
+            view = self.accepted.past_mask(g)
+            self._plain[beside] = self._beside(g, view, self.accepted.visible, beside)
+        return self._plain[beside]
 
-    def _beside(self, g: Scope, past: Callable[[], str], slots: str) -> str:
-        """[m, slots + m]: the accepted node's view `past` [1, slots] for every stream, then streams' of streams."""
-        store = g.store
-        masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
-        shape = g.op("Concat", self.rows.count, slots, axis=0)
+    def _beside(self, g: Scope, view: str, slots: str, beside: bool) -> str:
+        """[m, slots + m]: the accepted node's `view` [1, slots] for every stream, or that of each [m, slots], then
+        streams' of streams."""
+        if not self.accepted.several:
+            view = g.op("Expand", view, g.op("Concat", self.rows.count, slots, axis=0))
+        return g.op("Concat", view, self._own(g), axis=1) if beside else view
+
+    def _own(self, g: Scope) -> str:
+        """[m, m]: which streams each stream sees."""
+        masked, zero = g.store.constant(MASKED, np.float32), g.store.constant(0, np.float32)
         if not self.causal:
-            every = g.op("Expand", zero, g.op("Concat", self.rows.count, self.rows.count, axis=0))
-            return g.op("Concat", g.op("Expand", past(), shape), every, axis=1)
+            return g.op("Expand", zero, g.op("Concat", self.rows.count, self.rows.count, axis=0))
         later = g.op(
             "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
         )
         if self.accepted.several:  # streams of other nodes are not seen
             nodes = (g.op("Unsqueeze", self.accepted.node, g.ints(side)) for side in (1, 0))
             later = g.op("Or", later, g.op("Not", g.op("Equal", *nodes)))
-        own = g.op("Where", later, masked, zero)
-        return g.op("Concat", g.op("Expand", past(), shape), own, axis=1)
-
-    def _windowed(self, g: Scope, window: int) -> str:
-        columns = g.op("Concat", *self.accepted.columns(g), self.positions, axis=0)
-        seen = g.op("Unsqueeze", columns, g.ints(0))
-        return window_out(g, self._full(g), self.positions, seen, window)
+        return g.op("Where", later, masked, zero)
 
 
 def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:

@@ -5,6 +5,7 @@ the dynamic graph does. Also covers export/ops/captured_scope.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,6 @@ ON_HOST |= {"ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
 
 def written(folder: Path, family: str, kind: str, drafter: Any = None, mode: str = "merged", half: bool = False) -> Any:
     """The captured graph and, over the same data, the dynamic one."""
-    from dataclasses import replace
-
     spec, made = describe(tiny_model(family)), DEVICE_PRECISIONS[kind]()
     spec = replace(spec, cache_dtype="float16") if half else spec
     drafter = None if drafter is None else drafter(spec)
@@ -198,6 +197,8 @@ def test_every_node_has_a_kernel_on_the_device(tmp_path: Path) -> None:
             assert captured.opset_import[0].version == OPSET
     for drafter in DRAFTERS.values():
         seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True)[0])
+    for family in ("llama", "gemma4_text"):
+        seen |= check_kernels(written(tmp_path, family, "int4", beside(), "delta")[0])
     assert {kind for _, kind in seen} >= {"ScatterElements", "MatMulNBits", "GatherBlockQuantized", "FusedMatMul"}
     assert not {kind for _, kind in seen} & {"If", "Loop", "Scan", "Shape", "NonZero", "ScatterND", "Range"}
 
@@ -215,12 +216,25 @@ TREE = np.where(
 )
 
 
-@pytest.mark.parametrize("family", ATTENDING)
-def test_it_computes_what_the_dynamic_graph_does(family: str, tmp_path: Path) -> None:
+def beside(**shape: Any) -> Callable[[Any], Any]:
+    """Eager streams."""
+    return lambda spec: eager(tiny_streams(spec, **{"root": False, "bigram": 4} | shape), spec)
+
+
+@pytest.mark.parametrize(
+    ("family", "made"),
+    [
+        *((family, full) for family in ATTENDING),
+        *((family, beside()) for family in ("llama", "gemma2", "gemma3_text", "gemma4_text", "phi", "gpt2")),
+        *(("llama", beside(**shape)) for shape in ({"lora": False, "bigram": 0, "shifted": False}, {"paper": 3})),
+    ],
+)
+def test_it_computes_what_the_dynamic_graph_does(family: str, made: Callable[[Any], Any], tmp_path: Path) -> None:
     """A prompt as accepted paths, a tree, and the row after one with gaps."""
     model, random = tiny_model(family), np.random.default_rng(0)
-    drafter = full(describe(model))
-    plain, held = (make(tmp_path, model, drafter).stepper() for make in (build, build_captured))
+    drafter = made(describe(model))
+    mode = "delta" if drafter.eager else "merged"
+    plain, held = (make(tmp_path, model, drafter, mode=mode).stepper() for make in (build, build_captured))
     prompt, nodes = random.integers(0, VOCAB, 23), random.integers(0, VOCAB, 5)
     outs = []
     for steps in (plain, held):
@@ -310,11 +324,11 @@ def test_a_graph_that_computes_something_else_is_not_exported(
 
 def test_what_cannot_be_captured_is_refused_by_name() -> None:
     llama = describe(tiny_model("llama"))
-    check_capturable(llama, tiny_streams(llama))
+    check_capturable(llama)
     with pytest.raises(ConfigError, match="short convolutions in a captured graph"):
-        check_capturable(describe(tiny_model("lfm2")), None)
-    with pytest.raises(ConfigError, match="eager streams in a captured graph"):
-        check_capturable(llama, eager(tiny_streams(llama, root=False), llama))
+        check_capturable(describe(tiny_model("lfm2")))
+    with pytest.raises(ConfigError, match="a vocabulary of 20000000 tokens"):
+        check_capturable(replace(llama, vocab=20_000_000))
 
 
 @pytest.mark.parametrize(

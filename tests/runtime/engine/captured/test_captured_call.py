@@ -57,7 +57,7 @@ def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bun
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("bundle", ["fp32", "full", "lora", "eagle", "jakiro"])
+@pytest.mark.parametrize("bundle", ["fp32", "full", "lora", "eagle", "jakiro", "eager"])
 def test_answers_are_those_of_the_ordinary_graph(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     there, here = (open_on(bundles(f"captured {bundle}"), name) for name in ("device", "cpu"))
     assert isinstance(here.runner, OrtRunner) and isinstance(here.runner._call, DynamicCall)
