@@ -420,8 +420,9 @@ struct ArgMaxKernel {
 
 // ---- attention
 
-// Inputs: packed, bias, [past_length,] keys, values, cos, sin, query norm, key norm. `Writes`: keys and values of the rows
-// go into the cache, which is also an output; else they are further columns where attribute `own` is 1.
+// Inputs: packed, bias, [past_length,] keys, values, cos, sin, query norm, key norm[, rows of each sequence]. `Writes`: keys
+// and values of the rows go into the cache, which is also an output; else they are further columns where attribute `own` is
+// 1. Several sequences have a cache each, [sequences, ..], as many past lengths, and rows one sequence after the other.
 template <bool Writes, bool Half>
 struct AttentionKernel {
     static constexpr const char* kName =
@@ -469,15 +470,18 @@ struct AttentionKernel {
         a.rows = packed.dims.size() == 3 ? packed.dim(2) : 0;
         expect(kName, "packed rows", packed, ort::kFloat, {1, a.rows, a.packed_stride});
         a.slots = keys.dims.size() == 4 ? keys.dim(2) : 0;
+        const Tensor counts = Writes ? call.input(at + 6) : Tensor{};
+        const size_t sequences = Writes && counts.there() && keys.dims.size() == 4 ? keys.dim(4) : 1;
         for (const Tensor* side : {&keys, &values})
-            expect(kName, side == &keys ? "keys" : "values", *side, Half ? ort::kFloat16 : ort::kFloat, {1, a.kv_heads, a.slots, a.width});
+            expect(kName, side == &keys ? "keys" : "values", *side, Half ? ort::kFloat16 : ort::kFloat, {sequences, a.kv_heads, a.slots, a.width});
         a.own = !Writes && own ? a.rows : 0;
         const size_t columns = bias.dims.size() < 2 ? 0 : bias.dim(1), least = a.rows ? std::max<size_t>(1, a.own) : 0;
+        const size_t most = sequences == 1 ? a.slots + a.own : a.slots + a.rows;
         if (bias.type != ort::kFloat || bias.dims.size() < 2 || bias.dim(2) != a.rows || bias.count() != a.rows * columns ||
-            columns < least || columns - a.own > a.slots)
-            fail(kName, "a bias " + shown(bias), "float32 [.., " + std::to_string(a.rows) + ", " + std::to_string(least) + " to " + std::to_string(a.slots + a.own) + "]");
+            columns < least || columns > most)
+            fail(kName, "a bias " + shown(bias), "float32 [.., " + std::to_string(a.rows) + ", " + std::to_string(least) + " to " + std::to_string(most) + "]");
         a.used = columns - a.own;
-        if (Writes) {
+        if (Writes && sequences == 1) {
             if (past.type != ort::kInt64 || past.count() != 1) fail(kName, "a past length " + shown(past), "one int64");
             const int64_t length = past.as<int64_t>()[0];
             a.past = static_cast<size_t>(length);
@@ -509,7 +513,63 @@ struct AttentionKernel {
             a.values = present(call, 2, values);
         }
         if (a.rows == 0) return;
-        run(call, a);
+        if (a.own) a.own_keys = scratch<2>(a.kv_heads * a.own * a.width);
+        if (sequences == 1) return run(call, &a, 1);
+        const std::vector<Attention> each = apart(a, past, counts, sequences);
+        run(call, each.data(), each.size());
+    }
+
+    // The sequences of a call that have rows. Of the bias [rows, longest past + rows] each sees as many columns from the first
+    // as it has past slots, and those of its own rows.
+    std::vector<Attention> apart(const Attention& all, const Tensor& past, const Tensor& counts, size_t sequences) const {
+        expect(kName, "past lengths", past, ort::kInt64, {sequences});
+        expect(kName, "rows of each sequence", counts, ort::kInt64, {sequences});
+        if (all.ring) fail(kName, "a ring of several sequences", "one");
+        const size_t columns = all.used;
+        if (columns < all.rows)
+            fail(kName, "a bias of " + std::to_string(columns) + " columns", "a column of each of " + std::to_string(all.rows) + " rows");
+        const size_t longest = columns - all.rows, last = std::min(longest, all.slots);
+        const size_t cache = all.kv_heads * all.slots * all.width * (Half ? 2 : 4);
+        std::vector<Attention> out;
+        size_t row = 0, floats = 0;
+        for (size_t i = 0; i < sequences; i++) {
+            const int64_t rows = counts.as<int64_t>()[i], length = past.as<int64_t>()[i];
+            const size_t left = all.rows - row;
+            if (rows < 0 || static_cast<size_t>(rows) > left || length < 0 || static_cast<size_t>(length) > last ||
+                static_cast<size_t>(rows + length) > all.slots)
+                fail(kName, std::to_string(rows) + " rows of a sequence after " + std::to_string(length) + " slots",
+                     "up to " + std::to_string(left) + " after up to " + std::to_string(last));
+            if (rows == 0) continue;
+            Attention a = all;
+            a.rows = static_cast<size_t>(rows);
+            a.past = static_cast<size_t>(length);
+            a.used = a.past + a.rows;
+            a.packed += row * all.packed_stride;
+            a.mixed += row * all.heads * all.width;
+            if (a.cos) {
+                a.cos += row * (all.rotated / 2);
+                a.sin += row * (all.rotated / 2);
+            }
+            a.keys = static_cast<char*>(all.keys) + i * cache;
+            a.values = static_cast<char*>(all.values) + i * cache;
+            row += a.rows;
+            floats += a.rows * a.used;
+            out.push_back(a);
+        }
+        if (row != all.rows) fail(kName, std::to_string(row) + " rows of all sequences", std::to_string(all.rows));
+        float* own = scratch<3>(floats);
+        row = 0;
+        for (Attention& a : out) {
+            for (size_t i = 0; i < a.rows; i++) {
+                const float* from = all.bias + (row + i) * columns;
+                std::memcpy(own + i * a.used, from, a.past * sizeof(float));
+                std::memcpy(own + i * a.used + a.past, from + longest + row, a.rows * sizeof(float));
+            }
+            a.bias = own;
+            own += a.rows * a.used;
+            row += a.rows;
+        }
+        return out;
     }
 
     // The cache as an output: in place where the caller bound past and present to one memory.
@@ -519,26 +579,37 @@ struct AttentionKernel {
         return out;
     }
 
-    void run(const Call& call, Attention& a) const {
-        if (a.own) a.own_keys = scratch<2>(a.kv_heads * a.own * a.width);
-        if (own) {
+    void run(const Call& call, const Attention* all, size_t count) const {
+        for (size_t i = 0; own && i < count; i++) {
+            const Attention& a = all[i];
             const size_t parts = a.rows <= kFewRows ? 1 : 8;
             call.parallel(parts, [&](size_t part) {
                 kernels().store_keys(a, a.rows * part / parts, a.rows * (part + 1) / parts);
             });
         }
-        const size_t group = a.heads / a.kv_heads, most = std::max<size_t>(1, 24 / group);
-        const size_t split = a.rows * a.used * group > 2048 ? (a.rows + 1) / 2 : a.rows;
-        const size_t height = std::min(most, split), tiles = (a.rows + height - 1) / height;
+        size_t tiles = 0, work = 0;
+        for (size_t i = 0; i < count; i++) {
+            tiles += all[i].kv_heads * tiles_of(all[i]);
+            work += all[i].rows * (all[i].used + all[i].own) * all[i].heads;
+        }
         const auto tile = [&](size_t index) {
-            const size_t head = index / tiles, from = index % tiles * height, to = std::min(a.rows, from + height);
-            kernels().attend(a, head, from, to, scratch<1>(attention_scratch(a, height)));
+            const Attention* a = all;
+            while (index >= a->kv_heads * tiles_of(*a)) index -= a->kv_heads * tiles_of(*a), a++;
+            const size_t height = height_of(*a), each = tiles_of(*a), from = index % each * height;
+            kernels().attend(*a, index / each, from, std::min(a->rows, from + height), scratch<1>(attention_scratch(*a, height)));
         };
-        if (a.rows * (a.used + a.own) * a.heads < 4096)
-            for (size_t i = 0; i < a.kv_heads * tiles; i++) tile(i);
+        if (work < 4096)
+            for (size_t i = 0; i < tiles; i++) tile(i);
         else
-            call.parallel(a.kv_heads * tiles, tile);
+            call.parallel(tiles, tile);
     }
+
+    // Rows that are attended for at once, and how many times.
+    static size_t height_of(const Attention& a) {
+        const size_t group = a.heads / a.kv_heads, most = std::max<size_t>(1, 24 / group);
+        return std::min(most, a.rows * a.used * group > 2048 ? (a.rows + 1) / 2 : a.rows);
+    }
+    static size_t tiles_of(const Attention& a) { return (a.rows + height_of(a) - 1) / height_of(a); }
 };
 
 // ---- registration
@@ -598,7 +669,7 @@ struct Op : ort::CustomOp {
 template <bool Writes, bool Half>
 typename Op<AttentionKernel<Writes, Half>>::Sides attention_sides() {
     const int cache = Half ? ort::kFloat16 : ort::kFloat, f = ort::kFloat;
-    if (Writes) return {{f, f, ort::kInt64, cache, cache, f, f, f, f}, {f, cache, cache}, 5};
+    if (Writes) return {{f, f, ort::kInt64, cache, cache, f, f, f, f, ort::kInt64}, {f, cache, cache}, 5};
     return {{f, f, cache, cache, f, f, f, f}, {f}, 4};
 }
 

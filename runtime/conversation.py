@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.errors import ConfigError, DataError
+from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 
 Message = Mapping[str, Any]
@@ -49,6 +49,15 @@ def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], in
 def several(prompt: Any) -> bool:
     """Whether it is a list of prompts, and not of messages or token ids."""
     return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
+
+
+def scorable(ids: list[int], start: int, context: int) -> list[int]:
+    """The tokens, whose logits from `start` on fit into the context. Raises DataError and ContextOverflow."""
+    if not 0 <= start < len(ids):
+        raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
+    if len(ids) > context:
+        raise ContextOverflow(f"{len(ids)} tokens", f"at most {context}", "score fewer tokens")
+    return ids
 
 
 def encode(

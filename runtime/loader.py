@@ -20,6 +20,7 @@ from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
+from streamspec.runtime.engine.shared.call_sharing import share_calls
 from streamspec.runtime.options import SELF, LoadKwargs, LoadOptions
 from streamspec.runtime.past_answers import PastAnswers
 from streamspec.runtime.session import Session
@@ -73,6 +74,10 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `prepare_grammar`: prepares the vocabulary for grammars in the background, so that the first constrained answer
       need not wait (default: where it has 65,536 tokens or more and the extra `grammar` is installed; False: at the
       first grammar).
+    - `batch`: most answers that may share a model call (default: 1, none does): those of `generate` with a list of
+      prompts, and of sessions in threads of their own (`Session.another`). Answers stay the same. Calls are shared by a
+      bundle of a CPU's native operators whose layers keep all tokens, where that turns out to bring more tokens a
+      second; `Session.sharing` says why not.
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
     ConfigError for a provider that cannot be used or does not exist, ConfigError for a draft model of another
@@ -102,6 +107,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)
+    if options.batch > 1 and draft is None and manifest.swappable is None:
+        share_calls(runner, options.batch)
     both = with_draft(runner, draft, options)
     data = replace(data, draft=draft)
     if manifest.swappable is None:

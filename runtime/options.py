@@ -20,6 +20,7 @@ from streamspec.runtime.text.grammar import Grammar
 MAX_LOGPROBS = 100
 # In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, so many in all.
 WINDOW, KEPT, LEAST_KEPT = "window", 512, 128
+MOST_BATCH = 64  # answers that share a call: as many as it can have rows
 SELF = "self"  # the value of `draft` for the short graph of the bundle
 Progress = Callable[[int, int], None]
 Options = TypeVar("Options")
@@ -159,6 +160,7 @@ class LoadKwargs(TypedDict, total=False):
     memory: int | None
     idle: float | None
     prepare_grammar: bool | None
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ class LoadOptions:
     prepare_grammar: bool | None = option(
         None, "Prepare the vocabulary for grammars in the background; default: a large one, with the extra grammar."
     )
+    batch: int = option(1, "Most answers that may share a model call, where native operators run and sharing pays.")
 
     @classmethod
     def of(cls, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> LoadOptions:
@@ -218,6 +221,8 @@ class LoadOptions:
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
         if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
             raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
+        if type(self.batch) is not int or not 1 <= self.batch <= MOST_BATCH:
+            raise ConfigError(f"batch {self.batch!r}", f"a whole number from 1 to {MOST_BATCH}", "correct batch")
         window_tokens(self.draft)
 
     @property

@@ -18,6 +18,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import conversation
 from streamspec.runtime import saved_session as saved
+from streamspec.runtime.answer_all import answer_all
 from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
@@ -134,6 +135,12 @@ class Session:
         return self.runner.context_length
 
     @property
+    def batch(self) -> int:
+        """Returns how many answers may share a model call (option of `load`); 1 where none can."""
+        sharing = self.runner.model.sharing
+        return 1 if sharing is None else sharing.most
+
+    @property
     def threads(self) -> int:
         """Returns the number of CPU threads that the model runs on."""
         return self.runner.threads
@@ -164,7 +171,7 @@ class Session:
         """Generates the answer to `prompt` and returns it whole.
 
         - `prompt`: a string or a list of messages, rendered in the bundle's prompt format, or token ids, used as they
-          are. A list of such prompts: all are checked, then answered one after the other.
+          are. A list of such prompts: all are checked, then answered one after the other, or `batch` at once.
         - Options: one `GenerationOptions`, or its fields and those of `Sampling` as keywords, such as
           `max_new_tokens=100, temperature=0.7, seed=1`.
 
@@ -172,8 +179,8 @@ class Session:
         a prompt and ConfigError for options that are not valid, ConfigError while another generation runs.
         """
         if conversation.several(prompt):
-            many = [self.stream(one, options, **keywords) for one in cast(list[Prompt], prompt)]
-            return [Completion.of(list(stream)) for stream in many]
+            ids = [self.encode(one) for one in cast(list[Prompt], prompt)]
+            return answer_all(self, ids, GenerationOptions.of(options, **keywords))
         return Completion.of(list(self.stream(cast(Prompt, prompt), options, **keywords)))
 
     def stream(
@@ -313,7 +320,7 @@ class Session:
         Row i predicts the token after `token_ids[: start + i + 1]`. Computes many rows per call, from an empty cache.
         Raises ContextOverflow for more tokens than the context, DataError for a start out of range.
         """
-        ids = self._scored_ids(token_ids, start)
+        ids = conversation.scorable(self.encode(token_ids), start, self.context_length)
         with self._exclusive():
             return np.asarray(self.runner.score(ids, start))
 
@@ -323,7 +330,7 @@ class Session:
         Each array is valid until the next one is yielded. The session is busy until the iterator ends or is closed.
         Errors as in `score`.
         """
-        ids = self._scored_ids(token_ids)
+        ids = conversation.scorable(self.encode(token_ids), 0, self.context_length)
         with self._exclusive():
             self.runner.reset()
             self.runner.begin(ids, GREEDY, logits=True)
@@ -332,14 +339,6 @@ class Session:
                 assert logits is not None
                 yield logits[0]
                 self.runner.commit((0,))
-
-    def _scored_ids(self, token_ids: Sequence[int], start: int = 0) -> list[int]:
-        ids = self.encode(token_ids)
-        if not 0 <= start < len(ids):
-            raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
-        if len(ids) > self.runner.context_length:
-            raise ContextOverflow(f"{len(ids)} tokens", f"at most {self.runner.context_length}", "score fewer tokens")
-        return ids
 
     def _stream(
         self,

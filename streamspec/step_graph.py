@@ -5,7 +5,7 @@ dimension symbols are bytes of a bundle: changing one changes the format.
 
 Dimensions: n rows of a call, r rows with logits (s in their outputs), m draft rows (0 or gamma), L tokens in the cache,
 S its slots (S512: those of a layer that keeps a window of 512), V vocabulary, C candidates of a row, H hidden size, Hkv
-key heads, D their width.
+key heads, D their width, b sequences of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamspec.layer_cache import ATTENTION, KEY, LAYER_KINDS, VALUE, LayerCach
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
 INPUT_IDS, POSITION_IDS, TREE_MASK, PAST_LENGTH = "input_ids", "position_ids", "tree_mask", "past_length"
-LOGIT_ROWS = "logit_rows"
+LOGIT_ROWS, SEQUENCE_ROWS = "logit_rows", "sequence_rows"
 # Sampling
 TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 UNIFORMS, SEEN, FREE, ALLOWED = "uniforms", "seen", "free", "allowed"
@@ -91,8 +91,9 @@ def is_cache(name: str) -> bool:
 class GraphFeatures:
     """What an interface depends on. `root`: candidates depend on the token after the accepted node; a drafter's
     `own_layers`, `own_keys` (heads, width; 0: the model's), `draft_rows` of its levels; `exit_layer`: the first that
-    pruned rows do not enter; `rows`, `slots`: of a static graph; `caches`: what layers keep, empty: all, in float32.
-    What a swappable graph's adapters may bring: `root_map`, `draft_vocab`, `float_head` (or int8), `head_bias`."""
+    pruned rows do not enter; `rows`, `slots`: of a static graph; `caches`: what layers keep, empty: all, in float32;
+    `sequences`: a call may have rows of several. What a swappable graph's adapters may bring: `root_map`,
+    `draft_vocab`, `float_head` (or int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -116,6 +117,7 @@ class GraphFeatures:
     rows: int = 0
     slots: int = 0
     caches: tuple[LayerCache, ...] = ()
+    sequences: bool = False
 
     @property
     def early_exit(self) -> bool:
@@ -170,6 +172,7 @@ class GraphFeatures:
         """The dimension symbols that are numbers in a graph of this kind; all others stay symbols."""
         known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
         known |= {"one": 1} if self.draft_vocab else {"one": 1, "draft_tokens": self.vocab}
+        known |= {} if self.sequences else {"b": 1}
         if kind == STATIC:
             known |= dict.fromkeys("nrs", self.rows) | {"m": self.draft_rows or self.gamma, "rows": self.draft_rows}
         return known | ({EVERY_TOKEN: self.slots} if self.slots else {})
@@ -210,7 +213,7 @@ class GraphTensor:
 
 
 _INT, _FLOAT, _BOOL, _INT8 = "int64", "float32", "bool", "int8"
-_CACHE = (1, "Hkv", EVERY_TOKEN, "D")
+_CACHE = ("b", "Hkv", EVERY_TOKEN, "D")
 _ROWS_IN = (
     GraphTensor(INPUT_IDS, _INT, (1, "n"), "token of each row: a node of the draft tree, or a prompt chunk's token"),
     GraphTensor(POSITION_IDS, _INT, (1, "n"), "position of each row; in a tree L + depth. Static, unused rows: L"),
@@ -222,7 +225,10 @@ _ROWS_IN = (
         "Causal for prompts, `[[0]]` for plain steps. Static: unused rows see nothing, so none is accepted",
         default_alone=0,
     ),
-    GraphTensor(PAST_LENGTH, _INT, (1,), "L, tokens in the cache"),
+    GraphTensor(PAST_LENGTH, _INT, ("b",), "L, tokens in the cache"),
+)
+_SEQUENCE_ROWS = GraphTensor(
+    SEQUENCE_ROWS, _INT, ("b",), "rows of each sequence, one after the other; -1: all, of one", "sequences", default=-1
 )
 _LOGIT_ROWS = GraphTensor(LOGIT_ROWS, _INT, ("r",), "rows that get logits: all of a tree, the last of a prompt")
 SAMPLING_INPUTS = (
@@ -256,19 +262,11 @@ _STREAM_IDS = GraphTensor(
 )
 _FORCED = (
     GraphTensor(
-        FORCED_NODE,
-        _INT,
-        (1,),
-        "-1: the accepted node is found; else this row (the last of a prompt)",
-        "drafter",
+        *(FORCED_NODE, _INT, (1,), "-1: the accepted node is found; else this row (the last of a prompt)", "drafter"),
         default_alone=-1,
     ),
     GraphTensor(
-        FORCED_ROOT,
-        _INT,
-        (1,),
-        "-1: the root is the accepted node's choice; else this token",
-        "root",
+        *(FORCED_ROOT, _INT, (1,), "-1: the root is the accepted node's choice; else this token", "root"),
         default_alone=-1,
     ),
 )
@@ -317,7 +315,10 @@ _COMPACTION_IN = (
 # kind -> its inputs and outputs, in the graph's order
 INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] = {
     DYNAMIC: (
-        (*_ROWS_IN, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS, _PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
+        (
+            *(*_ROWS_IN, _SEQUENCE_ROWS, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS),
+            *(_PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
+        ),
         (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
     ),
     STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _NEXT_IDS, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),

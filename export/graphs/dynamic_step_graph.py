@@ -115,7 +115,9 @@ class _Layers(ConvolvingStack):
 
     def __init__(self, g: Scope, decoder: Decoder, drafter: DraftSpec | None, eager: EagerPass | None = None) -> None:
         super().__init__(g, decoder, drafter)
-        self._eager = eager
+        self._eager, native = eager, decoder.native
+        self.several = native is not None and native.takes_several(self.spec, drafter)  # sequences in a call
+        self._longest = g.op("ReduceMax", PAST_LENGTH, keepdims=1) if self.several else PAST_LENGTH
         pruning = drafter.pruning if drafter is not None else None
         self.exit = EarlyExit(decoder, pruning) if pruning is not None else None
         self.exit_layer = (drafter and drafter.exit_layer(self.spec.layers)) or 0
@@ -170,7 +172,7 @@ class _Layers(ConvolvingStack):
             if source != layer:
                 self.presents.append(self.presents[source])
                 return native.draft_attention(self.g, sizes, heads, bias, self.presents[layer], own=False)
-            mixed, written = native.attention(self.g, sizes, heads, bias, layer)
+            mixed, written = native.attention(self.g, sizes, heads, bias, layer, self.several)
             self.presents.append(written)
             return mixed
         q, *sides = self.heads(layer, state)
@@ -264,12 +266,12 @@ class _Layers(ConvolvingStack):
             return batch.biases[window]
         with g.named(f"bias.{window or 'full'}"):
             if window is None:
-                past = g.op("Concat", batch.rows.count, PAST_LENGTH, axis=0)
+                past = g.op("Concat", batch.rows.count, self._longest, axis=0)
                 zeros = g.op("Expand", g.store.constant(0, np.float32), past)
                 mask = g.op("Concat", zeros, batch.tree_mask, axis=1)
             else:
                 zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
-                slots = g.op("Range", zero, g.op("Squeeze", PAST_LENGTH), one)
+                slots = g.op("Range", zero, g.op("Squeeze", self._longest), one)
                 seen = g.op("Unsqueeze", g.op("Concat", slots, batch.positions, axis=0), g.ints(0))
                 full = g.op("Squeeze", self._bias(None), g.ints(0, 1))
                 mask = window_out(g, full, batch.positions, seen, window)
@@ -302,7 +304,6 @@ class _Builder:
         self.parts, self.spec, self.store = parts, parts.spec, store
         self.sampler = TokenSampler(parts.spec.vocab, native)
         self.g = Scope(store)
-        self.features = graph_features(parts.spec, parts.streams, parts.candidates)
         self.drafter: DraftPass | None = None
         self.decoder: Decoder
         if parts.room is not None:
@@ -318,7 +319,8 @@ class _Builder:
 
     def build(self, first: bool) -> onnx.ModelProto:
         eager = self.drafter if isinstance(self.drafter, EagerPass) else None
-        self.layers = _Layers(self.g, self.decoder, self.parts.streams, eager)
+        self.layers, parts = _Layers(self.g, self.decoder, self.parts.streams, eager), self.parts
+        self.features = graph_features(parts.spec, parts.streams, parts.candidates, sequences=self.layers.several)
         self.final = self.layers.run(self.layers.batch.positions)
         choices = self._choices()
         if self.drafter is not None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
 from streamspec.layer_cache import DTYPES
-from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, past, present
+from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, past, present
+
+if TYPE_CHECKING:
+    from streamspec.export.drafters.draft_pass import DraftSpec
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
@@ -115,11 +120,21 @@ class NativeOps:
         """Whether attention over heads of this width is one operator."""
         return spec.head_dim % LANES == 0 and spec.head_dim <= WIDEST
 
+    def takes_several(self, spec: DecoderSpec, drafter: DraftSpec | None) -> bool:
+        """Whether the rows of a call may be of several sequences: no layer keeps them but these operators, and all of
+        them."""
+        layers, own = range(spec.layers), drafter is not None and (drafter.own_layers or drafter.levels)
+        keep_all = all(spec.ring(i) is None and spec.source(i) == i and not spec.taps[i] for i in layers)
+        return keep_all and not own and all(self.attends(spec.at(i)) for i in layers)
+
     def attention(
-        self, g: Scope, spec: DecoderSpec, heads: PackedHeads, bias: str, layer: int
+        self, g: Scope, spec: DecoderSpec, heads: PackedHeads, bias: str, layer: int, several: bool = False
     ) -> tuple[str, tuple[str, ...]]:
         """Attention of rows [1, n, Hq*D] that are written to the cache of `layer`, under an additive bias [1, 1, n,
-        slots in use], and the cache after it. `spec`: of the layer."""
+        slots in use], and the cache after it. `spec`: of the layer; `several`: rows may be of several
+        sequences, as an input says whose default is one."""
+        if several and SEQUENCE_ROWS not in g.store:
+            g.store.add_inline(SEQUENCE_ROWS, np.array([-1]))
         ring = int(spec.ring(layer) is not None)
         caches = [past(layer, kind) for kind in CACHE_KINDS]
         mixed, *written = self._attend(
@@ -129,6 +144,7 @@ class NativeOps:
             heads,
             (bias, PAST_LENGTH, *caches),
             out=(None, *(present(layer, kind) for kind in CACHE_KINDS)),
+            counts=SEQUENCE_ROWS if several else "",
             ring=ring,
         )
         return mixed, tuple(written)
@@ -148,10 +164,12 @@ class NativeOps:
         heads: PackedHeads,
         inputs: Sequence[str],
         out: tuple[str | None, ...],
+        counts: str = "",
         **attributes: int,
     ) -> tuple[str, ...]:
         half = "" if spec.cache_dtype == DTYPES[0] else "Float16"
-        optional = (*(heads.rotary or ("", "")), *heads.norms) if heads.norms else heads.rotary
+        optional = (*(heads.rotary or ("", "")), *heads.norms) if heads.norms or counts else heads.rotary
+        optional = (*optional, *[""] * (4 - len(optional)), counts) if counts else optional
         return g.ops(
             f"{kind}{half}",
             heads.packed,

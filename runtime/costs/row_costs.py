@@ -55,6 +55,12 @@ class RowCosts:
             return self.with_drafter if calls else self.without_drafter
         return self.without_drafter + calls * self.price
 
+    def shared(self, sequences: int) -> np.ndarray:
+        """The cost of a call in which each of so many sequences has 1.. rows, without the drafter, over a call in which
+        each has one; at least [1]."""
+        together = self.without_drafter[sequences - 1 :: sequences]
+        return np.asarray(together / together[0]) if len(together) else np.ones(1)
+
     def verify(self, rows: float) -> float:
         """What a step of so many rows, also a mean of several, takes without the drafter, in plain steps."""
         return float(np.interp(rows, np.arange(1, len(self.without_drafter) + 1), self.without_drafter))

@@ -5,7 +5,6 @@ Works on any `ModelRunner`: token ids in, token ids out.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob
+from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob, prompt_logprobs
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
 from streamspec.runtime.draft_sources.lookup import SourceLookup
@@ -59,6 +58,7 @@ class SpeculativeDecoder:
         self._step_began = 0.0  # in `_clock`
         self._calls = 0  # of the drafter in the last step
         self._root = -1
+        self._together = 1  # sequences that the step under way is shared with, itself included
         self._spare = 0  # rows of the step under way for what they teach
         self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._proposal: DraftProposal | None = None
@@ -104,6 +104,7 @@ class SpeculativeDecoder:
             self._root = done.tokens[-1]
             self._sources.read(done.tokens)
             remaining, cached = limit - self.stats.new_tokens, self.runner.length
+            self._together = self.runner.together if self.grammar is None else 1
             self._step_began = self._clock()
             draft = self._draft() if self.rows > 1 and remaining > 1 and not self._probe_due else None
             if draft is None:
@@ -111,7 +112,7 @@ class SpeculativeDecoder:
                 done = self._plain_step(remaining)
             else:
                 done = self._tree_step(draft, remaining)
-            if costs is not None:
+            if costs is not None and self._together == 1:
                 costs.observe(self.stats.rows, self._calls, self._clock() - began, cached)
 
     def describe(self) -> str:
@@ -125,7 +126,8 @@ class SpeculativeDecoder:
         options, total = self.options, len(prompt)
         self.stats.prompt_tokens = total
         if options.prompt_logprobs is not None:
-            self._prompt_logprobs = self._score(prompt, options.prompt_logprobs)
+            chunks = self.runner.score_chunks(prompt)  # the cache holds the prompt then
+            self._prompt_logprobs = prompt_logprobs(prompt, chunks, options.prompt_logprobs)
         sampling = options.sampling.for_answer()
         self._sampler = AdjustedSampler(sampling, prompt) if sampling.adjusted else None
         started, logits = time.perf_counter(), options.logprobs is not None or sampling.adjusted
@@ -147,14 +149,6 @@ class SpeculativeDecoder:
         self._count(done, 0)
         return done
 
-    def _score(self, prompt: Sequence[int], count: int) -> list[Logprob]:
-        """The log-probabilities of a prompt's tokens, which the cache then holds."""
-        following = iter(prompt)
-        scored = [Logprob(next(following), math.nan, [])]
-        for logits in self.runner.score_chunks(prompt):
-            scored += [logprob(row, token, count) for row, token in zip(logits, following, strict=False)]
-        return scored
-
     def take_prompt_logprobs(self) -> list[Logprob] | None:
         """Gives the log-probabilities of the prompt's tokens, once; None where they are not requested."""
         scored, self._prompt_logprobs = self._prompt_logprobs, None
@@ -168,10 +162,12 @@ class SpeculativeDecoder:
         """Builds the next step's draft, and adds rows that teach a source where those pay; None where there is nothing
         to verify, or no room left in the context."""
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
-        explores = self.adaptive.exploration.open and self._controller.on and self.grammar is None
+        free = self.grammar is None and self._together == 1
+        explores = free and self.adaptive.exploration.open and self._controller.on
         later = self._sources.explore(room) if explores else None
         self._spare = 0 if later is None or len(later.tokens) >= self.rows else len(later.tokens)
-        draft = self._likeliest_draft(room, self.rows - self._spare)
+        most = self.rows if self._together == 1 or (costs := self._costs()) is None else len(costs)
+        draft = self._likeliest_draft(room, most - self._spare) if most > 1 else None
         if later is not None and self._spare:
             likeliest = draft or Draft(ROOT_ONLY, [self._root], [1.0], [0], 1.0)
             draft = with_rows(likeliest, later, self._sources.explorer)
@@ -201,7 +197,8 @@ class SpeculativeDecoder:
         if grammar is not None:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
         learned, proposal = self.policy.costs, None if paused else self._proposal
-        trial = None if learned is None or forced or paused or self._spare else learned.trial(self._planned_calls())
+        tries = not (forced or paused or self._spare) and self._together == 1
+        trial = learned.trial(self._planned_calls()) if learned is not None and tries else None
         sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
         draft = build_draft_tree(self._root, proposal, others, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
@@ -244,12 +241,12 @@ class SpeculativeDecoder:
         self.stats.drafts = self.stats.drafts.after(tree, path, self._calls)
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
-            self._controller.step(len(path), cost, self._clock() - self._step_began)
-        if self._sources.explorer and costs is not None:
+            self._controller.step(len(path), cost, None if self._together > 1 else self._clock() - self._step_began)
+        if self._sources.explorer and costs is not None and self._together == 1:
             alone = sum(draft.sources[node] == self._sources.explorer for node in path)
             spare = costs.item(len(tree) - 1) - costs.item(len(tree) - 1 - self._spare)
             self.adaptive.exploration.step(len(done.tokens), costs.item(len(tree) - 1), alone, spare)
-        if self._gate is not None:
+        if self._gate is not None and self._together == 1:
             if proposal is not None:
                 calls = 1 if self._depth is None else proposal.depths
                 without = self._without_drafter(self._gate, done.tokens)
@@ -278,8 +275,9 @@ class SpeculativeDecoder:
         self._proposal = result.proposal
         if self._sources.explorer:
             self.adaptive.exploration.step(1, 1.0, 0, 0.0)
-        controller.plain_step(None if draft_next else self._clock() - self._step_began)
-        if self._gate is not None:
+        timed = not draft_next and self._together == 1
+        controller.plain_step(self._clock() - self._step_began if timed else None)
+        if self._gate is not None and self._together == 1:
             self._gate.step(1, 1, self._calls)
         done = self._finish_step(cut([result.choices[0]], [False], self.policy.eos, remaining), result, (0,))
         self._count(done, 1)
@@ -315,6 +313,7 @@ class SpeculativeDecoder:
         `path`.
         """
         grammar, count = self.grammar, self.options.logprobs
+        self.stats.shared_steps += result.sequences > 1
         if self._sampler is not None:
             self._sampler.extend(done.tokens)
         if grammar is not None:
@@ -331,13 +330,17 @@ class SpeculativeDecoder:
     @property
     def _probe_due(self) -> bool:
         """Whether the next step is to be a plain one, to be timed."""
-        costs = self.policy.costs
-        return self._controller.probe_due or (costs is not None and costs.plain_due)
+        costs, due = self.policy.costs, self._controller.probe_due
+        return self._together == 1 and (due or (costs is not None and costs.plain_due))
 
     def _runs_drafter(self) -> bool:
         """Whether the drafter is to run at the end of the step under way."""
         gate = self._gate
-        return self.runner.gamma > 0 and (gate is None or (gate.open and (gate.due or self._pays_here())))
+        return (
+            self.runner.gamma > 0
+            and self._together == 1
+            and (gate is None or (gate.open and (gate.due or self._pays_here())))
+        )
 
     def _pays_here(self) -> bool:
         """False where the latency model says that a window's drafts do not pay at this context (`costs.theory`): its
@@ -362,6 +365,8 @@ class SpeculativeDecoder:
         return 0 if result.proposal is None else result.proposal.depths
 
     def _costs(self) -> np.ndarray | None:
+        if self._together > 1:
+            return None if self.policy.costs is None else self.policy.costs.shared(self._together)
         if self._gate is not None:
             return self._gate.costs(self._planned_calls())
         return None if self.policy.costs is None else self.policy.costs.curve
@@ -380,8 +385,8 @@ class SpeculativeDecoder:
 
     def _may_draft(self, position: int) -> bool:
         """Whether draft tokens after the row at `position` can be used and stay within the context."""
-        usable = self.rows > 1 and self.runner.gamma > 0
-        return usable and position + self.runner.gamma < self.runner.context_length
+        gamma = self.runner.gamma
+        return self.rows > 1 and 0 < gamma < self.runner.context_length - position
 
     def _count(self, done: Committed, rows: int) -> None:
         """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""

@@ -32,12 +32,14 @@ class Cancelled(Exception):
 class StepResult(NamedTuple):
     """One call's results. `choices` [n]: the target's token after each row, -1 where it was pruned. `accepted`:
     the node the graph found, and the drafter's `proposal` after it; both None where the drafter did not run. `logits`
-    float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call."""
+    float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call. `sequences`: that the
+    call had rows of."""
 
     choices: Sequence[int]
     accepted: int | None = None
     proposal: DraftProposal | None = None
     logits: np.ndarray | None = None
+    sequences: int = 1
 
 
 @dataclass(frozen=True, init=False)
@@ -120,6 +122,16 @@ class SharedModel(Protocol):
     def sequences(self) -> int:
         """Number of runners over it."""
 
+    @property
+    def sharing(self) -> SharedCalls | None:
+        """Where runners may share calls."""
+
+
+class SharedCalls(Protocol):
+    """Calls that have rows of several sequences."""
+
+    most: int  # sequences
+
 
 class ModelRunner(Protocol):
     """Runs a model on one sequence: `length` committed tokens and their KV cache. One thread at a time, `cancel`
@@ -150,6 +162,10 @@ class ModelRunner(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Tokens in the cache."""
+
+    @property
+    def together(self) -> int:
+        """Sequences that the next call is to be shared with, this one included, without a drafter; 1: none."""
 
     @property
     def graph_seconds(self) -> float:

@@ -7,9 +7,10 @@ that no graph knows, `AdjustedSampler` chooses instead.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -76,6 +77,11 @@ class Sampling:
     @property
     def random(self) -> bool:
         return self.temperature > 0
+
+    @property
+    def alike(self) -> tuple[float, ...]:
+        """What the graph's inputs depend on, but for the repetition penalty: one call serves those of equal ones."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
     def adjusted(self) -> bool:
@@ -198,3 +204,12 @@ def logprob(logits: np.ndarray, token: int, count: int) -> Logprob:
     best = np.argpartition(-row, count - 1)[:count] if count else np.empty(0, np.int64)
     ranked = sorted(((int(i), float(row[i])) for i in best), key=lambda pair: (-pair[1], pair[0]))
     return Logprob(token, float(row[token]), ranked)
+
+
+def prompt_logprobs(prompt: Sequence[int], chunks: Iterable[np.ndarray], count: int) -> list[Logprob]:
+    """Computes those of a prompt's tokens, as `logprob`, from the rows of logits after each of them, in parts."""
+    following = iter(prompt)
+    scored = [Logprob(next(following), math.nan, [])]
+    for logits in chunks:
+        scored += [logprob(row, token, count) for row, token in zip(logits, following, strict=False)]
+    return scored

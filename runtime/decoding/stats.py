@@ -18,6 +18,7 @@ class Stats:
     - `new_tokens`: tokens of the answer.
     - `steps`: verification steps; `step_tokens`: tokens they committed. End-of-text counts; the first token, which
       prefill gives, does not. `plain_steps`: steps of one token each.
+    - `shared_steps`: steps of either kind in a call that had rows of other sequences, too.
     - `rows`: rows that the newest call verified; 1 for a plain step, 0 for prefill.
     - `sources`: draft tokens of verification steps by what proposed them: `drafter`, `n-grams`, `store`. One that
       several proposed counts for each of them.
@@ -35,6 +36,7 @@ class Stats:
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0
+    shared_steps: int = 0
     rows: int = 0  # that the newest call verified; 1: a plain step, 0: it read the prompt
     sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # never changed, but replaced
     drafts: DraftCounts = NO_DRAFTS  # likewise
@@ -47,8 +49,8 @@ class Stats:
     call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes pickles up to 0.1 too, which have no `sources`."""
-        self.__dict__.update({"sources": {}} | state)
+        """Takes pickles up to 0.1 too, which have no `sources` and `shared_steps`."""
+        self.__dict__.update({"sources": {}, "shared_steps": 0} | state)
 
     def copy(self) -> Stats:
         """The counts as they are now."""
@@ -80,11 +82,12 @@ class Stats:
     def __str__(self) -> str:
         reused = f" ({self.reused_tokens} known)" if self.reused_tokens else ""
         shares = ", ".join(f"{name} {n.accepted} of {n.drafted}" for name, n in self.sources.items())
+        shared = f" ({self.shared_steps} in shared calls)" if self.shared_steps else ""
         fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
         return (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} "
             f"steps "
-            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} "
+            f"and {self.plain_steps} plain{shared}, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} "
             f"tokens{reused}, "
             f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % "
             f"host); "

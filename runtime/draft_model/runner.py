@@ -49,6 +49,10 @@ class TwoModelRunner:
         return self.target.threads
 
     @property
+    def together(self) -> int:
+        return 1  # each draft would wait for the others'
+
+    @property
     def context_length(self) -> int:
         return self.target.context_length
 

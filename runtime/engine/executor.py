@@ -6,11 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.engine.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from streamspec.runtime.engine.shared.call_sharing import CallSharing
+    from streamspec.runtime.engine.shared.shared_call import SharedRows
 
 
 class GraphExecutor:
@@ -21,6 +25,13 @@ class GraphExecutor:
         self.graph_seconds = self.waited_seconds = 0.0
         self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=model.in_place)
         self._cancelled = threading.Event()
+
+    def run_shared(self, rows: SharedRows, sharing: CallSharing) -> None:
+        """Runs rows in a call that other sequences may share; `cancel` ends the wait for it. Raises as `run`."""
+        queued = time.perf_counter()
+        sharing.run(rows, self._cancelled)
+        self.graph_seconds += rows.seconds
+        self.waited_seconds += rows.began - queued
 
     def run(self, io: Any, shrink: bool = False, options: Any = None) -> None:
         """Runs the graph on an IOBinding. `shrink`: the call returns its working memory to the system. `options`: run
@@ -47,6 +58,8 @@ class GraphExecutor:
         self._cancelled.set()
         self._options.terminate = self._shrinking.terminate = True
         self.model.scheduler.recheck()
+        if self.model.sharing is not None:
+            self.model.sharing.recheck()
 
     def clear(self) -> None:
         """Forgets a cancellation."""
@@ -58,7 +71,11 @@ class GraphExecutor:
         """The body is one generation; earlier cancellations are forgotten."""
         self.clear()
         with self.model.scheduler.request():
-            yield
+            try:
+                yield
+            finally:
+                if self.model.sharing is not None:
+                    self.model.sharing.leave(self)
 
     def _run_options(self, shrink: bool) -> Any:
         options = self.model.ort.RunOptions()

@@ -20,8 +20,9 @@ from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache of at most `rows` rows in the machine's memory."""
-    return KeyValueCache(model_groups(model), rows)
+    """A cache of at most `rows` rows in the machine's memory, beside others where calls are shared."""
+    shared = model.sharing and model.sharing.cache(model_groups(model), rows)
+    return shared or KeyValueCache(model_groups(model), rows)
 
 
 def device_cache(model: LoadedModel, rows: int) -> Cache:

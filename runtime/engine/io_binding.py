@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.runtime.kv_cache.host_cache import Cache
+from streamspec.runtime.kv_cache.host_cache import CacheMemory
 
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
 TYPES: dict[str, Any] = {
@@ -25,7 +25,7 @@ class IoBinding:
     provider reads them where they lie; others get a copy at the moment of binding, so what is written later has to be
     bound again."""
 
-    def __init__(self, ort: Any, session: Any, cache: Cache, adapter: Mapping[str, Any], in_place: bool) -> None:
+    def __init__(self, ort: Any, session: Any, cache: CacheMemory, adapter: Mapping[str, Any], in_place: bool) -> None:
         self.io, self._in_place = session.io_binding(), in_place
         self._value = ort.OrtValue.ortvalue_from_numpy
         every = session.get_inputs() + session.get_overridable_initializers()
@@ -42,7 +42,7 @@ class IoBinding:
             self.io.bind_ortvalue_input(name, value)
         self.follow(cache)
 
-    def follow(self, cache: Cache) -> None:
+    def follow(self, cache: CacheMemory) -> None:
         """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
         if self._cache is cache.data and (self._in_place or cache.on_device):
             return

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -38,6 +39,9 @@ from streamspec.runtime.hardware.providers import (
     prepare,
     usable,
 )
+
+if TYPE_CHECKING:
+    from streamspec.runtime.engine.shared.call_sharing import CallSharing
 
 # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the
 # next
@@ -91,6 +95,7 @@ class LoadedModel:
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
         self.unloader = IdleUnloader(self._close, self._reopen)
+        self.sharing: CallSharing | None = None  # of calls among sequences
         self.companion: LoadedModel | None = None  # is unloaded and opened again with this one
         self.hashes = True  # whether files are hashed again before they are opened again
         self._runners: WeakSet[Unloadable] = WeakSet()
@@ -129,6 +134,8 @@ class LoadedModel:
     def _close(self) -> None:
         for runner in list(self._runners):
             runner.unload()
+        if self.sharing is not None:
+            self.sharing.close()
         if self.companion is not None:
             self.companion.unloader.unload()
         self.session = self.sampler = None
@@ -222,7 +229,9 @@ class LoadedModel:
     def _check_interface(self) -> None:
         """Checks the graph's names and shapes against the manifest."""
         kind = sg.DYNAMIC if self.rows is None else sg.STATIC
-        kind, features = sg.CAPTURED if self.captured is not None else kind, self.features
+        kind = sg.CAPTURED if self.captured is not None else kind
+        several = sg.SEQUENCE_ROWS in {value.name for value in self.session.get_overridable_initializers()}
+        self.features = features = replace(self.features, sequences=several)
         expected = {row.name: row for row in sg.inputs(kind, features)}
         inputs, outputs = (
             {value.name: value for value in side if value.type in TYPES}

@@ -23,14 +23,22 @@ RESERVED = 1 << 30  # bytes of address space to begin with: some systems refuse 
 LAZY = hasattr(mmap, "MAP_ANONYMOUS")  # no Windows, which counts what is reserved as used
 
 
-class Cache(Protocol):
-    """The keys and values of one sequence; the first `length` rows are committed. `on_device`: outside of the machine's
-    memory. See `streamspec.runtime.kv_cache.layout.SequenceRows` for what rings hold."""
+class CacheMemory(Protocol):
+    """What a call binds. `on_device`: outside of the machine's memory."""
 
     on_device: bool
+    data: Any  # replaced whenever it moves
+
+    def views(self) -> list[Sequence[Any]]:
+        """Per layer: its parts [sequences, heads, slots, width], such as key and value."""
+
+
+class Cache(CacheMemory, Protocol):
+    """The keys and values of one sequence; the first `length` rows are committed. See
+    `streamspec.runtime.kv_cache.layout.SequenceRows` for what rings hold."""
+
     length: int
     groups: tuple[CacheGroup, ...]
-    data: Any  # replaced whenever it moves
 
     @property
     def capacity(self) -> int: ...
@@ -59,9 +67,6 @@ class Cache(Protocol):
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         """Commits what `rows` returned for a sequence of `length` rows, in place of everything. There must be room
         (`reserve`)."""
-
-    def views(self) -> list[Sequence[Any]]:
-        """Per layer: its parts [1, heads, slots, width], such as key and value."""
 
 
 class KeyValueCache(SequenceRows):
@@ -158,8 +163,12 @@ def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
     shape = group.shape(slots)
     if not LAZY:
         return np.zeros(shape, dtype=group.dtype)
-    # numpy would ask for huge pages, and the first row of every head would take 2 MB.
-    size = group.bytes(slots)
+    return np.frombuffer(address_space(group.bytes(slots), slots), group.dtype).reshape(shape)
+
+
+def address_space(size: int, slots: int) -> mmap.mmap:
+    """Address space of `size` bytes that takes memory as it is written, zeros until then. Raises ResourceError, which
+    speaks of `slots` tokens, where there is none."""
     try:
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -168,9 +177,9 @@ def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
             f"{size / 1e6:,.0f} MB",
             "give a smaller context",
         ) from None
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # numpy would ask for huge pages, and the first row of every head would take 2 MB
         room.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(room, group.dtype).reshape(shape)
+    return room
 
 
 def enough(capacity: int, needed: int, limit: int) -> int:

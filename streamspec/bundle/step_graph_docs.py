@@ -25,6 +25,7 @@ _TITLES = {
     SAMPLING: "Sampling beside a static graph, `choose.onnx`",
 }
 _NEEDS = {
+    "sequences": "attention by native operators over everything (`native.onnx`)",
     "drafter": "a drafter",
     "root": "drafts that depend on their root token",
     "root_map": "streams with a root map",

@@ -25,7 +25,7 @@ from streamspec.cli.shared_options import (
     Threads,
     installed,
 )
-from streamspec.runtime.options import LoadOptions
+from streamspec.runtime.options import MOST_BATCH, LoadOptions
 
 if TYPE_CHECKING:
     from streamspec.serve import Server
@@ -81,6 +81,15 @@ def command(
     sessions: Annotated[
         int, typer.Option(min=1, max=64, help="Concurrent generations, each with its own KV cache.")
     ] = 4,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_BATCH,
+            help="Most answers that may share a model call, where that pays; 1: none. Default: all sessions.",
+            show_default=False,
+        ),
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds per request.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
@@ -117,6 +126,7 @@ def command(
         context=context,
         idle=idle,
         prepare_grammar=prepare_grammar,
+        batch=min(sessions + bool(also), MOST_BATCH) if batch is None else batch,  # of several bundles one more is open
     )
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 

@@ -17,6 +17,7 @@ HELP = {
     "steps_total": ("counter", "Verification steps."),
     "step_tokens_total": ("counter", "Tokens that verification steps committed."),
     "plain_steps_total": ("counter", "Calls that brought one token."),
+    "shared_steps_total": ("counter", "Steps of either kind in a call that other answers shared."),
     "prefill_seconds_total": ("counter", "Time spent on prompts."),
     "decode_seconds_total": ("counter", "Time spent on answers."),
 }

@@ -312,6 +312,7 @@ SUMMED = (
     "steps",
     "step_tokens",
     "plain_steps",
+    "shared_steps",
     "prefill_seconds",
     "decode_seconds",
 )

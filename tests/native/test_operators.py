@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from streamspec.export.native.layout import pack_blocks, pack_int4, pack_int6, pack_int8
 from streamspec.runtime.hardware import native_library
-from tests.support.native_cases import CASES, HIDDEN, Array, OperatorCase, Random, attention, floats
+from tests.support.native_cases import CASES, HIDDEN, Array, OperatorCase, Random, attention, floats, together
 from tests.support.native_oracle import COMPARE, by_output, codes_of
 
 CASES_OF_EACH = 60
@@ -96,6 +97,28 @@ def test_slots_that_keys_lie_in_do_not_change_a_bit(library: Path, half: bool) -
             [wanted], [found] = case.run(library), apart(case, rng).run(library, threads=2)
             assert np.array_equal(found, wanted), seed
     assert done > 10
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_sequences_in_one_call_have_the_bits_that_each_has_alone(library: Path, half: bool) -> None:
+    for seed in range(CASES_OF_EACH):
+        rng = np.random.default_rng(seed)
+        first, cases = attention(rng, True, half), list[OperatorCase]()
+        first = replace(first, attributes=first.attributes | {"ring": 0})
+        [_, _, width], slots = first.feeds["packed"].shape, first.feeds["keys"].shape[2]
+        for n in rng.integers(1, min(slots, 9) + 1, rng.integers(2, 5)):
+            past = int(rng.integers(slots - n + 1))
+            bias = np.where(rng.random((n, past + n)) < 0.3, np.float32(HIDDEN), floats(rng, n, past + n))
+            bias[:, past:] = np.where(np.tri(n), 0, HIDDEN)
+            new = {name: floats(rng, *first.feeds[name].shape) for name in ("keys", "values")}
+            new = {name: x.astype(first.feeds[name].dtype) for name, x in new.items()}
+            turns = {name: floats(rng, n, first.feeds[name].shape[1]) for name in ("cos", "sin") if name in first.feeds}
+            numbers = {"past": np.array([past]), "counts": np.array([n])}
+            cases.append(first.changed(packed=floats(rng, 1, n, width), bias=bias, **new, **turns, **numbers))
+        found = together(cases, rng).run(library, threads=2)
+        alone = [case.run(library) for case in cases]
+        for got, axis, wanted in zip(found, (1, 0, 0), zip(*alone, strict=True), strict=True):
+            assert np.array_equal(got, np.concatenate(wanted, axis)), seed
 
 
 @pytest.mark.parametrize("kind", ["LinearInt8", "LinearInt6", "LinearInt4"])

@@ -64,6 +64,8 @@ LINEAR = ("LinearInt8", "LinearInt6", "LinearInt4")
 MAPS = (*LINEAR, *TABLES)
 CACHED = ("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16")
 WRITES, READS = CACHED[:2], CACHED[2:]
+# Two sequences of 4 and 5 rows
+SEVERAL = {"keys": "two", "values": "two", "past": np.array([3, 21]), "counts": np.array([4, 5])}
 WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (MAPS, {"in_features": 0}, r"in_features 0 and out_features 50, expected 1 to 131072 and 1 to 4194304"),
     (MAPS, {"in_features": 2**40}, "in_features 1099511627776"),
@@ -153,10 +155,28 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (WRITES, {"ring": 1, "past": np.array([-1])}, "9 rows after -1 slots"),
     (WRITES, {"ring": 1, "keys": "few", "values": "few", "bias": z(9, 8)}, "9 rows after 21 slots, .* of 8 slots"),
     (WRITES, {"past": np.array(0), "keys": "few", "values": "few", "bias": z(9, 8)}, "9 rows after 0 slots"),
+    (WRITES, SEVERAL | {"past": z(3, dtype=np.int64)}, r"past lengths int64 \[3\], expected int64 \[2\]"),
+    (WRITES, SEVERAL | {"counts": z(1, dtype=np.int64)}, r"rows of each sequence int64 \[1\], expected int64 \[2\]"),
+    (WRITES, SEVERAL | {"counts": np.array([4, 4])}, "8 rows of all sequences, expected 9"),
+    (WRITES, SEVERAL | {"counts": np.array([4, 6])}, "6 rows of a sequence after 21 slots, expected up to 5 after up"),
+    (WRITES, SEVERAL | {"counts": np.array([-1, 9])}, "-1 rows of a sequence after 3 slots"),
+    (WRITES, SEVERAL | {"past": np.array([3, 22])}, "5 rows of a sequence after 22 slots, expected .* up to 21"),
+    (WRITES, SEVERAL | {"past": np.array([-1, 2])}, "4 rows of a sequence after -1 slots"),
+    (WRITES, SEVERAL | {"past": np.array([3, 36]), "bias": z(9, 49)}, "5 rows of a sequence after 36 slots"),
+    (WRITES, SEVERAL | {"bias": z(9, 8)}, "a bias of 8 columns, expected a column of each of 9 rows"),
+    (WRITES, SEVERAL | {"bias": z(9, 50)}, r"a bias float32 \[9, 50\], expected float32 \[.., 9, 1 to 49\]"),
+    (WRITES, SEVERAL | {"ring": 1}, "a ring of several sequences, expected one"),
+    (WRITES, SEVERAL | {"counts": None}, r"keys float\d\d \[2, 2, 40, 32\], expected float\d\d \[1, 2, 40, 32\]"),
     (READS, {"bias": z(9, 8)}, r"a bias float32 \[9, 8\], expected float32 \[.., 9, 9 to 49\]"),
     (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
 ]
-SHAPES = {"none": (1, 2, 0, 32), "flat": (1, 80, 32), "narrow": (1, 2, 40, 16), "few": (1, 2, 8, 32)}
+SHAPES = {
+    "none": (1, 2, 0, 32),
+    "flat": (1, 80, 32),
+    "narrow": (1, 2, 40, 16),
+    "few": (1, 2, 8, 32),
+    "two": (2, 2, 40, 32),
+}
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ INPUTS = {
     **{f"EmbeddingInt{bits}": ("ids", "codes", "scales") for bits in (8, 6)},
     "SkipRmsNorm": ("x", "weight", "update"),
     "ArgMax": ("x",),
-    **{f"Attention{half}": (*WRITES, *OPTIONAL) for half in ("", "Float16")},
+    **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts") for half in ("", "Float16")},
     **{f"DraftAttention{half}": (*READS, *OPTIONAL) for half in ("", "Float16")},
 }
 
@@ -217,6 +217,25 @@ def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
     return OperatorCase(kind, feeds, {}, attributes)
 
 
+def together(cases: Sequence[OperatorCase], rng: Random) -> OperatorCase:
+    """One call of attention for sequences of equal sizes, each with a cache of its own; bias that nobody reads is no
+    number."""
+    n, past = ([case.feeds[name].reshape(-1) for case in cases] for name in ("counts", "past"))
+    ends, slots = np.cumsum(n), cases[0].feeds["keys"].shape[2]
+    longest = int(rng.integers(max(past)[0], slots + 1))
+    bias = np.full((int(ends[-1]), longest + int(ends[-1])), np.nan, np.float32)
+    for case, count, before, end in zip(cases, n, past, ends, strict=True):
+        own, begin = case.feeds["bias"].reshape(int(count[0]), -1), end - int(count[0])
+        bias[begin:end, : before[0]] = own[:, : before[0]]
+        bias[begin:end, longest + begin : longest + end] = own[:, before[0] :]
+    joined = {name: np.concatenate([case.feeds[name] for case in cases], axis) for name, axis in JOINED.items()}
+    turns = {
+        name: np.concatenate([case.feeds[name] for case in cases]) for name in ("cos", "sin") if name in cases[0].feeds
+    }
+    return cases[0].changed(bias=bias, counts=np.concatenate(n), past=np.concatenate(past), **joined, **turns)
+
+
+JOINED = {"packed": 1, "keys": 0, "values": 0}
 CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "LinearInt8": lambda rng: linear(rng, 8),
     "LinearInt6": lambda rng: linear(rng, 6),

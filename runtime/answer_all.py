@@ -1,0 +1,48 @@
+"""Answers a list of prompts: one after the other, or several at once where calls can be shared."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.stream import Completion
+
+if TYPE_CHECKING:
+    from streamspec.runtime.session import Session
+
+
+def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[Completion]:
+    """The answers, in order. All prompts are checked before the first is read. Where one fails the others end, too, and
+    its error is raised."""
+    streams = [session.stream(ids, options) for ids in prompts]
+    at_once = min(session.batch, len(prompts))
+    if at_once < 2:
+        return [Completion.of(list(stream)) for stream in streams]
+    others = [session.another() for _ in range(at_once - 1)]
+    left, answers, errors = deque(enumerate(prompts)), dict[int, Completion](), list[BaseException]()
+
+    def work(own: Session) -> None:
+        try:
+            while not errors:
+                try:
+                    number, ids = left.popleft()
+                except IndexError:
+                    return
+                answers[number] = Completion.of(list(own.stream(ids, options)))
+        except BaseException as error:
+            errors.append(error)
+            for one in (session, *others):
+                one.cancel()
+
+    threads = [threading.Thread(target=work, args=(own,), name="streamspec", daemon=True) for own in others]
+    for thread in threads:
+        thread.start()
+    work(session)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [answers[number] for number in range(len(prompts))]
