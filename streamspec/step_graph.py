@@ -238,9 +238,7 @@ SAMPLING_INPUTS = (
     GraphTensor(MIN_P, _FLOAT, (1,), "drops tokens below this share of the highest probability", default=0),
     GraphTensor(REPETITION_PENALTY, _FLOAT, (1,), "penalty on tokens of the text so far; 1 is none", default=1),
     GraphTensor(UNIFORMS, _FLOAT, ("r",), "in [0, 1): draws the token of each row, from seed and position", default=0),
-    GraphTensor(
-        SEEN, _BOOL, ("V",), "tokens of the text so far, for the penalty; a row's ancestors are added", default=0
-    ),
+    GraphTensor(SEEN, _BOOL, ("V",), "tokens of the text so far, to be penalised; ancestors are added", default=0),
     GraphTensor(FREE, _BOOL, (1,), "true: no grammar, `allowed` is not read", default=1),
     GraphTensor(ALLOWED, _BOOL, ("a", "v"), "[r, V]: tokens each row may choose, at least one a row", default=1),
 )

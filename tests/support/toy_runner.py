@@ -54,9 +54,9 @@ def varied(prompt: int, seed: int) -> Rule:
 
 
 class ToyModel:
-    """Always loaded."""
+    """Always loaded, and never shared."""
 
-    sequences = 1
+    sequences, sharing = 1, None
 
     def __init__(self) -> None:
         self.unloader = IdleUnloader(self.unload, self.reload)
@@ -71,7 +71,7 @@ class ToyRunner:
     probabilities.
     """
 
-    threads, draft_depth = 1, 0
+    threads, draft_depth, together = 1, 0, 1
     early_end: EarlyEnd | None = None
 
     def __init__(
