@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Measures the overhead and the robustness of the server:
-`python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4] [--tokens 48] [--threads N] [--skip-times]`.
+`python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4] [--tokens 48] [--threads N] [--skip-times |
+--throughput]`.
 
 - Idle: CPU time of the server over 10 s. A request without the model (`/health`), connection included.
 - Time to the first token and tokens per second through the server, over a session of this process, in turn; the server
   is idle while the session works.
 - Two clients at once: tokens of each until the first has finished.
+- `--throughput`, alone: tokens a second of all answers to 1, 2 and 4 clients, with calls shared and in turns.
 - Soak: `--requests` requests by several clients. A quarter is ended by the client (in the queue, during prefill, in the
   middle of a stream), a tenth is invalid, the rest is answered in full, streamed or not, greedy or with a seed, by any
   adapter of the bundle. Every answer is compared with a fresh session's, every partial answer with that answer's
@@ -52,7 +54,7 @@ SEEDS = (None, 1, 2)
 
 
 class Server:
-    def __init__(self, bundle: Path, threads: int | None, sessions: int) -> None:
+    def __init__(self, bundle: Path, threads: int | None, sessions: int, *more: str) -> None:
         command = [
             sys.executable,
             "-m",
@@ -68,7 +70,7 @@ class Server:
             "--no-page",
         ]
         self.process = subprocess.Popen(
-            [*command, *(["--threads", str(threads)] if threads else [])],
+            [*command, *(["--threads", str(threads)] if threads else []), *more],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ,
@@ -76,6 +78,10 @@ class Server:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("/v1")[0]
         self.watched = psutil.Process(self.process.pid)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
 
     @cached_property
     def models(self) -> list[str]:
@@ -161,6 +167,38 @@ def fair(server: Server, tokens: int) -> None:
     begin, end = max(one[0][0], two[0][0]), min(one[-1][0], two[-1][0])
     counts = [sum(count for at, count in stream if begin <= at <= end) for stream in (one, two)]
     print(f"two clients at once: {counts[0]} and {counts[1]} tokens until the first had finished", flush=True)
+
+
+def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int = 3) -> None:
+    """Tokens a second of all answers together, by clients that ask at once, with calls shared and in turns."""
+    servers = {batch: Server(bundle, threads, 4, "--batch", str(batch)) for batch in (1, 4)}
+    rates = {(batch, clients): list[float]() for batch in servers for clients in (1, 2, 4)}
+
+    def ask(job: tuple[Server, str]) -> int:
+        server, prompt = job
+        answer = server.client().chat.completions.create(
+            model=server.models[0], messages=user(prompt), max_tokens=tokens
+        )
+        return int(answer.usage.completion_tokens)  # type: ignore[union-attr]
+
+    try:
+        for number in range(rounds + 1):  # the first to warm up: what pays is measured then
+            for (batch, clients), found in rates.items():
+                jobs = [(servers[batch], f"{number}.{clients} {prompt}") for prompt in PROMPTS * 2]
+                began = time.perf_counter()
+                with ThreadPoolExecutor(clients) as pool:
+                    count = sum(pool.map(ask, jobs))
+                found += [count / (time.perf_counter() - began)] * bool(number)
+    finally:
+        for server in servers.values():
+            server.end()
+    for clients in (1, 2, 4):
+        turns, shared = (rates[batch, clients] for batch in servers)
+        print(
+            f"{clients} clients: {median(shared):.1f} ({min(shared):.1f}..{max(shared):.1f}) tokens/s with shared "
+            f"calls, {median(turns):.1f} ({min(turns):.1f}..{max(turns):.1f}) in turns",
+            flush=True,
+        )
 
 
 def soak(server: Server, session: Session, requests: int, clients: int, tokens: int) -> int:
@@ -260,7 +298,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--skip-times", action="store_true", help="only the soak")
+    parser.add_argument("--throughput", action="store_true", help="only the tokens a second of 1, 2 and 4 clients")
     given = parser.parse_args()
+    if given.throughput:
+        return throughput(given.bundle, given.threads, given.tokens)
     server = Server(given.bundle, given.threads, sessions=3)
     try:
         session = load(given.bundle, threads=given.threads)
@@ -271,8 +312,7 @@ def main() -> None:
         faults = soak(server, session, given.requests, given.clients, given.tokens) if given.requests else 0
     finally:
         began = time.perf_counter()
-        server.process.terminate()
-        server.process.wait(10)
+        server.end()
     print(f"ended in {time.perf_counter() - began:.2f} s")
     sys.exit(1 if faults else 0)
 

@@ -1,4 +1,5 @@
-"""Answers a list of prompts: one after the other, or several at once where calls can be shared."""
+"""Answers a list of prompts: one after the other, or several at once where calls can be shared. Covered by
+tests/runtime/engine/shared/test_call_sharing.py."""
 
 from __future__ import annotations
 

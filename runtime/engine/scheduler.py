@@ -1,7 +1,7 @@
 """Schedules model calls: a fair (FIFO) lock admits one at a time.
 
-A graph with a KV cache takes one sequence a call, and two calls at once would share the cores and both be late. A
-sequence queues again after each of its calls, so sequences alternate step by step.
+Two calls at once would share the cores and both be late. A sequence queues again after each of its calls, so sequences
+alternate step by step, unless they share calls (`shared.call_sharing`).
 """
 
 from __future__ import annotations

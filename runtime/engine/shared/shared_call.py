@@ -1,7 +1,7 @@
 """Binds and runs a call whose rows belong to several sequences, over the places of their KV caches.
 
 The rows of each sequence are one block: its rows see each other as its draft tree says, and nothing of the others.
-Nothing is drafted in such a call.
+Nothing is drafted in such a call. Covered by tests/runtime/engine/shared/test_call_sharing.py.
 """
 
 from __future__ import annotations
