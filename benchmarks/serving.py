@@ -233,7 +233,7 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
                     {"temperature": 9},
                     {"extra_body": {"x": 1}},
                     {"messages": user("x" * 100_000)},
-                    {"n": 3},
+                    {"n": 99},
                 ]
                 with suppress(openai.BadRequestError, openai.NotFoundError):
                     client.chat.completions.create(**(asked | wrong[int(part * len(wrong))]))
