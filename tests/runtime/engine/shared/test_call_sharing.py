@@ -16,7 +16,7 @@ import pytest
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError, DataError
-from streamspec.runtime import Chunk, Sampling, Session, load
+from streamspec.runtime import Chunk, Completion, Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.engine.graph_call import CallRows
@@ -94,6 +94,10 @@ def test_a_wrong_prompt_of_a_list_is_refused_before_any_is_read(made: Callable[[
     assert session.runner.length == 0
 
 
+def known(answer: Completion) -> tuple[list[int], str | None, Any]:
+    return answer.token_ids, answer.finish_reason, answer.logprobs
+
+
 def test_threads_that_come_go_end_and_sample_otherwise_answer_as_alone(
     made: Callable[[str], Path], always: None
 ) -> None:
@@ -107,14 +111,14 @@ def test_threads_that_come_go_end_and_sample_otherwise_answer_as_alone(
         {"sampling": GREEDY, "logprobs": 2},
     ]
     ways = [{"max_new_tokens": 30} | way for way in ways]
-    expected = [[alone.generate(p, **way).token_ids for p in PROMPTS[:4]] for way in ways]
-    found: dict[int, list[list[int]]] = {}
+    expected = [[known(alone.generate(p, **way)) for p in PROMPTS[:4]] for way in ways]
+    found: dict[int, list[Any]] = {}
     shared = list[int]()
 
     def work(number: int, own: Session) -> None:
         time.sleep(0.004 * number)
         answers = [own.generate(p, **ways[number]) for p in PROMPTS[:4]]
-        found[number] = [answer.token_ids for answer in answers]
+        found[number] = [known(answer) for answer in answers]
         shared.append(sum(answer.stats.shared_steps for answer in answers))
 
     sessions = [first, *(first.another() for _ in ways[1:])]
