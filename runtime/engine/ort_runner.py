@@ -145,7 +145,9 @@ class OrtRunner:
 
     def release(self) -> None:
         """Forgets all tokens and gives their memory back."""
-        self.unload()
+        self.rewind(0)
+        if isinstance(self.cache, SharedCache):
+            self.unload()  # or its place would not be free yet
         self.reload()
 
     def snapshot(self) -> tuple[list[int], list[np.ndarray]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from streamspec.errors import ResourceError
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.shared.shared_call import SharedCall, SharedRows
@@ -28,11 +29,14 @@ MOST_SECONDS = 0.01  # at most
 
 
 def share_calls(runner: OrtRunner, most: int) -> None:
-    """Lets up to `most` sequences over the model of `runner`, it included, share calls, if its graph and system can."""
+    """Lets up to `most` sequences over the model of `runner`, it included, share calls, if its graph can and the system
+    has address space for so many caches."""
     model = runner.model
     if model.features.sequences and LAZY:
         model.sharing = CallSharing(model, most)
         runner.release()
+        if not isinstance(runner.cache, SharedCache):
+            model.sharing = None
 
 
 class CallSharing:
@@ -52,8 +56,10 @@ class CallSharing:
 
     def cache(self, groups: Sequence[CacheGroup], limit: int) -> SharedCache | None:
         """A cache whose sequence can share calls; None where no place is left."""
-        if self._places is None:
-            self._places = CachePlaces(groups, limit, self.most)
+        try:
+            self._places = self._places or CachePlaces(groups, limit, self.most)
+        except ResourceError:
+            return None
         return self._places.take(limit)
 
     def close(self) -> None:

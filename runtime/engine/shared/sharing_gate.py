@@ -9,7 +9,6 @@ from __future__ import annotations
 
 TRIAL = 48  # steps of all sequences that a way is measured for,
 PERIOD = 2000  # and that the better one is then taken for
-FADE = 0.5  # of what was measured before, at a new trial
 
 
 class _Way:
@@ -32,13 +31,12 @@ class _Ways:
         self._left -= 1
         if self._left > 0:
             return
-        other = self.ways[not self.shared]
-        if self._trial and other.seconds:  # both are known
+        if self._trial and self.ways[not self.shared].seconds:  # both are known
             self.shared = self.ways[True].rate >= self.ways[False].rate
             self._left, self._trial = PERIOD, False
-            return
-        other.tokens, other.seconds = FADE * other.tokens, FADE * other.seconds
-        self.shared, self._left, self._trial = not self.shared, TRIAL, True
+        else:
+            self.shared, self._left, self._trial = not self.shared, TRIAL, True
+        self.ways[self.shared] = _Way()  # measured anew
 
 
 class SharingGate:

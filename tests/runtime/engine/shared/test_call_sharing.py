@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from streamspec.draft_tree import DraftTree
-from streamspec.errors import BundleError, ConfigError, DataError
+from streamspec.errors import BundleError, ConfigError, DataError, ResourceError
 from streamspec.runtime import Chunk, Completion, Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.decoding.sampling_params import GREEDY
@@ -26,6 +26,7 @@ from streamspec.runtime.engine.shared.call_sharing import CallSharing
 from streamspec.runtime.engine.shared.shared_call import SharedCall, SharedRows
 from streamspec.runtime.engine.shared.sharing_gate import SharingGate
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.kv_cache import shared_cache
 from streamspec.runtime.kv_cache.host_cache import LAZY
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
 from tests.support.tiny_bundles import tiny_bundle
@@ -83,8 +84,8 @@ def test_answers_of_a_list_are_those_of_each_alone(
     assert [(a.token_ids, a.text, a.finish_reason) for a in found] == [
         (a.token_ids, a.text, a.finish_reason) for a in wanted
     ]
-    assert sum(a.stats.shared_steps for a in found) > 30 > sum(a.stats.shared_steps for a in wanted) == 0
-    assert "in shared calls" in str(found[0].stats)
+    assert sum(a.stats.shared_steps for a in found) > 20 > sum(a.stats.shared_steps for a in wanted) == 0
+    assert any("in shared calls" in str(answer.stats) for answer in found)
 
 
 def test_a_wrong_prompt_of_a_list_is_refused_before_any_is_read(made: Callable[[str], Path]) -> None:
@@ -170,19 +171,30 @@ def test_places_are_given_back_and_those_beyond_answer_alone(made: Callable[[str
     assert type(first.another().runner.cache) is SharedCache  # type: ignore[attr-defined]
 
 
+def test_without_address_space_for_all_caches_nothing_is_shared(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(size: int, slots: int) -> Any:
+        raise ResourceError("no room", "room", "-")
+
+    monkeypatch.setattr(shared_cache, "address_space", refused)
+    session = opened(made("lora"), batch=4)
+    assert session.batch == 1 and len(session.generate(PROMPTS[:2], max_new_tokens=3)) == 2
+
+
 def test_an_unloaded_bundle_shares_again(made: Callable[[str], Path], always: None) -> None:
     session = opened(made("lora"), batch=2)
-    before = [answer.token_ids for answer in session.generate(PROMPTS[:2], max_new_tokens=12)]
+    before = [answer.token_ids for answer in session.generate(PROMPTS, max_new_tokens=40)]
     session.unload()
-    after = session.generate(PROMPTS[:2], max_new_tokens=12)
-    assert [answer.token_ids for answer in after] == before and after[0].stats.shared_steps > 0
+    after = session.generate(PROMPTS, max_new_tokens=40)
+    assert [answer.token_ids for answer in after] == before and sum(a.stats.shared_steps for a in after) > 0
 
 
 def test_a_call_that_fails_is_everybodys_error_and_the_next_works(
     made: Callable[[str], Path], always: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(made("lora"), batch=2)
-    wanted = [answer.token_ids for answer in session.generate(PROMPTS[:2], max_new_tokens=12)]
+    wanted = [answer.token_ids for answer in session.generate(PROMPTS, max_new_tokens=40)]
 
     def fails(self: SharedCall, calls: list[SharedRows]) -> None:
         raise BundleError("the graph failed", "a graph that runs", "x")
@@ -190,8 +202,8 @@ def test_a_call_that_fails_is_everybodys_error_and_the_next_works(
     with monkeypatch.context() as patch:
         patch.setattr(SharedCall, "run", fails)
         with pytest.raises(BundleError, match="the graph failed"):
-            session.generate(PROMPTS[:2], max_new_tokens=12)
-    assert [answer.token_ids for answer in session.generate(PROMPTS[:2], max_new_tokens=12)] == wanted
+            session.generate(PROMPTS, max_new_tokens=40)
+    assert [answer.token_ids for answer in session.generate(PROMPTS, max_new_tokens=40)] == wanted
 
 
 @pytest.mark.parametrize("wrong", [0, 65, True, 2.0, "4"])
