@@ -73,7 +73,10 @@ class SwappableAdapter:
 
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False, ensure_ascii=False)
+        content = asdict(self)
+        if content["streams"]:
+            del content["streams"]["own_keys"]  # streams have none, and what says nothing is refused
+        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, data: bytes | str, bundle: Manifest) -> SwappableAdapter:
