@@ -303,14 +303,21 @@ class ParallelDraftPass(DraftPass):
         """
         before = g.store.add(BIGRAM_IN, bigram[0].astype(np.float32))
         after = g.store.add(BIGRAM_OUT, bigram[1].astype(np.float32))
-        if self.spec.draft_vocab is None:
-            first = g.op("Gather", before, root, axis=0)
-        else:  # zero where the root is no draft token
-            same = g.op("Equal", g.op("Unsqueeze", DRAFT_VOCAB, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
-            same = g.op("Cast", same, to=TensorProto.FLOAT)
-            own = g.op("Gather", before, g.op("ArgMax", same, axis=-1, keepdims=0), axis=0)
-            first = g.op("Mul", own, g.op("ReduceMax", same, g.ints(-1), keepdims=1))
+        first = self._of_root(g, before, root)
         spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, 1))
-        earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
-        parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)
+        earlier = self._of_earlier(g, before, g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0)))
+        parents = g.op("Concat", spread, earlier, axis=0)
         return g.contrib("FusedMatMul", parents, g.op("Gather", after, numbers, axis=0), transB=1)
+
+    def _of_root(self, g: Scope, before: str, root: str) -> str:
+        """[1, r]: the root's row of the bigram's table `before`, zero where the root is no draft token."""
+        if self.spec.draft_vocab is None:
+            return g.op("Gather", before, root, axis=0)
+        same = g.op("Equal", g.op("Unsqueeze", DRAFT_VOCAB, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
+        same = g.op("Cast", same, to=TensorProto.FLOAT)
+        own = g.op("Gather", before, g.op("ArgMax", same, axis=-1, keepdims=0), axis=0)
+        return g.op("Mul", own, g.op("ReduceMax", same, g.ints(-1), keepdims=1))
+
+    def _of_earlier(self, g: Scope, before: str, numbers: str) -> str:
+        """[m - 1, C, r]: its rows of the candidates `numbers` among the draft tokens."""
+        return g.op("Gather", before, numbers, axis=0)

@@ -42,7 +42,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass, Interleaved
-from streamspec.export.drafters.streams.stream_pass import window_out
+from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced

@@ -21,7 +21,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass
-from streamspec.export.drafters.streams.stream_pass import window_out
+from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced

@@ -20,7 +20,7 @@ import onnx
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.drafters.streams.stream_pass import window_out
+from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from tests.support.published_heads import DRAFTED, HIDDEN, VOCAB, layer_config
 
-LAYERS, BLOCK, MASK = 2, 5, 7
+LAYERS, BLOCK, MASK, WINDOW = 2, 5, 7, 6
 BLOCK_LAYER = {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS, "num_attention_heads": 6}
 BLOCK_LAYER |= {"head_dim": 16}
+
+SLIDING = ["sliding_attention", "full_attention"]
+WINDOWED = {"layer_types": SLIDING, "use_sliding_window": True, "sliding_window": WINDOW}
 
 
 def zlab_config(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -92,7 +95,8 @@ def block_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
             one |= {f"self_attn.{side}_proj.bias": torch.randn(size) for side, size in sizes.items()}
         own |= {f"layers.{number}.{name}": value for name, value in one.items()}
     if rank := config.get("markov_rank"):
-        own |= {f"markov_head.markov_w{side}.weight": torch.randn(VOCAB, rank) for side in (1, 2)}
+        own["markov_head.markov_w1.weight"] = torch.randn(VOCAB, rank)
+        own["markov_head.markov_w2.weight"] = torch.randn(config["draft_vocab_size"], rank)
         own |= {"confidence_head.proj.weight": matrix(1, HIDDEN + rank), "confidence_head.proj.bias": torch.zeros(1)}
     drafted = config.get("draft_vocab_size", VOCAB)
     if drafted < VOCAB:

@@ -125,7 +125,6 @@ class BlockPass(StreamPass):
     """The block as a branch, and its layers' K/V of the main rows in the main graph."""
 
     spec: BlockSpec
-    causal = False
 
     def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int) -> None:
         super().__init__(self.own_decoder(decoder, spec), spec, candidates, "merged")
@@ -173,6 +172,10 @@ class BlockPass(StreamPass):
     def window(self, layer: int) -> int | None:
         """That of the layers which the drafter started as."""
         return self.spec.window
+
+    def sees_later(self, layer: int) -> bool:
+        """Always."""
+        return True
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
         entry = accepted.entries[self.spec.tapped(self.first)[0]]

@@ -6,7 +6,8 @@ Keys and values of row s of the text are maps of F_s in every layer, without the
     F_s = hidden_norm(fc [h_s^1 ; h_s^2 ; ..])          h^k: the inputs of the tapped layers
 
 The rows of the block are the target's embeddings of y_(t+1) and of mask tokens, at positions t+1, t+2, ... They see F_s
-of s <= t and one another. Row j > 0 predicts the token at its own position, with `from_anchor` each row the next one.
+of s <= t and one another; in layers of a sliding window those of the window, and in causal layers no later row of the
+block (`published_config`). Row j > 0 predicts the token at its own position, with `from_anchor` each row the next one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.model_families import FAMILIES
+from streamspec.step_graph import DRAFT_VOCAB
 
 MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # of the token before, of the next one
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
@@ -107,7 +109,7 @@ def block_shapes(config: BlockHeadConfig, found: set[str]) -> Shapes:
     shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     shapes |= {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in one.items()}
     if config.rank:
-        shapes |= dict.fromkeys(MARKOV, (vocab, config.rank))
+        shapes |= {MARKOV[0]: (vocab, config.rank), MARKOV[1]: (config.draft_vocab, config.rank)}
     if config.confidence:
         shapes |= {CONFIDENCE[0]: (1, config.confidence), CONFIDENCE[1]: (1,)}
     fewer = config.draft_vocab != vocab
@@ -162,6 +164,28 @@ class PublishedBlockPass(BlockPass):
         if HEAD not in self.spec.tensors:
             return self.head_of(self.target, g, flat, rows)
         return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self.own_weight(HEAD)))
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back rows of a layer look: from their own, or all from the first one's."""
+        window = self.spec.block.windows[layer - self.first]
+        return window + 1 if window is not None and self.spec.block.anchored else window
+
+    def sees_later(self, layer: int) -> bool:
+        """Whether rows of a layer see later ones of the block."""
+        return not self.spec.block.causal[layer - self.first]
+
+    def looking_from(self, g: Scope, positions: str) -> str:
+        """The positions that windows count from: the rows' own, or the first one's."""
+        if not self.spec.block.anchored:
+            return positions
+        return g.op("Expand", g.op("Slice", positions, g.ints(0), g.ints(1), g.ints(0)), g.op("Shape", positions))
+
+    def _of_root(self, g: Scope, before: str, root: str) -> str:
+        return g.op("Gather", before, root, axis=0)  # a row for every token of the target
+
+    def _of_earlier(self, g: Scope, before: str, numbers: str) -> str:
+        tokens = numbers if self.spec.draft_vocab is None else g.op("Gather", DRAFT_VOCAB, numbers, axis=0)
+        return super()._of_earlier(g, before, tokens)
 
     def _embedded(self, g: Scope, ids: str) -> str:
         if EMBEDDING not in self.spec.tensors:

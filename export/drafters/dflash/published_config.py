@@ -29,20 +29,21 @@ ARCHITECTURES = {
     "dspark": ("DSparkDraftModel", "DSparkSpeculator"),
 }
 TAPS = "aux_hidden_state_layer_ids"
-NESTED = frozenset({"block_size", "mask_token_id", "target_layer_ids"})  # of `dflash_config`
-STACK_FIELDS = LAYER_FIELDS | {"layer_types", "num_hidden_layers"}
+# of `dflash_config`
+NESTED = frozenset({"block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size"})
+FULL, SLIDING = "full_attention", "sliding_attention"
+STACK_FIELDS = LAYER_FIELDS | {"layer_types", "num_hidden_layers", "use_sliding_window", "sliding_window"}
 FLAT_FIELDS = STACK_FIELDS | {"block_size", "num_target_layers", "dflash_config"}
 SPECULATORS_FIELDS = frozenset(
     {
         *("speculators_model_type", "speculators_config", "transformer_layer_config"),
         *("draft_vocab_size", "block_size", "mask_token_id", "target_hidden_size", "sample_from_anchor", TAPS),
-        *("markov_rank", "enable_confidence_head", "confidence_head_with_markov"),
+        *("markov_rank", "enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
     }
 )
 # Fields with the only values that are computed. `tie_word_embeddings` says nothing in z-lab's format and of a layer:
 # embedding and head are the target's unless they are among the tensors.
 LAYER_ONLY: dict[str, tuple[Any, ...]] = {
-    "use_sliding_window": (False,),
     "is_causal": (False, None),
     "mlp_bias": (False,),
     "quantization_config": (None,),
@@ -50,8 +51,7 @@ LAYER_ONLY: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False, True),
 }
 FLAT_ONLY = LAYER_ONLY | {"input_embedding_scale": (1, None), "output_multiplier": (1, None)}
-FLAT_ONLY |= {"final_logit_softcapping": (None,)}
-# `max_anchors`, `auf` and `sliding_window_non_causal` are of training, or of layers that are refused.
+FLAT_ONLY |= {"final_logit_softcapping": (None,), "is_causal": (False, None, True)}
 SPECULATORS_ONLY: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False,),
     "projector_type": ("dflash",),
@@ -59,9 +59,7 @@ SPECULATORS_ONLY: dict[str, tuple[Any, ...]] = {
     "markov_head_type": ("vanilla",),
     "quantization_config": (None,),
 }
-TRAINING = frozenset(
-    {"max_anchors", "auf", "sliding_window_non_causal", "lambda_base_start", "lambda_base_decay_ratio"}
-)
+TRAINING = frozenset({"max_anchors", "auf", "lambda_base_start", "lambda_base_decay_ratio"})
 DOMINO = frozenset({"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len"})  # read with another `projector_type` alone
 
 
@@ -72,7 +70,10 @@ class BlockHeadConfig:
     `layer`: the configuration of its layers, of transformers; `layers`: how many; `taps`: layers of the target whose
     inputs it reads; `target_layers`: how many it says the target has, 0 where it does not. A block has `gamma` + 1
     rows, with `from_anchor` `gamma`, whose first one drafts, too. `rank`: of the Markov head, 0 without one;
-    `confidence`: inputs of the confidence head, which is not computed, 0 without one.
+    `confidence`: inputs of the confidence head, which is not computed, 0 without one. Of each layer: `windows`, the
+    positions that its rows see (None: all), and whether rows of the block are `causal`. `anchored`: a window is of so
+    many tokens before the block, for all its rows; else it ends with each row. `finished`: a tap after the target's
+    last layer is its finished state.
     """
 
     layer: Any
@@ -86,6 +87,10 @@ class BlockHeadConfig:
     from_anchor: bool
     rank: int
     confidence: int
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    anchored: bool
+    finished: bool
 
     @property
     def target_hidden(self) -> int:
@@ -126,7 +131,7 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
     known = ARCHITECTURES[kind or "dflash"] if outside else ARCHITECTURES["dflash"][:1]
     if unknown := sorted({str(name) for name in raw.get("architectures") or ()} - {*known}):
         faults.append(f"architectures {', '.join(unknown)}")
-    if any(one != "full_attention" for one in layer.get("layer_types") or ()):
+    if any(one not in (FULL, SLIDING) for one in layer.get("layer_types") or ()):
         faults.append(f"layer_types = {layer['layer_types']!r}"[:100])
     if layer.get("model_type") is None:
         faults.append("no model_type of its layers (only qwen3)")
@@ -136,10 +141,21 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
 
 
 def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> BlockHeadConfig:
-    """As z-lab writes it: `target_layer_ids` number layers whose outputs are read."""
+    """As z-lab writes it: `target_layer_ids` number layers whose outputs are read, as transformers numbers them: the
+    last one's is the finished state. Windows and their masks as in vLLM."""
     of_target = raw.get("num_target_layers")
+    causal = own.get("causal") if raw.get("is_causal") is None else raw["is_causal"]
+    for name, value, kinds in (("causal", causal, (bool, type(None))), ("use_swa", own.get("use_swa", False), (bool,))):
+        if type(value) not in kinds:
+            raise wrong(file, f"dflash_config.{name}", value, "true or false")
+    shared = _shared(file, raw, own.get("block_size", raw.get("block_size")), False)
+    windows = _windows(file, shared, own.get("use_swa", False), own.get("swa_window_size"))
     return BlockHeadConfig(
-        **_shared(file, raw, own.get("block_size", raw.get("block_size")), False),
+        **shared,
+        windows=windows,
+        causal=tuple(one == SLIDING if causal is None else causal for one in shared["layer"].layer_types),
+        anchored=False,
+        finished=True,
         draft_vocab=raw["vocab_size"],
         taps=tuple(one + 1 for one in _layers(file, "target_layer_ids", own.get("target_layer_ids"))),
         mask_token=_token(file, own.get("mask_token_id"), raw["vocab_size"]),
@@ -151,11 +167,13 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
 
 
 def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any]) -> BlockHeadConfig:
-    """As speculators writes it: `aux_hidden_state_layer_ids` number layers whose inputs are read."""
+    """As speculators writes it: `aux_hidden_state_layer_ids` number layers whose inputs are read. Windows and their
+    masks as in its training."""
     spark = raw["speculators_model_type"] == "dspark"
     anchor = raw.get("sample_from_anchor", spark)
-    confident = spark and raw.get("enable_confidence_head", True)
-    for name, value in (("sample_from_anchor", anchor), ("enable_confidence_head", confident)):
+    confident, later = spark and raw.get("enable_confidence_head", True), raw.get("sliding_window_non_causal", False)
+    flags = {"sample_from_anchor": anchor, "enable_confidence_head": confident, "sliding_window_non_causal": later}
+    for name, value in flags.items():
         if type(value) is not bool:
             raise wrong(file, name, value, "true or false")
     shared = _shared(file, layer, raw.get("block_size"), anchor)
@@ -166,14 +184,17 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     if rank != 0:
         whole(file, "markov_rank", rank, 4096)
     drafted = whole(file, "draft_vocab_size", raw.get("draft_vocab_size"), vocab)
-    if rank and drafted != vocab:
-        raise wrong(file, "draft_vocab_size", drafted, f"{vocab}, all tokens, beside a Markov head")
     methods = raw.get("speculators_config")
     verifier = methods.get("verifier") if isinstance(methods, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     joint = rank if raw.get("confidence_head_with_markov", True) else 0
+    windows = _windows(file, shared)
     return BlockHeadConfig(
         **shared,
+        windows=windows,
+        causal=tuple(one is not None and not later for one in windows),
+        anchored=True,
+        finished=False,
         draft_vocab=drafted,
         taps=_layers(file, TAPS, raw.get(TAPS)),
         mask_token=_token(file, raw.get("mask_token_id"), vocab),
@@ -192,8 +213,23 @@ def _shared(file: Path, layer: Mapping[str, Any], block: Any, anchor: bool) -> d
     rows = whole(file, "block_size", block, MAX_GAMMA + 1 - anchor)
     if rows == 1 and not anchor:
         raise wrong(file, "block_size", block, "2 or more")
-    config = layer_config(file, {name: layer[name] for name in layer if name in LAYER_FIELDS})
+    config = layer_config(file, {name: layer[name] for name in layer if name in STACK_FIELDS | {"max_window_layers"}})
+    if len(config.layer_types) != count:
+        raise wrong(file, "layer_types", config.layer_types, f"{count}, one a layer")
     return {"layer": config, "layers": count, "gamma": rows - 1 + anchor, "from_anchor": anchor}
+
+
+def _windows(
+    file: Path, shared: Mapping[str, Any], all_slide: bool = False, size: int | None = None
+) -> tuple[int | None, ...]:
+    """Each layer's window, `size` or the configuration's; `all_slide`: of every layer, where none is named."""
+    config, rows = shared["layer"], shared["gamma"] + 1 - shared["from_anchor"]
+    slide = [one == SLIDING for one in config.layer_types]
+    slide = [all_slide] * len(slide) if not any(slide) else slide
+    window = config.sliding_window if size is None else size
+    if any(slide) and (type(window) is not int or window < rows):
+        raise wrong(file, "sliding_window", window, f"a number of tokens, {rows} or more, as a block has")
+    return tuple(window if one else None for one in slide)
 
 
 def _layers(file: Path, name: str, chosen: Any) -> tuple[int, ...]:

@@ -58,14 +58,25 @@ class PublishedBlockReference(DraftReference):
         for number in range(block.layers):
             inside = f"layers.{number}."
             own = self._norm(x, f"{inside}input_layernorm")
-            x = x + self._attention(inside, own, torch.cat([context, own]), cos, sin)
+            x = x + self._attention(
+                inside, own, torch.cat([context, own]), cos, sin, self._sees(number, len(tokens), length)
+            )
             inner = self._norm(x, f"{inside}post_attention_layernorm")
             gate, up = (self._linear(inner, f"{inside}mlp.{side}_proj") for side in ("gate", "up"))
             x = x + self._linear(self.activation(gate) * up, f"{inside}mlp.down_proj")
         return self._linear(self._norm(x, "norm")[first:], "lm_head")
 
-    def _attention(self, inside: str, own: Tensor, every: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Of rows `own` [n, H] over keys and values of `every` row [T + n, H], the last ones theirs; without a mask."""
+    def _sees(self, number: int, count: int, length: int) -> Tensor:
+        """Bool [count, length + count]: which rows of a text and of a block those of the block see in a layer."""
+        block = self.spec.block
+        rows, columns = torch.arange(length, length + count)[:, None], torch.arange(length + count)
+        sees = columns <= rows if block.causal[number] else torch.ones(count, length + count, dtype=torch.bool)
+        if (window := block.windows[number]) is None:
+            return sees
+        return sees & (columns >= (length - window if block.anchored else rows - window + 1))
+
+    def _attention(self, inside: str, own: Tensor, every: Tensor, cos: Tensor, sin: Tensor, sees: Tensor) -> Tensor:
+        """Of rows `own` [n, H] over keys and values of `every` row [T + n, H], the last ones theirs."""
         width, name = self.layer.head_dim, f"{inside}self_attn."
         query, key, value = (
             self._linear(rows, f"{name}{side}_proj").view(len(rows), -1, width).transpose(0, 1)
@@ -77,7 +88,7 @@ class PublishedBlockReference(DraftReference):
         key = key * cos + half_turn(key) * sin
         group = len(query) // len(key)
         scores = query @ key.repeat_interleave(group, dim=0).transpose(1, 2) / width**0.5
-        mixed = scores.softmax(-1) @ value.repeat_interleave(group, dim=0)
+        mixed = scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value.repeat_interleave(group, dim=0)
         return self._linear(mixed.transpose(0, 1).flatten(1), f"{name}o_proj")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:

@@ -47,7 +47,8 @@ class Eagle3Reference(DraftReference):
 
 
 def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[int]) -> Tensor:
-    """The inputs [T + n, taps * hidden] of the layers `entries`, of a context and a tree after it."""
+    """The inputs [T + n, taps * hidden] of the layers `entries`, of a context and a tree after it; after the last one
+    the finished states."""
     tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
     seen: dict[int, Tensor] = {}
 
@@ -63,7 +64,7 @@ def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[in
         finally:
             hook.remove()
 
-    model.states(tokens, positions, sees, around)
+    seen[len(model.decoder.layers)] = model.states(tokens, positions, sees, around).final[0]
     return torch.cat([seen[layer] for layer in entries], dim=-1)
 
 

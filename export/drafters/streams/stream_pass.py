@@ -16,10 +16,10 @@ import numpy as np
 
 from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.bundle.manifest import POSITIONS, DrafterInfo
-from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.drafters.streams.early_exits import exit_layers, read_exits
+from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
@@ -189,7 +189,6 @@ class StreamPass(ParallelDraftPass):
     """Streams as a branch."""
 
     spec: StreamSpec
-    causal = True  # a stream sees those before it, else all
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         super().__init__(decoder, spec, candidates)
@@ -256,6 +255,14 @@ class StreamPass(ParallelDraftPass):
         """How many positions back rows of a layer look, themselves included; None: all."""
         return self.decoder.spec.windows[layer]
 
+    def sees_later(self, layer: int) -> bool:
+        """Whether a stream sees those after it, too."""
+        return False
+
+    def looking_from(self, g: Scope, positions: str) -> str:
+        """The positions that windows count from, of rows at int64 `positions` [m]."""
+        return positions
+
     def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
         """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
         if self.spec.shares is None:
@@ -286,7 +293,7 @@ class StreamPass(ParallelDraftPass):
         plain = not (spec.kv_sources or self.spec.value_rotation)
         if decoder.native is not None and decoder.native.attends(sizes) and plain:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
-            mask = group.seeing(layer).of(g, self.window(layer), group=1)
+            mask = group.seeing(layer).of(g, self.window(layer), 1, self.sees_later(layer))
             mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
@@ -301,11 +308,12 @@ class StreamRows:
     def __init__(self, streams: StreamPass, g: Scope, accepted: Accepted, stream_ids: str, rows: Rows) -> None:
         self.streams, self.spec, self.rows = streams, streams.decoder.spec, rows
         self.positions = streams.positions(g, accepted, stream_ids)
-        self._masks = _StreamMasks(accepted, stream_ids, self.positions, rows, streams.causal)
-        self._below = accepted.below and _StreamMasks(accepted.below, stream_ids, self.positions, rows)
+        looking = streams.looking_from(g, self.positions)
+        self._masks = StreamMasks(accepted, stream_ids, self.positions, looking, rows)
+        self._below = accepted.below and StreamMasks(accepted.below, stream_ids, self.positions, looking, rows)
         self._own: dict[int, tuple[str, str]] = {}  # by layer, keys and values of the streams themselves
 
-    def seeing(self, layer: int) -> _StreamMasks:
+    def seeing(self, layer: int) -> StreamMasks:
         """The masks over the keys that a layer attends to."""
         return self._below if self._below and self.spec.source(layer) < self.streams.exit_layer else self._masks
 
@@ -314,7 +322,8 @@ class StreamRows:
         through that one; else the main rows alone."""
         spec, masks, own = self.spec, self.seeing(layer), self._own
         sizes, source = spec.at(layer), spec.source(layer)
-        mask = masks.of(g, self.streams.window(layer), sizes.group, beside=source == layer or source in own)
+        window, later = self.streams.window(layer), self.streams.sees_later(layer)
+        mask = masks.of(g, window, sizes.group, later, beside=source == layer or source in own)
         if source == layer:
             own[layer] = by_head(g, sizes, k), by_head(g, sizes, self._turned(g, sizes, v))
         seen = masks.accepted.seen(g, spec, present, spec.ring(layer))
@@ -329,68 +338,3 @@ class StreamRows:
         tables = (g.store.constant(side(angles), np.float32) for side in (np.cos, np.sin))
         rows = [g.op("Gather", table, self._masks.stream_ids, axis=0) for table in tables]
         return g.contrib("RotaryEmbedding", v, g.ints(0), *rows)
-
-
-class _StreamMasks:
-    """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
-
-    def __init__(self, accepted: Accepted, stream_ids: str, positions: str, rows: Rows, causal: bool = True) -> None:
-        self.accepted, self.stream_ids, self.positions, self.rows = accepted, stream_ids, positions, rows
-        self.causal = causal
-        self._plain: dict[bool, str] = {}
-        self._made: dict[tuple[int | None, int, bool], str] = {}
-
-    def of(self, g: Scope, window: int | None, group: int, beside: bool = True) -> str:
-        """`beside`: the streams' own columns come after those of the main rows."""
-        key = window, group, beside
-        if key not in self._made:
-            with g.named(f"mask.{window or 'full'}"):
-                self._made[key] = g.op("Tile", self._masked(g, window, beside), g.ints(group, 1))
-        return self._made[key]
-
-    def _masked(self, g: Scope, window: int | None, beside: bool) -> str:
-        if window is None:
-            return self._full(g, beside)
-        if window in self.accepted.rings:
-            ring = self.accepted.rings[window]
-            view = g.op("Gather", ring.sees, self.accepted.node, axis=0)
-            mask, columns = self._beside(g, view, ring.used, beside), [ring.positions]
-        else:
-            mask, columns = self._full(g, beside), [*self.accepted.columns(g)]
-        columns += [self.positions] if beside else []
-        seen = g.op("Concat", *columns, axis=0) if len(columns) > 1 else columns[0]
-        return window_out(g, mask, self.positions, g.op("Unsqueeze", seen, g.ints(0)), window)
-
-    def _full(self, g: Scope, beside: bool) -> str:
-        """[m, visible + m]: 0 over the past, the accepted node's row of the tree, causal among streams."""
-        if beside not in self._plain:
-            view = self.accepted.past_mask(g)
-            self._plain[beside] = self._beside(g, view, self.accepted.visible, beside)
-        return self._plain[beside]
-
-    def _beside(self, g: Scope, view: str, slots: str, beside: bool) -> str:
-        """[m, slots + m]: the accepted node's `view` [1, slots] for every stream, or that of each [m, slots], then
-        streams' of streams."""
-        if not self.accepted.several:
-            view = g.op("Expand", view, g.op("Concat", self.rows.count, slots, axis=0))
-        return g.op("Concat", view, self._own(g), axis=1) if beside else view
-
-    def _own(self, g: Scope) -> str:
-        """[m, m]: which streams each stream sees."""
-        masked, zero = g.store.constant(MASKED, np.float32), g.store.constant(0, np.float32)
-        if not self.causal:
-            return g.op("Expand", zero, g.op("Concat", self.rows.count, self.rows.count, axis=0))
-        later = g.op(
-            "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
-        )
-        if self.accepted.several:  # streams of other nodes are not seen
-            nodes = (g.op("Unsqueeze", self.accepted.node, g.ints(side)) for side in (1, 0))
-            later = g.op("Or", later, g.op("Not", g.op("Equal", *nodes)))
-        return g.op("Where", later, masked, zero)
-
-
-def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
-    """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
-    distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
-    near = g.op("Less", distance, g.store.constant(window, np.int64))
-    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))

@@ -19,21 +19,40 @@ from streamspec import load
 from streamspec.errors import AdapterError
 from streamspec.export import Target, export_bundle
 from streamspec.export.drafters.dflash.published_block import read_block
+from streamspec.export.drafters.dflash.published_config import read_block_config
 from streamspec.export.validate.graph_runner import open_session, stepper
-from tests.support.published_blocks import BLOCK, LAYERS, MASK, block_tensors, speculators_block_config, zlab_config
-from tests.support.published_heads import HIDDEN, VOCAB, save_head
+from tests.support.published_blocks import (
+    BLOCK,
+    LAYERS,
+    MASK,
+    SLIDING,
+    WINDOW,
+    WINDOWED,
+    block_tensors,
+    speculators_block_config,
+    zlab_config,
+)
+from tests.support.published_heads import DRAFTED, HIDDEN, VOCAB, save_head
 from tests.support.tiny_exports import save_base, tiny_model
 
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
 NESTED = {"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [1, 3, 4]}
 WIDE = {"head_dim": 32}
+LAST = NESTED | {"target_layer_ids": [1, 3, 5]}
+ALL_SLIDE = WINDOWED | {"layer_types": SLIDING[:1] * LAYERS}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "z-lab": ("llama", zlab_config({"num_key_value_heads": 3, "head_dim": 32})),
     "biases, the block's size inside": ("qwen3", zlab_config(WIDE | {"attention_bias": True}, dflash_config=NESTED)),
+    "windows, the finished state": ("llama", zlab_config(WINDOWED, dflash_config=LAST)),
+    "windows that see later rows": ("qwen3", zlab_config(ALL_SLIDE | WIDE, dflash_config=NESTED | {"causal": False})),
     "a scaled head": ("gemma2", zlab_config({"head_dim": 24})),
-    "speculators": ("llama", speculators_block_config("dflash")),
-    "from the anchor": ("qwen3", speculators_block_config("dflash", WIDE, sample_from_anchor=True)),
+    "speculators": ("llama", speculators_block_config("dflash", WINDOWED)),
+    "from the anchor": (
+        "qwen3",
+        speculators_block_config("dflash", WIDE | ALL_SLIDE, sample_from_anchor=True, sliding_window_non_causal=True),
+    ),
     "dspark": ("qwen3", speculators_block_config("dspark", WIDE)),
+    "dspark over some tokens": ("llama", speculators_block_config("dspark", draft_vocab_size=DRAFTED)),
 }
 TARGET = SimpleNamespace(
     hidden_size=HIDDEN, vocab_size=VOCAB, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16
@@ -56,6 +75,21 @@ class BlockOfTransformers:
             own = {name.removeprefix(begin): value for name, value in values.items() if name.startswith(begin)}
             layer.load_state_dict(own)
         self.first = 0 if config.get("sample_from_anchor") else 1
+        outputs = config.get("dflash_config", {}).get("target_layer_ids", [])
+        self.taps = [one + 1 for one in outputs] or config["aux_hidden_state_layer_ids"]
+
+    def sees(self, number: int, length: int) -> Tensor:
+        """What public code lets row r of a block after `length` tokens see: vLLM each row its window, speculators all
+        rows the window before the block; none a later row, unless it says so."""
+        trained, own = "sliding_window_non_causal" in self.config, self.config.get("dflash_config", {})
+        slides, size = self.shape.layer_types[number] == "sliding_attention", self.shape.sliding_window
+        causal = slides and not (self.config["sliding_window_non_causal"] if trained else not own.get("causal", True))
+        sees = torch.zeros(BLOCK, length + BLOCK, dtype=torch.bool)
+        for row in range(BLOCK):
+            at = length + row
+            first = 0 if not slides else max(0, length - size if trained else at - size + 1)
+            sees[row, first : at + 1 if causal else None] = True
+        return sees
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return nn.functional.rms_norm(x, x.shape[-1:], self.values[name], self.shape.rms_norm_eps)
@@ -64,13 +98,13 @@ class BlockOfTransformers:
     def logits(self, text: list[int], root: int) -> Tensor:
         """[gamma, V] after `text`, whose next token is `root`."""
         base = self.model(torch.tensor([text]), output_hidden_states=True)
-        joined = torch.cat([base.hidden_states[tap] for tap in (2, 4, 5)], dim=-1)
+        joined = torch.cat([base.hidden_states[tap] for tap in self.taps], dim=-1)
         context = self.norm(joined @ self.values["fc.weight"].T, "hidden_norm.weight")
         tokens = torch.tensor([root, *[MASK] * (BLOCK - 1)])
         x = nn.functional.embedding(tokens, self.model.get_input_embeddings().weight)[None]
         length = len(text)
         cos, sin = Qwen3RotaryEmbedding(self.shape)(x, torch.arange(length + BLOCK)[None])
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             own, part = layer.input_layernorm(x), layer.self_attn
             every = torch.cat([context, own], dim=1)
             heads = (1, length + BLOCK, -1, self.shape.head_dim)
@@ -79,7 +113,7 @@ class BlockOfTransformers:
             key, value = part.k_norm(part.k_proj(every).view(heads)).transpose(1, 2), part.v_proj(every).view(heads)
             query, key = apply_rotary_pos_emb(query, key, cos, sin)
             mixed = nn.functional.scaled_dot_product_attention(
-                query[:, :, length:], key, value.transpose(1, 2), enable_gqa=True
+                query[:, :, length:], key, value.transpose(1, 2), self.sees(number, length), enable_gqa=True
             )
             x = x + part.o_proj(mixed.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -95,6 +129,9 @@ class BlockOfTransformers:
     def pair(self, before: int, after: Any) -> Tensor:
         """The Markov head's share of the tokens `after` one."""
         first, second = (self.values[f"markov_head.markov_w{side}.weight"] for side in (1, 2))
+        if "d2t" in self.values:
+            tokens = self.values["d2t"] + torch.arange(len(self.values["d2t"]))
+            after = torch.searchsorted(tokens, torch.as_tensor(after))
         return second[after] @ first[before]
 
 
@@ -142,10 +179,14 @@ def test_blocks_draft_what_layers_of_transformers_draft(case: str, tmp_path: Pat
         if manifest.streams.bigram:
             shares = next(value for name, value in out.items() if value.shape == (count, *[ours.shape[0]] * 2))
             np.testing.assert_allclose(shares[0][0], theirs.pair(root, out["candidates"][0]), rtol=1e-3, atol=1e-4)
+            after = theirs.pair(int(out["candidates"][0][1]), out["candidates"][1])
+            np.testing.assert_allclose(shares[1][1], after, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize(("case", "precision"), [("z-lab", "int8"), ("dspark", "fp32"), ("speculators", "int4")])
+@pytest.mark.parametrize(
+    ("case", "precision"), [("z-lab", "int8"), ("dspark over some tokens", "fp32"), ("speculators", "int4")]
+)
 def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: bool, tmp_path: Path) -> None:
     family, config = CASES[case]
     model, _, drafter = made(tmp_path, family, config)
@@ -163,26 +204,29 @@ def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: 
             assert plain.token_ids == theirs[0, ids.shape[1] :].tolist()
 
 
-SLIDING = ["sliding_attention", "full_attention"]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (zlab_config(some_switch=3), "some_switch = 3"),
     (zlab_config(dflash_config=NESTED | {"conv_kernel_size": 3}), r"dflash_config\.conv_kernel_size = 3"),
     (zlab_config(dflash_config=5), "dflash_config is no object"),
-    (zlab_config({"layer_types": SLIDING}), r"layer_types = \['sliding_attention'"),
+    (zlab_config({"layer_types": SLIDING}), "sliding_window is None; expected a number of tokens, 5 or more"),
+    (zlab_config(WINDOWED | {"sliding_window": 4}), "sliding_window is 4; expected a number of tokens, 5 or more"),
+    (zlab_config({"layer_types": ["chunked_attention", SLIDING[1]]}), r"layer_types = \['chunked_attention'"),
+    (zlab_config(dflash_config=NESTED | {"attention_sink_bias": True}), r"dflash_config\.attention_sink_bias = True"),
+    (zlab_config(dflash_config=NESTED | {"use_swa": 1}), r"dflash_config\.use_swa is 1; expected true or false"),
     (zlab_config({"model_type": "llama"}), "model_type = 'llama'"),
-    (zlab_config(is_causal=True), "is_causal = True"),
+    (zlab_config(is_causal="no"), "is_causal = 'no'"),
     (zlab_config(final_logit_softcapping=30.0), r"final_logit_softcapping = 30\.0"),
     (zlab_config(architectures=["DFlash2DraftModel"]), "architectures DFlash2DraftModel"),
     (zlab_config(num_target_layers=36), "num_target_layers 36, not 6"),
     (zlab_config(block_size=1), "block_size is 1; expected 2 or more"),
     (zlab_config(block_size=400), "block_size is 400; expected a whole number"),
     (zlab_config(dflash_config=NESTED | {"mask_token_id": VOCAB}), r"mask_token_id is 96; expected a token 0\.\.95"),
-    (zlab_config(dflash_config=NESTED | {"target_layer_ids": [1, 5]}), "states of layer 6 of 6"),
+    (zlab_config(dflash_config=NESTED | {"target_layer_ids": [1, 6]}), "states of layer 7 of 6"),
+    (speculators_block_config("dflash", aux_hidden_state_layer_ids=[1, 3, 6]), "states of layer 6 of 6"),
     (zlab_config(dflash_config={"mask_token_id": 1}), "target_layer_ids is None; expected a list"),
     (zlab_config({"hidden_size": 128}), "hidden size 128, not 64"),
     (zlab_config({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
     (speculators_block_config("dspark", markov_head_type="rnn"), "markov_head_type = 'rnn'"),
-    (speculators_block_config("dspark", draft_vocab_size=40), "draft_vocab_size is 40; expected 96, all tokens"),
     (speculators_block_config("dflash", projector_type="domino"), "projector_type = 'domino'"),
     (speculators_block_config("dflash", target_hidden_size=128), "target_hidden_size is 128; expected 64"),
     (speculators_block_config("dflash", sample_from_anchor="no"), "sample_from_anchor is no; expected true or false"),
@@ -196,6 +240,21 @@ def test_a_configuration_that_is_not_understood_is_refused_by_name(
     config: dict[str, Any], pattern: str, tmp_path: Path
 ) -> None:
     refused(save_head(tmp_path / "drafter", config, block_tensors(zlab_config())), pattern)
+
+
+def test_windows_and_causal_layers_are_those_of_the_public_code(tmp_path: Path) -> None:
+    def read(config: dict[str, Any]) -> tuple[Any, Any]:
+        block = read_block_config(save_head(tmp_path / "drafter", config, {}))
+        return block.windows, block.causal
+
+    swa = NESTED | {"use_swa": True, "swa_window_size": WINDOW}
+    assert read(zlab_config()) == ((None, None), (False, False))
+    assert read(zlab_config(dflash_config=swa)) == ((WINDOW, WINDOW), (False, False))
+    assert read(zlab_config(WINDOWED)) == ((WINDOW, None), (True, False))
+    assert read(zlab_config(WINDOWED, is_causal=True)) == ((WINDOW, None), (True, True))
+    assert read(zlab_config(WINDOWED, is_causal=False, dflash_config=NESTED | {"causal": True}))[1] == (False, False)
+    assert read(speculators_block_config("dflash", WINDOWED)) == ((WINDOW, None), (True, False))
+    assert read(speculators_block_config("dspark", WINDOWED, sliding_window_non_causal=True))[1] == (False, False)
 
 
 def refused(folder: Path, pattern: str) -> None:
