@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
-from streamspec.bundle.model_section import ModelInfo
+from streamspec.bundle.model_section import SKIPPED, ModelInfo
 from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
@@ -19,7 +19,7 @@ from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
 from streamspec.export.drafters.published import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.graphs.captured_step_graph import check_capturable
-from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
 from streamspec.export.ops.builder import IR_VERSION, OPSET
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
@@ -44,7 +44,7 @@ class Parts:
     static: StaticInfo | None = None
     captured: CallSizes | None = None
     published: tuple[str, str] | None = None  # of a published drafter: it, and the method whose kind it is
-    skipped: tuple[int, ...] = ()  # layers that the short graph leaves out
+    skipped: Skipped = NOTHING_SKIPPED  # what the short graph leaves out
 
     @property
     def most_rows(self) -> int | None:
@@ -147,7 +147,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
             per_layer_width=spec.per_layer_width,
-            skipped_layers=parts.skipped,
+            **dict(zip(SKIPPED, parts.skipped, strict=True)),
         ),
         prompt_format=prompt_format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,

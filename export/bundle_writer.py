@@ -118,8 +118,9 @@ def export_bundle(
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
       of an adapter trained without the root token).
     - `exit_layer`: of the layers that `adapter` has an early exit at, the one to prune at; default: the last.
-    - `self_draft`: layers to leave out, such as `3,7-9`, or `auto` (the best on `held_out`, or on a general text): a
-      second, short graph without them over the same weights drafts for the whole model (`load(draft="self")`).
+    - `self_draft`: layers to leave out, such as `3,7-9`, or of some the attention or the MLP, `4a,5-6m`; or `auto` (the
+      best on `held_out`, or on a general text): a second, short graph without them over the same weights drafts for the
+      whole model (`load(draft="self")`).
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -268,7 +269,7 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
     """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
     store = WeightStore(folder / DATA)
     eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
-    short = graph.without(parts.skipped) if isinstance(graph, StepGraph) and parts.skipped else None
+    short = graph.without(parts.skipped) if isinstance(graph, StepGraph) and any(parts.skipped) else None
     if isinstance(graph, StepGraph) and not eager and (native := native_ops(graph.precision)) is not None:
         onnx.save(graph.build(store, native), folder / NATIVE)
         if short is not None:

@@ -29,11 +29,12 @@ class CacheKind(NamedTuple):
     width: str
 
 
-ATTENTION, CONV, SHARED = "attention", "conv", "shared"
+ATTENTION, CONV, SHARED, NONE = "attention", "conv", "shared", "none"
 LAYER_KINDS = {
     ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
     CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
     SHARED: CacheKind((), "Hkv", "D"),  # nothing: the layer attends to what one below keeps
+    NONE: CacheKind((), "Hkv", "D"),  # nothing: the layer has no attention
 }
 
 
@@ -66,11 +67,12 @@ def layer_caches(
     taps: Sequence[int] = (),
     sizes: Sequence[tuple[int, int]] = (),
     sources: Sequence[int] = (),
+    bare: Sequence[int] = (),
 ) -> tuple[LayerCache, ...]:
     """What layers keep whose rows see `windows` tokens (None: all) of a `context`: a ring where that takes fewer slots.
     `taps`: of each layer, rows that a short convolution sees in place of attention, 0 for attention; `sizes`: its heads
-    and their width, 0 for the model's; `sources`: the layer whose keys it attends to. Empty where all layers keep
-    everything in the first of `DTYPES`, as in bundles that do not say."""
+    and their width, 0 for the model's; `sources`: the layer whose keys it attends to; `bare`: layers without attention.
+    Empty where all layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
     taps = taps or [0] * len(windows)
     seen = [count or window for window, count in zip(windows, taps, strict=True)]
     rings = [window if window is not None and window_slots(window) < context else None for window in seen]
@@ -79,10 +81,11 @@ def layer_caches(
     caches = tuple(LayerCache(kind, ring, dtype, *own) for kind, ring, own in zip(kinds, rings, sizes, strict=True))
     borrowed = {layer for layer, source in enumerate(sources) if source != layer}
     caches = tuple(LayerCache(SHARED, None, dtype) if i in borrowed else cache for i, cache in enumerate(caches))
+    caches = tuple(LayerCache(NONE, None, dtype) if i in bare else cache for i, cache in enumerate(caches))
     return () if set(caches) == {LayerCache()} else caches
 
 
-NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own"}
+NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own", NONE: "nothing"}
 
 
 def in_words(caches: Sequence[LayerCache]) -> str:

@@ -27,7 +27,7 @@ from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, Swap
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.decoder_spec import DecoderSpec, Skipped
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
@@ -81,8 +81,8 @@ class StepGraph:
         operators, after which the store stays open for the other one, as it does after a `first` one."""
         return _Builder(self, store, native).build(first)
 
-    def without(self, skipped: Sequence[int]) -> StepGraph:
-        """The graph of the model without some of its layers and without a drafter, over the same weights."""
+    def without(self, skipped: Skipped) -> StepGraph:
+        """The graph of the model without some of its layers or their halves and without a drafter, over the same weights."""
         return replace(self, spec=self.spec.without(skipped), streams=None, tree=None)
 
 

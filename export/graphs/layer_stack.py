@@ -57,11 +57,14 @@ class LayerStack(ABC):
         state = LayerRows("", start, decoder.rotary(g, positions), per_layer_inputs=inputs)
         for layer in range(self.spec.layers):
             with g.named(f"layers.{layer}"):
-                state.normed, state.residual = decoder.enter(g, state.residual, layer)
-                self.entering(layer, state)
-                if layer in self.tapped:
-                    self.entries[layer] = state.residual.stream
-                state.mixed = self.mixed(layer, state)
+                if layer in self.spec.no_attention:
+                    self._pass_attention(state)
+                else:
+                    state.normed, state.residual = decoder.enter(g, state.residual, layer)
+                    self.entering(layer, state)
+                    if layer in self.tapped:
+                        self.entries[layer] = state.residual.stream
+                    state.mixed = self.mixed(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
                     g,
@@ -80,6 +83,13 @@ class LayerStack(ABC):
                 finished = self.with_logits(finished)
             states = g.op("Squeeze", finished, g.ints(0))
             return states if self.joined is None else self.joined.end(g, states)
+
+    def _pass_attention(self, state: LayerRows) -> None:
+        """A layer that is its MLP alone, of a graph without a drafter."""
+        residual = state.residual
+        stream = self.g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
+        state.normed, state.mixed, state.residual = stream, stream, Residual(stream)
+        self.presents.append(())
 
     def with_logits(self, finished: str) -> str:
         """Those of the finished rows [1, n, H] that get logits, where none has left before."""

@@ -243,7 +243,11 @@ class Decoder(AttentionHeads):
         """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
         results of `enter`. `per_layer_inputs`: the rows', of all layers (`layer_inputs`), '' for none.
         """
-        update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
+        update = ""
+        if layer not in self.spec.no_attention:
+            update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
+        if layer in self.spec.no_mlp:
+            return Residual(residual.stream, update)
         normed, residual = self.before_mlp(g, update, normed, residual, layer)
         update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear), layer)
         update = g.op("Add", residual.update, update) if residual.update else update

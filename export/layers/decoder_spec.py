@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,17 @@ class Rotary:
     inv_freq: NDArray[np.float32]
     scale: float
     growth: tuple[float, int] | None = None
+
+
+class Skipped(NamedTuple):
+    """Rising numbers of layers that a short graph leaves out, and of those that it leaves attention or the MLP out of."""
+
+    layers: tuple[int, ...] = ()
+    attention: tuple[int, ...] = ()
+    mlps: tuple[int, ...] = ()
+
+
+NOTHING_SKIPPED = Skipped()
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,8 @@ class DecoderSpec:
     sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
     numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
+    no_attention: tuple[int, ...] = ()  # layers of a short graph that are their MLP alone
+    no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
 
@@ -99,7 +112,8 @@ class DecoderSpec:
         """What each layer keeps of the tokens before; empty: everything, in float32."""
         own = [(one.kv_heads, one.head_dim) for one in self.sizes]
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
-        return layer_caches(self.windows, self.context_length, self.cache_dtype, self.taps, sizes, self.kv_sources)
+        own = self.taps, sizes, self.kv_sources, self.no_attention
+        return layer_caches(self.windows, self.context_length, self.cache_dtype, *own)
 
     def at(self, layer: int) -> DecoderSpec:
         """The same with the sizes of a layer, for what is written within it."""
@@ -159,13 +173,16 @@ class DecoderSpec:
         number = self.numbers[layer] if self.numbers else layer
         return f"{self.stacked(self.family.layers)}.{number}.{module}"
 
-    def without(self, skipped: Sequence[int]) -> DecoderSpec:
-        """The same without some of its layers, which share nothing with the others, over the same weights."""
-        kept = tuple(layer for layer in range(self.layers) if layer not in skipped)
+    def without(self, skipped: Skipped) -> DecoderSpec:
+        """The same without some of its layers or halves of them, which share nothing with the others, over the same
+        weights."""
+        kept = tuple(layer for layer in range(self.layers) if layer not in skipped.layers)
         return replace(
             self,
             layers=len(kept),
             numbers=kept,
+            no_attention=tuple(i for i, layer in enumerate(kept) if layer in skipped.attention),
+            no_mlp=tuple(i for i, layer in enumerate(kept) if layer in skipped.mlps),
             windows=tuple(self.windows[layer] for layer in kept),
             taps=tuple(self.taps[layer] for layer in kept),
             rotary_of=tuple(self.rotary_of[layer] for layer in kept),

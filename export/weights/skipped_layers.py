@@ -1,10 +1,9 @@
-"""Leaves layers of a model out, so that the rest of it drafts for the whole (Draft & Verify, self-speculation: Zhang et
-al. 2023, arXiv 2309.08168).
+"""Leaves layers of a model, or halves of them, out, so that the rest of it drafts for the whole (Draft & Verify,
+self-speculation: Zhang et al. 2023, arXiv 2309.08168).
 
-The paper skips attention and MLPs one by one and searches the set by Bayesian optimization. Here whole layers are left
-out, and the search takes away the layer whose absence costs the least, again and again: what counts is the speed-up
-that the theory expects (`runtime.costs.theory`) from the share of a text's positions where both choose the same token.
-Needs PyTorch.
+As in the paper attention and MLPs are skipped one by one. It searches the set by Bayesian optimization; here the search
+takes away the half whose absence costs the least, again and again: what counts is the speed-up that the theory expects
+(`runtime.costs.theory`) from the share of a text's positions where both choose the same token. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -14,33 +13,48 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import ConfigError
+from streamspec.export.layers.decoder_spec import Skipped
+from streamspec.model_families import switched
 from streamspec.runtime.costs.draft_depth import MOST
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
 AUTO = "auto"
 MOST_SKIPPED = 0.5  # of the layers; with fewer left a model of its own is hardly recognized
-TRIED = 8  # layers at a time, those that were missed least when they were last tried; all of them at first
+TRIED = 8  # parts at a time, those that were missed least when they were last tried; all of them at first
 OPTION = "--self-draft"
+ATTENTION, MLP = HALVES = "a", "m"
+Part = tuple[int, str]  # number of a layer, and which half of it
 
 
-def read_skipped(text: str) -> tuple[int, ...] | None:
-    """Layers such as `3,7-9` in order, from 0 on; None for `auto`. Raises ConfigError for anything else."""
+def read_skipped(text: str) -> Skipped | None:
+    """Layers such as `3,7-9`, and halves of layers such as `4a,5-6m` (attention, MLP); None for `auto`. Raises
+    ConfigError for anything else."""
     if text == AUTO:
         return None
-    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text):
-        raise ConfigError(f"{OPTION} {text!r}", "auto, or layers such as 3,7-9", "correct it")
-    found = set[int]()
+    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?[am]?(,\d{1,4}(-\d{1,4})?[am]?)*", text):
+        raise ConfigError(
+            f"{OPTION} {text!r}", "auto, or layers such as 3,7-9, or halves such as 4a,5-6m", "correct it"
+        )
+    found = set[Part]()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        found |= {*range(int(first), int(last or first) + 1)}
-    return tuple(sorted(found))
+        first, _, last = part.rstrip("am").partition("-")
+        layers = range(int(first), int(last or first) + 1)
+        found |= {(layer, half) for layer in layers for half in HALVES if half in part or part[-1].isdigit()}
+    return skipped_of(found)
 
 
-def check_skippable(model: Any, skipped: Sequence[int] | None) -> None:
+def skipped_of(parts: set[Part]) -> Skipped:
+    """What a short graph without these halves of layers leaves out."""
+    whole = {layer for layer, half in parts if half == MLP and (layer, ATTENTION) in parts}
+    alone = (tuple(sorted(layer for layer, one in parts if one == half and layer not in whole)) for half in HALVES)
+    return Skipped(tuple(sorted(whole)), *alone)
+
+
+def check_skippable(model: Any, skipped: Skipped | None) -> None:
     """Raises ConfigError for layers that the model does not have or cannot do without."""
     decoder = HFDecoder(model)
     count, family = len(decoder.layers), decoder.family
@@ -50,43 +64,79 @@ def check_skippable(model: Any, skipped: Sequence[int] | None) -> None:
             "a model whose layers share nothing, with attention in all of them",
             f"leave {OPTION} out",
         )
-    if skipped is not None and (not skipped or skipped[-1] >= count or len(skipped) == count):
+    if skipped is None:
+        return
+    if skipped == Skipped() or max(map(max, filter(None, skipped))) >= count or len(skipped.layers) == count:
         raise ConfigError(f"{OPTION} of a model with {count} layers", f"some of 0 to {count - 1}", "correct it")
+    if (skipped.attention or skipped.mlps) and not has_halves(model):
+        raise ConfigError(f"{OPTION} of halves of {model.config.model_type}'s layers", "whole layers", "name layers")
+    if not attends_first(skipped, count):
+        raise ConfigError(
+            f"{OPTION} without attention in the first layer that stays", "some, as the KV cache begins there", "keep it"
+        )
 
 
-def search(model: Any, texts: Sequence[Sequence[int]], say: Callable[[str], None]) -> tuple[int, ...]:
-    """The layers to leave out for the fastest drafts, on `texts` of token ids. Reports each layer taken away."""
-    count, choices = len(HFDecoder(model).layers), _choices(model, texts)
-    waiting, taken = list(range(count)), tuple[int, ...]()
-    best: tuple[float, tuple[int, ...]] = (0.0, ())
-    for _ in range(max(1, int(count * MOST_SKIPPED))):
+def has_halves(model: Any) -> bool:
+    """Whether the MLP of a layer follows its attention, and each of them adds to the rows by itself."""
+    family = HFDecoder(model).family
+    biased = family.layernorm and bool(family.attention_out_norm or family.mlp_out_norm)
+    return not (switched(model.config, family.parallel) or family.layer_scale or biased)
+
+
+def attends_first(skipped: Skipped, count: int) -> bool:
+    """Whether the first of the layers that stay keeps its attention."""
+    return next((layer for layer in range(count) if layer not in skipped.layers), None) not in skipped.attention
+
+
+def search(model: Any, texts: Sequence[Sequence[int]], say: Callable[[str], None]) -> Skipped:
+    """What to leave out for the fastest drafts, on `texts` of token ids. Reports each part taken away. Of N layers it
+    runs the texts at most 2 N + 8 (N - 1) times."""
+    count, choices, most = len(HFDecoder(model).layers), _choices(model, texts), MOST_SKIPPED
+    waiting: list[frozenset[Part]] = [frozenset({(layer, half) for half in HALVES}) for layer in range(count)]
+    if has_halves(model):
+        waiting, most = [frozenset({(layer, half)}) for layer in range(count) for half in HALVES], 2 * most
+    taken, found = frozenset[Part](), list[tuple[float, Skipped]]()
+    for _ in range(max(1, int(count * most))):
+        allowed = [part for part in waiting if attends_first(skipped_of({*taken, *part}), count)]
+        if not (trying := allowed[: TRIED if taken else len(allowed)]):
+            break
         tried = []
-        for layer in waiting[: TRIED if taken else count]:
-            put_back = leave_out(model, (*taken, layer))
-            tried.append((float((_choices(model, texts) == choices).float().mean()), layer))
+        for part in trying:
+            put_back = leave_out(model, skipped_of({*taken, *part}))
+            tried.append((float((_choices(model, texts) == choices).float().mean()), part))
             put_back()
-        tried.sort(reverse=True)
-        alpha, layer = tried[0]
-        waiting = [layer for _, layer in tried[1:]] + waiting[len(tried) :]
-        taken = (*taken, layer)
-        c = price(model, taken)
+        tried.sort(key=lambda one: -one[0])
+        alpha, best = tried[0]
+        waiting = [part for _, part in tried[1:]] + [part for part in waiting if part not in trying]
+        taken |= best
+        skipped = skipped_of({*taken})
+        c = price(model, skipped)
         speedup = expected_speedup(alpha, best_gamma(alpha, c, MOST), c)
-        say(f"without layers {_said(taken)}: {alpha:.0%} the same tokens, {speedup:.2f} x expected")
-        best = max(best, (speedup, taken))
-    say(f"leaving layers {_said(best[1])} out: {best[0]:.2f} x plain decoding expected where rows cost nothing")
-    return tuple(sorted(best[1]))
+        say(f"without layers {said(skipped)}: {alpha:.0%} the same tokens, {speedup:.2f} x expected")
+        found.append((speedup, skipped))
+    speedup, skipped = max(found)
+    say(f"leaving layers {said(skipped)} out: {speedup:.2f} x plain decoding expected where rows cost nothing")
+    return skipped
 
 
-def price(model: Any, skipped: Sequence[int]) -> float:
-    """What a step without these layers takes, in steps of the whole model: the share of the weights that it reads."""
+def price(model: Any, skipped: Skipped) -> float:
+    """What a step without these parts takes, in steps of the whole model: the share of the weights that it reads."""
     decoder = HFDecoder(model)
-    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in decoder.layers]
-    whole = sum(sizes) + decoder.lm_head.weight.numel()
-    return 1 - sum(sizes[layer] for layer in skipped) / whole
+    family = decoder.family
+    names = {ATTENTION: (*family.qkv, *family.out), MLP: (*family.up, *family.down)}
+    sizes = [
+        {half: sum(layer.get_submodule(name).weight.numel() for name in names[half]) for half in HALVES}
+        for layer in decoder.layers
+    ]
+    whole = sum(sum(one.values()) for one in sizes) + decoder.lm_head.weight.numel()
+    gone = [(layer, half) for half in HALVES for layer in skipped.layers]
+    gone += [(layer, half) for half, layers in zip(HALVES, skipped[1:], strict=True) for layer in layers]
+    return 1 - sum(sizes[layer][half] for layer, half in gone) / whole
 
 
-def leave_out(model: Any, skipped: Sequence[int]) -> Callable[[], None]:
-    """Takes the layers out of the model; what stays is numbered anew. Returns what puts them back."""
+def leave_out(model: Any, skipped: Skipped) -> Callable[[], None]:
+    """Takes the layers out of the model, of which what stays is numbered anew, and lets the halves of others add
+    nothing. Returns what puts them back."""
     decoder, config = HFDecoder(model), model.config
     stack, name, attention = model.get_submodule(decoder.family.stack), decoder.family.layers, decoder.family.attention
     whole, count = decoder.layers, len(decoder.layers)
@@ -103,9 +153,23 @@ def leave_out(model: Any, skipped: Sequence[int]) -> Callable[[], None]:
             setattr(config, field, [value[layer] for layer in layers])
         config.num_hidden_layers = len(layers)
 
-    kept = [layer for layer in range(count) if layer not in skipped]
+    lasts = {decoder.family.out[0]: skipped.attention, decoder.family.down[0]: skipped.mlps}
+    hooks = [
+        whole[layer].get_submodule(name).register_forward_hook(_nothing) for name in lasts for layer in lasts[name]
+    ]
+    kept = [layer for layer in range(count) if layer not in skipped.layers]
     keep(kept, nn.ModuleList(whole[layer] for layer in kept))
-    return lambda: keep(range(count), whole)
+
+    def put_back() -> None:
+        keep(range(count), whole)
+        for hook in hooks:
+            hook.remove()
+
+    return put_back
+
+
+def _nothing(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+    return torch.zeros_like(out)
 
 
 @torch.no_grad()
@@ -115,5 +179,7 @@ def _choices(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.cat([row.argmax(-1) for row in rows])
 
 
-def _said(layers: Sequence[int]) -> str:
-    return ", ".join(map(str, sorted(layers)))
+def said(skipped: Skipped) -> str:
+    """The parts in the words of the option, such as `3, 4a, 5m`."""
+    halves = zip(("", *HALVES), skipped, strict=True)
+    return ", ".join(f"{layer}{half}" for layer, half in sorted((one, half) for half, all_ in halves for one in all_))

@@ -9,19 +9,21 @@ from typing import Any
 from streamspec.bundle.cache_section import MOST, read_caches
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
-from streamspec.layer_cache import LayerCache
+from streamspec.layer_cache import NONE, LayerCache
 
 SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_layers`, over the data of `model.onnx`
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 AGAIN = "export the bundle again"
-IF_ANY = {"caches", "heads", "per_layer_width", "skipped_layers"}  # left out where they say nothing, as they once were
+SKIPPED = ("skipped_layers", "skipped_attention", "skipped_mlps")
+IF_ANY = {"caches", "heads", "per_layer_width", *SKIPPED}  # left out where they say nothing, as they once were
 
 
 @dataclass(frozen=True)
 class ModelInfo:
     """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
     `per_layer_width`: numbers of each layer's own input for a token, 0: there is none;
-    `skipped_layers`: those that the short graph leaves out, rising; empty: there is none.
+    `skipped_layers`: those that the short graph leaves out, rising, `skipped_attention` and `skipped_mlps`: of which it
+    leaves a half out; all empty: there is none.
     """
 
     layers: int
@@ -36,12 +38,22 @@ class ModelInfo:
     heads: int = 0
     per_layer_width: int = 0
     skipped_layers: tuple[int, ...] = ()
+    skipped_attention: tuple[int, ...] = ()
+    skipped_mlps: tuple[int, ...] = ()
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The numbers of all layers that the short graph leaves out or halves."""
+        return self.skipped_layers + self.skipped_attention + self.skipped_mlps
 
     def without_skipped(self) -> ModelInfo:
-        """Sizes of the short graph."""
+        """Sizes of the short graph. A layer without its attention keeps nothing."""
         kept = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
-        caches = tuple(self.caches[layer] for layer in kept) if self.caches else ()
-        return replace(self, layers=len(kept), caches=caches, skipped_layers=())
+        caches = self.caches or (LayerCache(),) * self.layers
+        nothing = LayerCache(NONE, None, caches[0].dtype)
+        own = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in kept)
+        own = () if set(own) == {LayerCache()} else own
+        return replace(self, layers=len(kept), caches=own, **dict.fromkeys(SKIPPED, ()))
 
 
 def read_model(raw: Fields) -> ModelInfo:
@@ -59,18 +71,21 @@ def read_model(raw: Fields) -> ModelInfo:
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
         heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
         per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
-        skipped_layers=raw.integers("skipped_layers", 0, layers - 1, layers - 1)
-        if raw.optional("skipped_layers")
-        else (),
+        **{name: raw.integers(name, 0, layers - 1, layers) for name in SKIPPED if raw.optional(name)},
     )
 
 
 def check_short(model: ModelInfo, files: Container[str], native: str) -> None:
-    """Raises BundleError where `skipped_layers` and the files of the short graph, beside a graph of native operators
-    named `native`, do not go together."""
-    skipped = model.skipped_layers
-    if list(skipped) != sorted(set(skipped)):
-        raise BundleError(f"manifest.model.skipped_layers {list(skipped)}"[:200], "rising numbers", AGAIN)
+    """Raises BundleError where `skipped_layers`, halves of layers and the files of the short graph, beside a graph of
+    native operators named `native`, do not go together."""
+    skipped = model.skipped
+    for name in SKIPPED:
+        if list(numbers := getattr(model, name)) != sorted(set(numbers)):
+            raise BundleError(f"manifest.model.{name} {list(numbers)}"[:200], "rising numbers", AGAIN)
+    first = next((layer for layer in range(model.layers) if layer not in model.skipped_layers), None)
+    if len(set(skipped)) < len(skipped) or first is None or first in model.skipped_attention:
+        found = f"manifest.model.skipped_layers and halves that leave {sorted(skipped)} out"
+        raise BundleError(found[:200], "each layer once, and attention in the first that stays", AGAIN)
     if (bool(skipped), bool(skipped) and native in files) != (SHORT in files, SHORT_NATIVE in files):
         found = f"manifest.model.skipped_layers and the files {SHORT}, {SHORT_NATIVE} that do not go together"
         raise BundleError(found, "both or neither", AGAIN)

@@ -91,7 +91,7 @@ def digests(manifest: Manifest) -> dict[str, str]:
 
 def shortened(manifest: Manifest) -> Manifest:
     """What a manifest of the short graph alone would say. Raises ConfigError for a bundle without one."""
-    if not manifest.model.skipped_layers or manifest.static or COMPACT in manifest.files:
+    if not manifest.model.skipped or manifest.static or COMPACT in manifest.files:
         found = "draft 'self' for a bundle without a short graph for CPUs"
         raise ConfigError(found, "one of export --self-draft", "export it so, or leave draft out")
     return replace(manifest, model=manifest.model.without_skipped(), probe=None)

@@ -47,6 +47,8 @@ HELD = {
     "model.heads": "memory estimates read it; " + STATED,
     "model.per_layer_width": "memory estimates read it; " + STATED,
     "model.skipped_layers": GRAPH + " without them; and " + STATED,
+    "model.skipped_attention": GRAPH + " without it; and " + STATED,
+    "model.skipped_mlps": "the names of the weights; and " + STATED,
     "prompt_format.": STATED,
     "streams.gamma": GRAPH,
     "streams.ns": PROBE + ", pruned",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,12 +18,16 @@ from transformers import AutoModelForCausalLM
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
+from streamspec.bundle.onnx_check import shortened
 from streamspec.errors import ConfigError, ResourceError, StreamspecError
 from streamspec.export import Target, export_bundle
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.weights.skipped_layers import check_skippable, leave_out, price, read_skipped, search
+from streamspec.export.layers.decoder_spec import Skipped, describe
+from streamspec.export.weights import skipped_layers
+from streamspec.export.weights.skipped_layers import check_skippable, leave_out, price, read_skipped, said, search
 from streamspec.runtime import Sampling, estimate_memory, load
 from streamspec.runtime.draft_model.runner import TwoModelRunner
+from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.step_graph import GraphFeatures
 from tests.support.forging import forge, refused
 from tests.support.tiny_bundles import lettered_base
 from tests.support.tiny_models import tiny_model
@@ -46,8 +51,10 @@ def silenced(model: Any, *layers: int) -> Any:
 
 def test_lists_of_layers_are_read() -> None:
     assert read_skipped("auto") is None
-    assert read_skipped("7-9,3,8") == (3, 7, 8, 9)
-    for wrong in ("", "a", "3,", "-1", "1..3"):
+    assert read_skipped("7-9,3,8") == Skipped((3, 7, 8, 9))
+    assert read_skipped("3a,5-6m,1,4m,4a") == Skipped((1, 4), (3,), (5, 6))
+    assert said(Skipped((1, 14), (3,), (5, 6))) == "1, 3a, 5m, 6m, 14"
+    for wrong in ("", "a", "3,", "-1", "1..3", "3am", "3-a", "3b"):
         with pytest.raises(ConfigError, match="auto, or layers such as"):
             read_skipped(wrong)
 
@@ -56,7 +63,7 @@ def test_lists_of_layers_are_read() -> None:
 def test_layers_are_left_out_and_put_back(family: str) -> None:
     model = tiny_model(family)
     whole, count = logits(model), model.config.num_hidden_layers
-    put_back = leave_out(model, (0, 2))
+    put_back = leave_out(model, Skipped((0, 2)))
     spec = describe(model)
     assert spec.layers == count - 2 and len(spec.windows) == count - 2
     assert not torch.equal(logits(model), whole)
@@ -64,27 +71,62 @@ def test_layers_are_left_out_and_put_back(family: str) -> None:
     assert describe(model).layers == count and torch.equal(logits(model), whole)
 
 
+@pytest.mark.parametrize("half", ["a", "m"])
+def test_halves_are_left_out_and_put_back(half: str) -> None:
+    model = tiny_model("llama", initializer_range=0.5)
+    whole, layer = logits(model), model.model.layers[1]
+    put_back = leave_out(model, read_skipped(f"1{half}"))
+    short = logits(model)
+    put_back()
+    assert torch.equal(logits(model), whole) and not torch.equal(short, whole)
+    torch.nn.init.zeros_((layer.self_attn.o_proj if half == "a" else layer.mlp.down_proj).weight)
+    assert torch.equal(logits(model), short)
+
+
 def test_layers_that_add_nothing_change_nothing() -> None:
     model = silenced(tiny_model("llama", initializer_range=0.5), 1, 2)
     whole = logits(model)
-    leave_out(model, (1, 2))
+    leave_out(model, Skipped((1, 2)))
     torch.testing.assert_close(logits(model), whole)
 
 
 def test_the_search_finds_the_layers_that_are_missed_least() -> None:
-    model, said = silenced(tiny_model("llama", initializer_range=0.5), 0, 2), list[str]()
-    found = search(model, TEXTS, said.append)
-    assert found == (0, 2)
-    assert [line.partition(":")[2].split()[0] for line in said[:2]] == ["100%", "100%"]
+    model, lines = silenced(tiny_model("llama", initializer_range=0.5), 0, 2), list[str]()
+    found = search(model, TEXTS, lines.append)
+    assert found == Skipped((0, 2))
+    assert [line.partition(":")[2].split()[0] for line in lines[:4]] == ["100%"] * 4 and len(lines) == 5
     assert model.config.num_hidden_layers == len(model.model.layers) == 4
-    assert 0 < price(model, (0, 1, 2)) < price(model, (0, 2)) < price(model, ()) == 1
+    prices = [price(model, read_skipped(text)) for text in ("0-2", "0,2", "0,2a", "0")]
+    assert 0 < prices[0] < prices[1] < prices[2] < prices[3] < price(model, Skipped()) == 1
+
+
+def test_the_search_takes_halves_apart() -> None:
+    model, lines = tiny_model("llama", initializer_range=0.5), list[str]()
+    for module in (model.model.layers[1].self_attn.o_proj, model.model.layers[3].mlp.down_proj):
+        torch.nn.init.zeros_(module.weight)
+    found = search(model, TEXTS, lines.append)
+    assert lines[1].startswith("without layers 1a, 3m: 100%") and 1 in found.attention + found.layers
+    assert skipped_layers.attends_first(found, 4)
+
+
+def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = tiny_model("llama", num_hidden_layers=10), list[int]()
+    monkeypatch.setattr(skipped_layers, "_choices", lambda *_: runs.append(1) or torch.tensor([1, 1]))
+    search(model, TEXTS, lambda line: None)
+    assert len(runs) <= 1 + 2 * 10 + 8 * 9
 
 
 def test_layers_that_there_are_not_or_that_others_need_are_refused() -> None:
     model = tiny_model("llama")
-    for wrong in ((4,), (0, 1, 2, 3), ()):
+    for wrong in (Skipped((4,)), Skipped((0, 1, 2, 3)), Skipped(), Skipped(mlps=(4,))):
         with pytest.raises(ConfigError, match="0 to 3"):
             check_skippable(model, wrong)
+    for wrong in (Skipped(attention=(0,)), Skipped((0,), (1,))):
+        with pytest.raises(ConfigError, match="the first layer that stays"):
+            check_skippable(model, wrong)
+    check_skippable(model, Skipped((0,), (2,), (1,)))
+    with pytest.raises(ConfigError, match="of halves of gpt_neox's layers; expected whole layers"):
+        check_skippable(tiny_model("gpt_neox"), Skipped(mlps=(1,)))
     check_skippable(model, None)
     with pytest.raises(ConfigError, match="share nothing"):
         check_skippable(tiny_model("lfm2"), None)
@@ -123,18 +165,19 @@ def test_the_short_graph_lies_over_the_weights_of_the_whole_one(exported: Export
     assert read_manifest(whole).model.skipped_layers == () and read_manifest(short).model.skipped_layers == (1, 2)
 
 
-def test_it_computes_what_the_model_without_these_layers_does(base: Path, exported: Exported) -> None:
-    runner = load(exported("fp32 0,2"), draft="self", **OPTIONS).runner
+@pytest.mark.parametrize("skipped", ["0,2", "1,2a,3m", "0m,3a"])
+def test_it_computes_what_the_model_without_these_layers_does(base: Path, exported: Exported, skipped: str) -> None:
+    runner = load(exported(f"fp32 {skipped}"), draft="self", **OPTIONS).runner
     assert isinstance(runner, TwoModelRunner)
     model = AutoModelForCausalLM.from_pretrained(base)
-    leave_out(model, (0, 2))
+    leave_out(model, read_skipped(skipped))
     tokens = list(range(20, 45))
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([tokens])).logits[0].numpy()
     np.testing.assert_allclose(runner.draft.score(tokens), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["int8 auto", "int8 1-2", "fp32 3"])
+@pytest.mark.parametrize("name", ["int8 auto", "int8 1-2", "fp32 3", "int8 1,2a,3m"])
 @pytest.mark.parametrize("provider", ["cpu", "auto"])
 def test_it_drafts_and_answers_stay_the_same(exported: Exported, name: str, provider: str) -> None:
     session, drafted = load(exported(name), draft="self", provider=provider, **OPTIONS), 0
@@ -171,9 +214,9 @@ def test_what_the_manifest_says_of_it_is_held_by_its_files_and_graph(exported: E
     shutil.copytree(exported("int8 1-2"), bundle)
     text = (bundle / "manifest.json").read_text()
 
-    def says(match: str, skipped: list[int] | None, without: tuple[str, ...] = ()) -> None:
+    def says(match: str, skipped: list[int] | None, without: tuple[str, ...] = (), halves: Any = None) -> None:
         manifest = json.loads(text)
-        manifest["model"] |= {"skipped_layers": skipped}
+        manifest["model"] |= {"skipped_layers": skipped} | (halves or {})
         if skipped is None:
             del manifest["model"]["skipped_layers"]
         for name in without:
@@ -188,11 +231,27 @@ def test_what_the_manifest_says_of_it_is_held_by_its_files_and_graph(exported: E
     says("do not go together", [1, 2], (SHORT,))
     says("do not go together", [1, 2], (SHORT_NATIVE,))
     says("rising", [2, 1])
+    says("each layer once", [1, 2], (), {"skipped_mlps": [2]})
+    says("attention in the first that stays", [0, 2], (), {"skipped_attention": [1]})
+    says("manifest.model is not what the graph was made for", [1], (), {"skipped_mlps": [2]})
     says("skipped_layers", [1, 4])
     says("manifest.model is not what the graph was made for", [1])
     (bundle / "manifest.json").write_text(text)
     forge(bundle, SHORT, b"\x08\x0a" + bytes(50))
     refused(bundle, f"cannot load {SHORT}")  # read by the strict reader, used or not
+
+
+def test_a_layer_without_attention_keeps_nothing(exported: Exported) -> None:
+    bundle = exported("int8 1,2a,3m")
+    manifest = read_manifest(bundle)
+    model = manifest.model
+    assert (model.skipped_layers, model.skipped_attention, model.skipped_mlps) == ((1,), (2,), (3,))
+    names = {row.name for row in onnx.load(bundle / SHORT, load_external_data=False).graph.input}
+    assert {name for name in names if name.startswith("past_key_values")} == {
+        f"past_key_values.{layer}.{kind}" for layer in (0, 2) for kind in ("key", "value")
+    }
+    whole, short = (cache_groups(GraphFeatures.of_manifest(one)) for one in (manifest, shortened(manifest)))
+    assert [len(group.layers) for group in (*whole, *short)] == [4, 2]
 
 
 def test_where_there_is_none_it_is_refused(base: Path, exported: Exported, tmp_path: Path) -> None:
