@@ -41,7 +41,7 @@ class Rotary:
 
 
 class Skipped(NamedTuple):
-    """Rising numbers of layers that a short graph leaves out, and of those that it leaves attention or the MLP out of."""
+    """Rising numbers of layers that a short graph leaves out, and of those whose attention or whose MLP it does."""
 
     layers: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()

@@ -126,7 +126,7 @@ def command(
     self_draft: Annotated[
         str | None,
         typer.Option(
-            help="Also write a graph without layers such as 3,7-9, or auto, which drafts with --draft self.",
+            help="Also write a graph without layers (3,7-9), attention or MLPs (4a,5m), or auto, for --draft self.",
             show_default=False,
         ),
     ] = None,

@@ -48,7 +48,7 @@ HELD = {
     "model.per_layer_width": "memory estimates read it; " + STATED,
     "model.skipped_layers": GRAPH + " without them; and " + STATED,
     "model.skipped_attention": GRAPH + " without it; and " + STATED,
-    "model.skipped_mlps": "the names of the weights; and " + STATED,
+    "model.skipped_mlps": STATED,
     "prompt_format.": STATED,
     "streams.gamma": GRAPH,
     "streams.ns": PROBE + ", pruned",
