@@ -82,7 +82,7 @@ class StepGraph:
         return _Builder(self, store, native).build(first)
 
     def without(self, skipped: Skipped) -> StepGraph:
-        """The graph of the model without some layers, or halves of them, and without a drafter, over the same weights."""
+        """The graph without some layers, or halves of them, and without a drafter, over the same weights."""
         return replace(self, spec=self.spec.without(skipped), streams=None, tree=None)
 
 
