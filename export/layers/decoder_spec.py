@@ -112,8 +112,8 @@ class DecoderSpec:
         """What each layer keeps of the tokens before; empty: everything, in float32."""
         own = [(one.kv_heads, one.head_dim) for one in self.sizes]
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
-        own = self.taps, sizes, self.kv_sources, self.no_attention
-        return layer_caches(self.windows, self.context_length, self.cache_dtype, *own)
+        windows, context, sources = self.windows, self.context_length, self.kv_sources
+        return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention)
 
     def at(self, layer: int) -> DecoderSpec:
         """The same with the sizes of a layer, for what is written within it."""

@@ -53,7 +53,8 @@ class ModelInfo:
         nothing = LayerCache(NONE, None, caches[0].dtype)
         own = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in kept)
         own = () if set(own) == {LayerCache()} else own
-        return replace(self, layers=len(kept), caches=own, **dict.fromkeys(SKIPPED, ()))
+        short = replace(self, layers=len(kept), caches=own, skipped_layers=())
+        return replace(short, skipped_attention=(), skipped_mlps=())
 
 
 def read_model(raw: Fields) -> ModelInfo:
