@@ -104,7 +104,7 @@ class SpeculativeDecoder:
             self._root = done.tokens[-1]
             self._sources.read(done.tokens)
             remaining, cached = limit - self.stats.new_tokens, self.runner.length
-            self._together = self.runner.together if self.grammar is None else 1
+            self._together = self.runner.together if self.grammar is None and self.policy.pruning is None else 1
             self._step_began = self._clock()
             draft = self._draft() if self.rows > 1 and remaining > 1 and not self._probe_due else None
             if draft is None:

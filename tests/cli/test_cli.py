@@ -33,6 +33,20 @@ def test_a_separator_may_be_written_with_escapes(given: str, read: str) -> None:
     assert unescaped(given) == read
 
 
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [((), 4), (("--sessions", "7"), 7), (("--batch", "1"), 1), (("--also", "x", "--sessions", "64"), 64)],
+)
+def test_all_sessions_may_share_calls_unless_told(
+    given: tuple[str, ...], batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list[Any]()
+    monkeypatch.setattr("streamspec.serve.serve", lambda bundle, options, **_: served.append(options))
+    result = run("serve", tmp_path, *(str(tmp_path) if word == "x" else word for word in given))
+    assert result.exit_code == 0, result.output
+    assert [options.batch for options in served] == [batch]
+
+
 def one_line(text: str) -> str:
     lines = text.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("streamspec: "), text

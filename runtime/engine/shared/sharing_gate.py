@@ -7,6 +7,8 @@ again now and then. Pure arithmetic.
 
 from __future__ import annotations
 
+import threading
+
 TRIAL = 48  # steps of all sequences that a way is measured for,
 PERIOD = 2000  # and that the better one is then taken for
 
@@ -40,10 +42,11 @@ class _Ways:
 
 
 class SharingGate:
-    """One per bundle."""
+    """One per bundle, for sequences in threads of their own."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, _Ways] = {}
+        self._lock = threading.Lock()
 
     def shares(self, sequences: int) -> bool:
         """Whether so many sequences are to share their next calls."""
@@ -52,14 +55,16 @@ class SharingGate:
     def called(self, sequences: int, shared: bool, seconds: float) -> None:
         """Reports the time that a call took, waiting for its sequences included, while so many decoded."""
         if sequences > 1:
-            self._ways(sequences).ways[shared].seconds += seconds
+            with self._lock:
+                self._ways(sequences).ways[shared].seconds += seconds
 
     def committed(self, sequences: int, shared: bool, tokens: int) -> None:
         """Reports the tokens that a step of one of so many sequences brought."""
         if sequences > 1:
-            ways = self._ways(sequences)
-            ways.ways[shared].tokens += tokens
-            ways.step()
+            with self._lock:
+                ways = self._ways(sequences)
+                ways.ways[shared].tokens += tokens
+                ways.step()
 
     def _ways(self, sequences: int) -> _Ways:
         return self._numbers.setdefault(sequences, _Ways())

@@ -114,13 +114,13 @@ def test_threads_that_come_go_end_and_sample_otherwise_answer_as_alone(
     ways = [{"max_new_tokens": 30} | way for way in ways]
     expected = [[known(alone.generate(p, **way)) for p in PROMPTS[:4]] for way in ways]
     found: dict[int, list[Any]] = {}
-    shared = list[int]()
+    shared = dict[int, int]()
 
     def work(number: int, own: Session) -> None:
         time.sleep(0.004 * number)
         answers = [own.generate(p, **ways[number]) for p in PROMPTS[:4]]
         found[number] = [known(answer) for answer in answers]
-        shared.append(sum(answer.stats.shared_steps for answer in answers))
+        shared[number] = sum(answer.stats.shared_steps for answer in answers)
 
     sessions = [first, *(first.another() for _ in ways[1:])]
     threads = [threading.Thread(target=work, args=one) for one in enumerate(sessions)]
@@ -129,7 +129,7 @@ def test_threads_that_come_go_end_and_sample_otherwise_answer_as_alone(
     for thread in threads:
         thread.join(60)
     assert [found[number] for number in range(len(ways))] == expected
-    assert sum(shared) > 20
+    assert sum(shared.values()) > 20 and shared[4] == shared[5] == 0
 
 
 def test_one_is_cancelled_and_one_is_not_read_while_others_share(made: Callable[[str], Path], always: None) -> None:
