@@ -56,11 +56,12 @@ class CallSharing:
 
     def cache(self, groups: Sequence[CacheGroup], limit: int) -> SharedCache | None:
         """A cache whose sequence can share calls; None where no place is left."""
-        try:
-            self._places = self._places or CachePlaces(groups, limit, self.most)
-        except ResourceError:
-            return None
-        return self._places.take(limit)
+        with self._changed:  # all are in the same array
+            try:
+                self._places = self._places or CachePlaces(groups, limit, self.most)
+            except ResourceError:
+                return None
+            return self._places.take(limit)
 
     def close(self) -> None:
         """Lets go of the model and the caches."""
