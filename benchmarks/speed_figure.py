@@ -10,23 +10,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from streamspec.adapters.reporting.training_figure import MUTED, TEXT, sheet
+
 # task, plain tokens/s, speculative tokens/s, speed-up (median over the repetitions)
 RESULTS = [
     ("E2E: facts to sentence", 313, 822, 2.68),
     ("WikiSQL: question to query", 242, 794, 3.25),
     ("Spec-Bench: chat", 272, 402, 1.48),
 ]
-WIDTH, LEFT, SCALE, ROW = 760, 250, 0.5, 58  # pixels; SCALE: pixels per token/s
-TEXT, MUTED, PLAIN, DRAFTED = "#1f2933", "#52606d", "#9aa5b1", "#0b7a75"
+LEFT, SCALE, ROW = 250, 0.5, 58  # pixels; SCALE: pixels per token/s
+PLAIN, DRAFTED = "#9aa5b1", "#0b7a75"
 
 
 def figure() -> str:
     height = 74 + ROW * len(RESULTS) + 34
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="14" role="img">',
-        "<title>Tokens per second, plain and speculative decoding</title>",
-        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#ffffff" stroke="#d5dbe1"/>',
+        *sheet(height, 14, "Tokens per second, plain and speculative decoding"),
         f'<text x="24" y="34" font-size="16" font-weight="600" fill="{TEXT}">Tokens per second, same output</text>',
         f'<rect x="{LEFT + 120}" y="22" width="14" height="14" fill="{PLAIN}"/>',
         f'<text x="{LEFT + 140}" y="34" fill="{MUTED}">plain</text>',

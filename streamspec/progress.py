@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -57,7 +57,7 @@ def region(parts: Callable[[], list[str]], first: bool = False) -> Iterator[Call
     comes at the first call if `first`, then every `EVERY` seconds if `parts` have changed, without a call too, and a
     last one at the end.
     """
-    if os.environ.get("RANK", "0") != "0" or not _busy.acquire(blocking=False):
+    if is_quiet("RANK") or not _busy.acquire(blocking=False):
         yield lambda: None
         return
     try:
@@ -122,3 +122,10 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def is_quiet(of: str = "LOCAL_RANK", environment: Mapping[str, str] = os.environ) -> bool:
+    """Tells whether this process leaves it to another one to print what all of them find: to one of its machine, or
+    (`of` RANK) to one of the run.
+    """
+    return environment.get(of, "0") not in ("", "0")

@@ -39,10 +39,3 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
     missing = [name for name in NEEDED if not environment.get(name)]
     if several and missing:
         raise ConfigError(f"{several[0]} {environment[several[0]]} without {', '.join(missing)}", "all of these", START)
-
-
-def is_quiet(of: str = "LOCAL_RANK", environment: Mapping[str, str] = os.environ) -> bool:
-    """Tells whether this process leaves it to another one to print what all of them find: to one of its machine, or
-    (`of` RANK) to one of the run.
-    """
-    return environment.get(of, "0") not in ("", "0")

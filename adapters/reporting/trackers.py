@@ -13,10 +13,10 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
-from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training_run import say
 from streamspec.errors import ConfigError
+from streamspec.progress import is_quiet
 
 PROJECT = "streamspec"  # where no variable of the tracker names another
 

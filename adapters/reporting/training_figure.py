@@ -30,12 +30,7 @@ def figure(log: Mapping[str, Any], accuracy: Sequence[float]) -> str:
         if found
     ]
     height = TOP + (len(panels) + bool(accuracy)) * (HEIGHT + GAP)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="12" role="img">',
-        "<title>Training: losses and acceptance</title>",
-        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#ffffff" stroke="{LINE}"/>',
-    ]
+    lines = sheet(height, 12, "Training: losses and acceptance")
     top = TOP
     for title, found in panels:
         lines += panel(title, found, top)
@@ -43,6 +38,16 @@ def figure(log: Mapping[str, Any], accuracy: Sequence[float]) -> str:
     if accuracy:
         lines += bars("first candidate right, by position", accuracy, top)
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def sheet(height: int, size: int, title: str) -> list[str]:
+    """The first lines of an SVG of this height and size of letters: an empty sheet with a title that is read aloud."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="{size}" role="img">',
+        f"<title>{title}</title>",
+        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#ffffff" stroke="{LINE}"/>',
+    ]
 
 
 def curves(entries: Sequence[Mapping[str, float]], checked: bool) -> dict[str, Points]:

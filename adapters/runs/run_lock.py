@@ -12,8 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.errors import AdapterError
+from streamspec.progress import is_quiet
 
 LOCK, OWNER = "lock", "process"  # files in the folder of an unfinished run; the second holds the number of the process
 

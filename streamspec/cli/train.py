@@ -16,7 +16,6 @@ from typing import Any, get_type_hints
 
 import typer
 
-from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
@@ -25,6 +24,7 @@ from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, help_all
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
+from streamspec.progress import is_quiet
 
 MAX_YAML = 1 << 20  # bytes
 # What `--help` shows first, and what `--help-all` alone shows: settings of the papers that a task seldom needs.

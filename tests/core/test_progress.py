@@ -8,7 +8,7 @@ import time
 import pytest
 
 from streamspec import progress
-from streamspec.progress import counted, duration, region, track
+from streamspec.progress import counted, duration, is_quiet, region, track
 
 
 def test_every_item_comes_and_progress_goes_to_stderr(
@@ -85,3 +85,9 @@ def test_on_a_terminal_one_region_is_redrawn(
 
 def test_times_are_spelt_for_people() -> None:
     assert [duration(s) for s in (7.4, 200, 6000, 40000)] == ["7 s", "3 min", "1.7 h", "11.1 h"]
+
+
+def test_what_all_processes_find_is_printed_once_on_each_machine() -> None:
+    assert is_quiet(environment={"LOCAL_RANK": "1"}) and is_quiet("RANK", {"RANK": "2", "LOCAL_RANK": "0"})
+    for environment in ({}, {"LOCAL_RANK": "0", "RANK": "2"}, {"LOCAL_RANK": ""}):
+        assert not is_quiet(environment=environment)

@@ -41,6 +41,7 @@ PAPERS = {  # a drafter as its paper has it: method and options
     "DeepSeek-V3 of one module": ("mtp", {"taps": "final"}),
     "Hydra": ("hydra", {"prefix_attention": False}),
     "Jakiro's tree": ("jakiro", {"two_lists": True, "experts": 4}),
+    "Jakiro of eight experts": ("jakiro", {"experts": 8}),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from streamspec.adapters.distributed.launch import check_launch, is_quiet
+from streamspec.adapters.distributed.launch import check_launch
 from streamspec.errors import ConfigError
 from tests.support.two_processes import ROOT
 
@@ -39,11 +39,6 @@ def test_launches_of_torchrun_and_accelerate_are_taken() -> None:
     accelerate = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
     for environment in ({}, TORCHRUN, TORCHRUN | accelerate, {"WORLD_SIZE": "1"}):
         check_launch(environment)
-
-
-def test_what_all_processes_find_is_printed_once_on_each_machine() -> None:
-    assert is_quiet(environment=TORCHRUN) and not is_quiet(environment=TORCHRUN | {"LOCAL_RANK": "0"})
-    assert not is_quiet(environment={})
 
 
 def test_fsdp_is_refused_in_one_line_without_torch() -> None:

@@ -62,11 +62,12 @@ def test_a_measurement_is_kept_and_not_repeated(
     assert found is not None and found.seconds == first.costs and found.steps == 0
 
 
-def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
-    session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+@pytest.mark.parametrize("name", ["fp32", "eager"])
+def test_what_tuning_found_of_pruning_holds_for_later_sessions(name: str, bundles: Bundles, tmp_path: Path) -> None:
+    session = load(bundles(name), threads=1, cache_dir=tmp_path)
     assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
     tune.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path, "exit")
-    later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    later = load(bundles(name), threads=1, cache_dir=tmp_path)
     found = read_record(file_of(session, tmp_path))
     assert later.policy.pruning == Pruning(None, 0.02, "exit") and found is not None and found.min_probability == 0.02
     for _ in range(12):  # what is learned leaves it as it is
@@ -74,9 +75,9 @@ def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles,
     later.close()
     after = read_record(file_of(session, tmp_path))
     assert after is not None and (after.min_probability, after.score) == (0.02, "exit") and after.steps > 0
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
+    assert load(bundles(name), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
     tune.tune(session.runner, session.manifest, [8], tmp_path)
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).policy.pruning is None
+    assert load(bundles(name), threads=1, cache_dir=tmp_path).policy.pruning is None
 
 
 def test_tune_keeps_what_it_found_on_the_prompts(
