@@ -219,8 +219,8 @@ def check_target(folder: Path, config: HeadConfig | BlockHeadConfig, target: Any
     }
     other = [f"{name} {ours}, not {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     layers = target.num_hidden_layers
-    last = layers - (not (isinstance(config, BlockHeadConfig) and config.finished))
-    if wrong := [tap for tap in config.tapped(layers) if not 0 <= tap <= last]:
+    end = layers + (isinstance(config, BlockHeadConfig) and config.finished)
+    if wrong := [tap for tap in config.tapped(layers) if not 0 <= tap < end]:
         other.append(f"states of layer {', '.join(map(str, wrong))} of {layers}")
     if other:
         named = f" (it names {config.target})" if config.target else ""
