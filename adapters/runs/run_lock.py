@@ -1,6 +1,6 @@
 """A run's folder belongs to one process at a time. Free of torch.
 
-The lock is the operating system's (fcntl or msvcrt, through filelock): it ends with its process, however that ends.
+The lock is the operating system's (`streamspec.file_lock`): it ends with its process, however that ends.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from streamspec.errors import AdapterError
+from streamspec.file_lock import release, take
 from streamspec.progress import is_quiet
 
 LOCK, OWNER = "lock", "process"  # files in the folder of an unfinished run; the second holds the number of the process
@@ -30,19 +29,16 @@ def sole_owner(work: Path) -> Iterator[None]:
         return
     new = [folder for folder in (work, *work.parents) if not folder.exists()]
     work.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(work / LOCK, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise _in_use(work) from None
+    if (lock := take(work / LOCK)) is None:
+        raise _in_use(work)
     try:
         (work / OWNER).write_text(str(os.getpid()), encoding="utf-8")
         yield
     finally:
-        lock.release()
         with suppress(OSError):  # on Windows not while another process looks
             (work / OWNER).unlink(missing_ok=True)
-            (work / LOCK).unlink(missing_ok=True)
+        release(lock, work / LOCK)
+        with suppress(OSError):
             for folder in (work, *(one for one in new if one != work)):
                 folder.rmdir()  # fails where something is in it
 
@@ -51,12 +47,9 @@ def check_unused(work: Path) -> None:
     """Raises AdapterError where another process holds the folder `work`."""
     if is_quiet("RANK") or not (work / LOCK).exists():
         return
-    lock = FileLock(work / LOCK, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-        lock.release()
-    except Timeout:
-        raise _in_use(work) from None
+    if (lock := take(work / LOCK)) is None:
+        raise _in_use(work)
+    release(lock, work / LOCK)
 
 
 def only_locked(out: Path, work: Path) -> bool:

@@ -24,7 +24,6 @@ EXTRA_OF = {
     "peft": "train",
     "accelerate": "train",
     "gguf": "cpu",
-    "filelock": "train",
     "yaml": "train",
     "starlette": "serve",
     "uvicorn": "serve",
