@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.attacks.mutations import read
+
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = ROOT / "tests" / "attacks"
 
@@ -33,3 +35,19 @@ def test_every_promise_names_a_test() -> None:
         2:
     ]
     assert len(rows) > 12 and all("::test_" in row for row in rows)
+
+
+def test_each_promise_is_broken_by_a_mutation_that_fits_the_package() -> None:
+    """`python -m tests.attacks.mutations` then sees its tests fail."""
+    rows = [line for line in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines() if "::test_" in line]
+    broken = set()
+    for one in read():
+        text = (ROOT / one.file).read_text(encoding="utf-8")
+        assert text.count(one.old) == 1 and one.new != one.old, (
+            f"{one.file} has {one.old!r} {text.count(one.old)} times"
+        )
+        (row,) = [row for row in rows if row.startswith(f"| {one.promise}")]
+        for test in one.tests:
+            assert test.partition("[")[0].removeprefix("tests/attacks/") in row, f"{one.promise}: {test}"
+        broken.add(row)
+    assert [row for row in rows if row not in broken] == []
