@@ -27,7 +27,7 @@ from streamspec.bundle.manifest import (
     Manifest,
 )
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
-from streamspec.bundle.onnx_check import check_graphs, digests, shortened
+from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.captured.packed_call import CallSizes, captured_features
@@ -365,7 +365,7 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
     """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
     write_card(folder, manifest)
-    for name in (MODEL, NATIVE, SHORT, SHORT_NATIVE):
+    for name in (MODEL, *OVER_MODEL):
         if (folder / name).exists():
             _repeat(folder / name, shortened(manifest) if name in (SHORT, SHORT_NATIVE) else manifest)
     say("hashing the files")

@@ -330,8 +330,9 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
 
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
-    if streams is not None and streams.pruning:
-        raise BundleError("a static graph with an early exit", "a drafter without one", AGAIN)
+    if streams is not None and (streams.pruning or streams.eager):
+        found = "an early exit" if streams.pruning else "eager streams"
+        raise BundleError(f"a static graph with {found}", "a drafter without", AGAIN)
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )

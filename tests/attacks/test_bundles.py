@@ -82,9 +82,10 @@ def test_senseless_fixed_shapes(fixed: Any) -> None:
     refused(FIXED | {"static": fixed}, "static")
 
 
-def test_a_static_bundle_needs_its_choice_and_no_early_exit() -> None:
+def test_a_static_bundle_needs_its_choice_and_no_early_exit_and_no_eager_streams() -> None:
     refused(FIXED | {"files": GOOD["files"]}, r"without choose\.onnx")
     refused(FIXED | {"streams": GOOD["streams"] | {"pruning": True}}, "early exit")
+    refused(FIXED | {"streams": GOOD["streams"] | {"eager": True, "root_token": False}}, "static.* with eager streams")
 
 
 @pytest.mark.parametrize(

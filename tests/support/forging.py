@@ -14,6 +14,8 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import MODEL
+from streamspec.bundle.onnx_check import OVER_MODEL
 from streamspec.bundle.swappable_adapters import fingerprint
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
@@ -27,7 +29,7 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     )
     before = fingerprint(read_manifest(bundle)) if adapters else ""
     change(manifest)
-    for name in ("model.onnx", "native.onnx", "short.onnx", "short_native.onnx"):
+    for name in (MODEL, *OVER_MODEL):
         with contextlib.suppress(OSError, DecodeError):
             graph = onnx.load(bundle / name, load_external_data=False)
             stated = {one.key: one.value for one in graph.metadata_props if not one.key.startswith("manifest.")}
