@@ -96,7 +96,8 @@ def run(bundle: Path, kind: str, before: list[str]) -> tuple[dict[str, Any], str
         "PATH": os.environ["PATH"],
         "HOME": str(bundle.parent / "home"),
         "OMP_NUM_THREADS": "1",
-    } | {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=clean, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
