@@ -331,8 +331,9 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
     if streams is not None and (streams.pruning or streams.eager):
-        found = "an early exit" if streams.pruning else "eager streams"
-        raise BundleError(f"a static graph with {found}", "a drafter without", AGAIN)
+        raise BundleError(
+            f"a static graph with {'an early exit' if streams.pruning else 'eager streams'}", "none", AGAIN
+        )
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )
