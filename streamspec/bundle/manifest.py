@@ -331,9 +331,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
     if streams is not None and (streams.pruning or streams.eager):
-        raise BundleError(
-            f"a static graph with {'an early exit' if streams.pruning else 'eager streams'}", "none", AGAIN
-        )
+        raise BundleError("a static graph with an early exit or with eager streams", "neither", AGAIN)
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )
