@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 DEPTH, WIDTH, BLOCK = 576, 64, 32
-CODE = 0.02  # what rounding a few inputs of later layers to the other side may do, over the logits' deviation
+CODE = 0.1  # what rounding a few inputs of later layers to the other side may do, over the logits' deviation
 
 
 @lru_cache(maxsize=1)
