@@ -96,15 +96,15 @@ def test_every_node_has_a_kernel_on_the_device(tmp_path: Path) -> None:
 
 def test_every_node_has_a_kernel_of_rocm(tmp_path: Path) -> None:
     """In the precisions that are offered for it; RotaryEmbedding, of which it has none, is written out."""
-    seen, device = set(), {"device": "rocm"}
+    seen: set[tuple[str, str]] = set()
     for family in ATTENDING:
         for kind in DEVICES["rocm"].precisions:
             mode = "delta" if kind == "fp32" else "merged"
-            seen |= check_kernels(written(tmp_path, family, kind, full, mode, **device)[0], ROCM)
+            seen |= check_kernels(written(tmp_path, family, kind, full, mode, device="rocm")[0], ROCM)
     for drafter in DRAFTERS.values():
-        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True, **device)[0], ROCM)
+        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True, device="rocm")[0], ROCM)
     for family in ("llama", "gemma4_text"):
-        seen |= check_kernels(written(tmp_path, family, "fp16", beside(), "delta", **device)[0], ROCM)
+        seen |= check_kernels(written(tmp_path, family, "fp16", beside(), "delta", device="rocm")[0], ROCM)
     assert {kind for _, kind in seen} >= {"ScatterElements", "SkipSimplifiedLayerNormalization", "Split", "TopK"}
     with pytest.raises(KeyError, match="RotaryEmbedding"):
         check_kernels(written(tmp_path, "llama", "fp16")[0], ROCM)
