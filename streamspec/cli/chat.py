@@ -51,7 +51,7 @@ def command(
     context: Context = LoadOptions.context,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
-    cpu_bundle: CpuBundle = LoadOptions.cpu_bundle,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,

@@ -56,7 +56,7 @@ def command(
     draft: Draft = None,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
-    cpu_bundle: CpuBundle = LoadOptions.cpu_bundle,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,

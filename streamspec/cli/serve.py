@@ -102,7 +102,7 @@ def command(
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
-    cpu_bundle: CpuBundle = LoadOptions.cpu_bundle,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,
