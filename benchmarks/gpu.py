@@ -3,7 +3,10 @@
 `python benchmarks/gpu.py OUT --base BASE --adapter DIR --prompts PROMPTS.jsonl [--precision fp16 int4]`.
 
 For each precision: exports `OUT/PRECISION` with `--target cuda --capture` unless it is there, runs `doctor` on it,
-times steps of both graphs by their rows, and runs `bench`. Prints markdown tables and writes `OUT/gpu.json`.
+times steps of both graphs by their rows, and runs `bench`. For each `--shape` (default: one of 1 B): writes random
+weights and streams, exports them in fp16 without a drafter and with deferred and eager streams, and times steps of 1,
+8, 16 and 32 rows over the plain one, and that over reading the weights once at the device's bandwidth, measured or
+given. Prints markdown tables and writes `OUT/gpu.json`.
 With `--provider cpu` the CPU stands in for the device, and nothing is captured.
 """
 
@@ -17,6 +20,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from base_shapes import BASES
+from gpu_shapes import measure_shape, shape_report
 
 from streamspec.bundle.cache_section import CAPTURED
 from streamspec.bundle.files import read_manifest
@@ -72,13 +78,22 @@ def main() -> None:
     parser.add_argument("--provider", default="cuda")
     parser.add_argument("--context", type=int, nargs="+", default=[64, 1024], help="tokens in the cache")
     parser.add_argument("--limit", default="12")
+    parser.add_argument("--shape", nargs="*", choices=BASES, default=["llama-3.2-1b"])
+    parser.add_argument("--bandwidth", type=float, help="of the device's memory, in GB/s; default: measured")
     arguments = parser.parse_args()
     print(command("doctor"), flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
+    shapes: dict[str, Any] = {}
+    for name in arguments.shape:
+        given = arguments.bandwidth and 1e9 * arguments.bandwidth
+        shapes[name] = measure_shape(
+            arguments.out, name, arguments.provider, arguments.context, given, command, step_times
+        )
+        print("\n".join(["", *shape_report({name: shapes[name]})]), flush=True)
     for precision in arguments.precision:
         bundle = arguments.out / precision
         if not bundle.exists():
-            arguments.out.mkdir(parents=True, exist_ok=True)
             adapter = ["--adapter", arguments.adapter] if arguments.adapter else []
             target = ["--target", "cuda", "--capture", "--precision", precision]
             command("export", "--base", arguments.base, *adapter, "--out", bundle, *target)
@@ -90,8 +105,10 @@ def main() -> None:
         options = ["--provider", arguments.provider, "--limit", arguments.limit, "--repeats", "3", "--json"]
         text = command("bench", bundle, "--prompts", arguments.prompts, *options)
         one["bench"] = json.loads(text.splitlines()[-1])
-        (arguments.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record = {"shapes": shapes, "precisions": found}
+        (arguments.out / "gpu.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     report(found)
+    print("\n".join(["", *shape_report(shapes)]))
 
 
 def report(found: dict[str, Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.adapter_folder import Adapter
+from streamspec.atomic import sha256_file
+from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter
 from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
 from streamspec.bundle.model_section import SKIPPED, ModelInfo
 from streamspec.captured.packed_call import CallSizes
@@ -131,6 +133,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method=method,
         recipe=adapter.recipe if adapter else None,
+        weights_sha256=_identity(base.sha256, adapter),
         drafter=drafter,
         precision=precision,
         opset=OPSET,
@@ -156,3 +159,11 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
         captured=parts.captured,
         tools=tools(parts.target.model),
     )
+
+
+def _identity(base: str, adapter: Adapter | None) -> str:
+    """The hash of the weights that answer: of the base, or of it and the LoRA merged into it. A drafter only drafts."""
+    if adapter is None or not adapter.has_task_lora:
+        return base
+    parts = [base, *(sha256_file(adapter.path / name) for name in (TASK_CONFIG, TASK_WEIGHTS))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

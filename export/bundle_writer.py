@@ -44,7 +44,7 @@ from streamspec.export.bundle_parts import (
     with_exit,
     with_short,
 )
-from streamspec.export.deployment_target import PLAIN_CPU, Target
+from streamspec.export.deployment_target import DEVICES, PLAIN_CPU, Target
 from streamspec.export.drafters.draft_pass import graph_features
 from streamspec.export.drafters.published import read_published
 from streamspec.export.drafters.streams.eager_pass import DEFERRED, eager, weights_of
@@ -285,6 +285,7 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
             graph.streams,
             graph.candidates,
             graph.stream_weights,
+            DEVICES[target.name].lacks,
         )
         onnx.save(captured.build(store), folder / CAPTURED)
     step = graph.build(store)

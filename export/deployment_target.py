@@ -24,8 +24,7 @@ from streamspec.export.quantization.precisions import (
 )
 from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
 
-CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
-TARGETS = (CPU, *DEVICES, *COMPILERS)
+CPU, COMPILERS = "cpu", ("openvino", "migraphx", "directml", "coreml")
 # without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
 OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
@@ -35,12 +34,31 @@ DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": 
 
 
 @dataclass(frozen=True)
+class Device:
+    """A provider with memory of its own. `precisions`: those whose operators it has; `lacks`: fused operators that a
+    graph for capture does without; `dynamic`: whether it runs the dynamic graph, too, and not the captured one alone.
+    """
+
+    precisions: tuple[str, ...] = tuple(DEVICE_PRECISIONS)
+    lacks: frozenset[str] = frozenset()
+    dynamic: bool = True
+
+
+DEVICES = {
+    "cuda": Device(),
+    # ONNX Runtime 1.22: no opset 24, RotaryEmbedding or GatherBlockQuantized (tests/support/device_kernels.py)
+    "rocm": Device(("fp32", "fp16"), frozenset({"RotaryEmbedding"}), dynamic=False),
+}
+TARGETS = (CPU, *DEVICES, *COMPILERS)
+
+
+@dataclass(frozen=True)
 class Target:
     """The hardware that a graph is shaped for.
 
-    - `name`: cpu, cuda, openvino, migraphx, directml or coreml.
-    - `static`: fixed shapes and standard operators; implied by all names but cpu and cuda.
-    - `capture`: of cuda: also a graph for CUDA graphs, of calls of `row_counts` rows (default 1, 8, 16, 32).
+    - `name`: cpu, cuda, rocm, openvino, migraphx, directml or coreml.
+    - `static`: fixed shapes and standard operators; implied by the names of compilers.
+    - `capture`: of cuda and rocm: also a graph for CUDA graphs, of calls of `row_counts` rows (default 1, 8, 16, 32).
     - `rows`: rows of every call of a static graph (default 16).
     - `context`: tokens in the KV cache of a static or captured graph (default 2048, or the base's context if that is
       smaller).
@@ -60,11 +78,18 @@ class Target:
             raise ConfigError(f"target {self.name!r}", ", ".join(TARGETS), "choose one of them")
         if self.name in COMPILERS:
             object.__setattr__(self, "static", True)
-        if self.device and self.static:
+        device = DEVICES.get(self.name)
+        if device and self.static:
             raise ConfigError(
                 f"a static graph for {self.name}", f"one of {', '.join((CPU, *COMPILERS))}", "leave --static out"
             )
-        if self.capture and not self.device:
+        if device and not (device.dynamic or self.capture):
+            raise ConfigError(
+                f"--target {self.name} without --capture: it cannot run the dynamic graph",
+                "--capture, or --static without --target",
+                "add --capture",
+            )
+        if self.capture and not device:
             raise ConfigError(f"--capture for {self.name}", f"--target {' or '.join(DEVICES)}", "leave --capture out")
         counted = self.rows is not None or self.row_counts is not None
         if not self.static and not self.capture and (counted or self.context is not None):
@@ -98,6 +123,12 @@ class Target:
             raise ConfigError(
                 f"int4 for {self.name}",
                 "fp32, fp16 or int8: it knows no 4-bit types",
+                "choose one of these with --precision",
+            )
+        if self.device and name in DEVICE_PRECISIONS and name not in DEVICES[self.name].precisions:
+            raise ConfigError(
+                f"{name} for {self.name}",
+                f"{' or '.join(DEVICES[self.name].precisions)}: it has no kernel for embeddings of few bits",
                 "choose one of these with --precision",
             )
         if self.static:

@@ -47,6 +47,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `threads`: CPU threads (default: one per physical core).
     - `provider`: "auto" takes the fastest installed provider that computes this bundle correctly; a name takes that one
       or raises. `Session.provider` tells which one runs, and why others do not.
+    - `cpu_bundle`: beside a bundle for a device, folder of one of the same weights for the CPU, such as in int8: "auto"
+      measures the device against it and opens the faster (default: it compares with the device's bundle on the CPU).
     - `tree`: "auto" measures the cost of a step on this machine once and then drafts as many rows as pay at each step,
       or none; a number fixes the rows; "plain" turns speculation off.
     - `verify`: False skips the hashes of the bundle's files, not their sizes.
@@ -84,7 +86,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     tokenizer and for a window or a short graph where there is none, AdapterError for an adapter that does not fit,
     ResourceError where memory is too small.
     """
-    from streamspec.runtime.tuning.select_provider import open_runner
+    from streamspec.runtime.tuning.select_provider import CpuBundle, open_runner
 
     folder, options = Path(bundle), LoadOptions.of(options, **keywords)
     check_memory(folder, options.context, options.memory, options.provider, options.window, options.draft == SELF)
@@ -92,18 +94,26 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     manifest = read_manifest(folder)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
+    beside = None
+    if options.cpu_bundle is not None:
+        beside = CpuBundle.read(Path(options.cpu_bundle), manifest, options.verify)
+        check_memory(beside.folder, options.context, options.memory, options.provider)
     draft = read_draft(folder, manifest, options)
     if options.pruning is not None and options.adapter is None:
-        manifest.check_prunes()
+        for one in [manifest] if beside is None else [manifest, beside.manifest]:
+            one.check_prunes()
     with verified(folder, manifest, options.verify):
         check_graphs(folder, manifest)
         # From here on: the library lets no other Python run, and opening the graph needs none.
         reading = Background(lambda: (read_tokenizer(folder), _source_data(folder, manifest, options)))
         template = read_template(folder, manifest)
         runner, provider = open_runner(
-            folder, manifest, options.provider, options.threads, options.spin, options.cache_dir
+            folder, manifest, options.provider, options.threads, options.spin, options.cache_dir, beside
         )
         tokenizer, data = reading.result()
+        if beside is not None and provider.bundle:  # of the same tokenizer and format
+            folder, manifest = beside.folder, beside.manifest
+            template, data = read_template(folder, manifest), _source_data(folder, manifest, options)
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)

@@ -144,6 +144,7 @@ class LoadKwargs(TypedDict, total=False):
 
     threads: int | None
     provider: str
+    cpu_bundle: str | Path | None
     tree: int | str
     verify: bool
     spin: bool
@@ -173,6 +174,9 @@ class LoadOptions:
     threads: int | None = option(None, "CPU threads; default: physical cores.")
     provider: str = option(
         "auto", "Execution provider: auto (the fastest that computes correctly), cpu, or a name from `doctor`."
+    )
+    cpu_bundle: str | Path | None = option(
+        None, "Bundle of the same weights for the CPU, such as one in int8: auto takes it where it is faster."
     )
     tree: int | str = option("auto", "Draft tree: auto (as many rows as pay at each step), plain, or a number of rows.")
     verify: bool = option(True, "Check the hashes of the bundle's files.")
@@ -224,6 +228,11 @@ class LoadOptions:
         if type(self.batch) is not int or not 1 <= self.batch <= MOST_BATCH:
             raise ConfigError(f"batch {self.batch!r}", f"a whole number from 1 to {MOST_BATCH}", "correct batch")
         window_tokens(self.draft)
+        others = {"provider": self.provider != "auto", "adapter": self.adapter, "draft": self.draft}
+        if self.cpu_bundle is not None and (beside := [name for name, given in others.items() if given]):
+            raise ConfigError(
+                f"cpu_bundle beside {' and '.join(beside)}", "provider auto, and neither", "leave one out"
+            )
 
     @property
     def window(self) -> int:

@@ -1,8 +1,8 @@
 """Writes the step graph that a CUDA graph captures (docs/guides/cuda-graphs.md, `streamspec.captured.packed_call`).
 
 A captured graph replays the same kernels on the same addresses. So nothing here depends on what only the host knows:
-no branch, no shape looked up at run time, every operator and type on the CUDA provider's list
-(`tests/export/graphs/test_captured_step_graph.py`). The weights are those of the dynamic graph beside it, in one data
+no branch, no shape looked up at run time, every operator and type on the provider's list
+(`tests/support/device_kernels.py`). The weights are those of the dynamic graph beside it, in one data
 file; the number of rows is a symbol, so that one session has the weights once and captures one graph for each count.
 
 - One array comes in (`call`) and one goes out (`result`), beside the logits, which are read where tokens are sampled.
@@ -91,7 +91,8 @@ def check_capturable(spec: DecoderSpec) -> None:
 
 @dataclass
 class CapturedStepGraph:
-    """The parts of a captured graph; as of the dynamic graph beside it, but for `sizes`."""
+    """The parts of a captured graph; as of the dynamic graph beside it, but for `sizes`. `lacks`: fused operators that
+    the device has not."""
 
     spec: DecoderSpec
     source: Source
@@ -100,6 +101,7 @@ class CapturedStepGraph:
     streams: DraftSpec | None = None
     candidates: int = 10
     stream_weights: str = "merged"
+    lacks: frozenset[str] = frozenset()
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, which stays open for the dynamic graph, and returns the graph."""
@@ -256,7 +258,7 @@ class _CapturedBuilder:
         self.decoder = TableDecoder(parts.spec, parts.source, parts.precision, sizes.slots + sizes.margin + gamma)
         features = captured_features(graph_features(parts.spec, self.streams, parts.candidates), sizes)
         self.inputs, self.outputs = declared(inputs(CAPTURED, features)), declared(outputs(CAPTURED, features))
-        self.g = CapturedScope(store, self.inputs)
+        self.g = CapturedScope(store, self.inputs, parts.lacks)
         self.drafter: DraftPass | None = None
         if self.streams is not None:
             nodes = row_of(self.streams).nodes

@@ -37,6 +37,7 @@ from streamspec.step_graph import (
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SORTED = 64, 1024  # tokens sorted for top-p: rows whose nucleus is larger go on to the next number, at last to all
 BLOCK = 256  # tokens per block of the two-level cumulative sum
+CHOICE_OPSET = 21  # of sampling as a graph of its own, which the ONNX Runtime 1.22 of ROCm reads, too
 
 
 class TokenSampler:
@@ -183,7 +184,7 @@ def choice_graph(vocab: int) -> onnx.ModelProto:
     g, sampler = Scope(WeightStore()), TokenSampler(vocab)
     sampler.add(g, RAW_LOGITS, "", g.op("Squeeze", INPUT_IDS, g.ints(0)), TREE_MASK, out=CHOICES)
     taken, given = inputs(SAMPLING, sampler.features), outputs(SAMPLING, sampler.features)
-    return finish(g, declared(taken), declared(given), "streamspec")
+    return finish(g, declared(taken), declared(given), "streamspec", CHOICE_OPSET)
 
 
 def _total(g: Scope, weights: str) -> str:

@@ -6,7 +6,7 @@ would look it up is a mistake of this package and fails at export, never on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, TypeProto, helper
 
 from streamspec.export.ops.builder import Scope, WeightStore
-from streamspec.export.ops.static_scope import StaticScope
+from streamspec.export.ops.static_scope import LOWERED, StaticScope
 
 # A CUDA kernel without an end version takes its operator's own version alone (onnxruntime, kernel_registry.cc). Of
 # `Equal`, `ReduceMax` and `TopK` it has none newer than 13, 18 and 11: no newer opset has a kernel for every node.
@@ -23,15 +23,19 @@ OPSET = 18
 
 
 class CapturedScope(StaticScope):
-    """Nodes of a graph whose inputs have known shapes but for their rows."""
+    """Nodes of a graph whose inputs have known shapes but for their rows. `lacks`: fused operators that are lowered, as
+    the device has no kernel for them."""
 
-    def __init__(self, store: WeightStore, inputs: Iterable[onnx.ValueInfoProto]) -> None:
+    def __init__(self, store: WeightStore, inputs: Iterable[onnx.ValueInfoProto], lacks: Collection[str] = ()) -> None:
         super().__init__(store, inputs, OPSET)
+        self.lacks = lacks
 
     def ops(
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
         """Adds a node as `Scope.ops` does, computed where all its inputs are known, and infers its shapes."""
+        if kind in self.lacks:
+            return LOWERED[kind](self, *inputs, **attributes)
         if kind == "Shape":
             sizes = self.shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
             assert all(sizes), f"{inputs[0]} has {sizes} rows: their number is not known before the call"

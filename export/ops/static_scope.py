@@ -133,30 +133,29 @@ def _rotary(
     interleaved: int = 0,
 ) -> tuple[str]:
     """x [1, n, heads * D]; cos, sin [n, rotated / 2]: the first half of the rotated numbers of each head turns with the
-    second; `interleaved`: the even numbers turn with the odd ones.
+    second; `interleaved`: the even numbers turn with the odd ones. n need not be known.
     """
-    _, rows, width = g.shape(x)
-    half = g.shape(cos)[1]
+    width, half = g.shape(x)[2], g.shape(cos)[1]
     size = width // num_heads if num_heads else 2 * half
-    heads = g.op("Reshape", x, g.ints(rows, width // size, size))
+    heads = g.op("Reshape", x, g.ints(-1, width // size, size))
     rest = [size - 2 * half] if size > 2 * half else []
     if interleaved:
         turning, *kept = g.ops("Split", heads, g.ints(2 * half, *rest), out=(None,) * (1 + len(rest)), axis=-1)
-        turning = g.op("Reshape", turning, g.ints(rows, width // size, half, 2))
+        turning = g.op("Reshape", turning, g.ints(-1, width // size, half, 2))
         first, second = (
             g.op("Squeeze", one, g.ints(-1)) for one in g.ops("Split", turning, g.ints(1, 1), out=(None, None), axis=-1)
         )
     else:
         first, second, *kept = g.ops("Split", heads, g.ints(half, half, *rest), out=(None,) * (2 + len(rest)), axis=-1)
-    cos, sin = (g.op("Reshape", table, g.ints(rows, 1, half)) for table in (cos, sin))
+    cos, sin = (g.op("Reshape", table, g.ints(-1, 1, half)) for table in (cos, sin))
     turned = [
         g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
         g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
     ]
     if interleaved:
         pairs = g.op("Concat", *(g.op("Unsqueeze", one, g.ints(-1)) for one in turned), axis=-1)
-        turned = [g.op("Reshape", pairs, g.ints(rows, width // size, 2 * half))]
-    return (g.op("Reshape", g.op("Concat", *turned, *kept, axis=-1), g.ints(1, rows, width)),)
+        turned = [g.op("Reshape", pairs, g.ints(-1, width // size, 2 * half))]
+    return (g.op("Reshape", g.op("Concat", *turned, *kept, axis=-1), g.ints(1, -1, width)),)
 
 
 def _product(g: StaticScope, a: str, b: str, *, transB: int = 0, alpha: float = 1.0) -> tuple[str]:

@@ -73,19 +73,21 @@ class LoadedModel:
         provider: str = "cpu",
         spin: bool = True,
         profile: Path | None = None,
+        capture: bool = True,
     ) -> None:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers,
         ProviderError where this one cannot be used here or leaves to the CPU what decides the speed.
 
         `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while
         generating. `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says
-        which).
+        which). `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
         self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
         self.captured = manifest.captured if path.name == CAPTURED else None  # sizes of a graph that can be captured
-        self.captures = self.captured is not None and bool(named(provider).capture)
+        wanted = named(provider)
+        self.captures = capture and path.name == wanted.captured and bool(wanted.capture)
         self.why_not_captured = ""  # of a bundle with a graph that can be
         plain = sg.GraphFeatures.of_manifest(manifest)
         self.features = plain if self.captured is None else captured_features(plain, self.captured)
@@ -105,7 +107,7 @@ class LoadedModel:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
         self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
-        if self.captures and self.on_cpu:
+        if self.captures and self.captured is not None and self.on_cpu:
             raise ProviderError(
                 f"provider {self.provider} leaves {self.on_cpu} nodes of {CAPTURED} to the CPU",
                 "none there, or nothing can be captured",
@@ -181,6 +183,7 @@ class LoadedModel:
                     str(path),
                     options,
                     providers=prepare(self.ort, here, options, self.threads, self.captures and path == self.path),
+                    enable_fallback=0,  # a refused option would be printed, and the CPU taken
                 )
         except Exception as error:
             on = "" if here.provider is CPU else f" on {self.provider}"

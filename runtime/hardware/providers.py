@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamspec import paths as cache
-from streamspec.bundle.cache_section import COMPACT
+from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
 from streamspec.errors import ConfigError, ProviderError, one_line
 from streamspec.runtime.hardware import native_library
@@ -61,9 +61,6 @@ HEAVY = frozenset(
 )
 
 ProviderOptions = dict[str, str]
-
-
-GRAPHS = {"enable_cuda_graph": "1"}
 
 
 def _none(threads: int) -> ProviderOptions:
@@ -108,7 +105,8 @@ class Provider:
     package, '' where only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device`
     is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
     plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's. `graph`:
-    which of the bundle's it runs. `capture`: settings with which it captures a graph, None where it cannot.
+    which of the bundle's it runs. `capture`: settings with which it captures the graph `captured`, None where it
+    cannot; `dynamic`: whether it runs the ordinary graph where that fails.
     """
 
     name: str
@@ -123,6 +121,8 @@ class Provider:
     memory: str = ""
     graph: str = MODEL
     capture: ProviderOptions | None = None
+    captured: str = CAPTURED
+    dynamic: bool = True
 
     @property
     def missing(self) -> str:
@@ -144,10 +144,26 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
             (DEVICE,),
             options=_exact,
             memory="cuda",
-            capture=GRAPHS,
+            capture={"enable_cuda_graph": "1"},
         ),
-        Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
-        Provider("rocm", "ROCMExecutionProvider", "streamspec[rocm]", (STATIC,)),
+        Provider(
+            "migraphx",
+            "MIGraphXExecutionProvider",
+            "streamspec[migraphx]",
+            (STATIC,),
+            options=_compiled,
+            capture={"migraphx_hip_graph_enable": "1"},  # 1.27.1 refuses it, AMD's newer builds know it
+            captured=MODEL,
+        ),
+        Provider(
+            "rocm",
+            "ROCMExecutionProvider",
+            "streamspec[rocm]",
+            (STATIC, DEVICE),
+            memory="cuda",  # so its builds call the device, too
+            capture={"enable_hip_graph": "1"},
+            dynamic=False,
+        ),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
         Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
         Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
@@ -181,20 +197,23 @@ class UsableProvider:
 class ProviderChoice:
     """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
     `captured`: whether the device replays a captured graph; `why_not_captured`: of a bundle that has one for that.
-    `passed_over`: with "auto", providers that are installed but are not it, each with the reason."""
+    `passed_over`: with "auto", providers that are installed but are not it, each with the reason. `bundle`: the folder
+    of the bundle that runs, where it is the one beside for the CPU."""
 
     name: str
     on_cpu: int = 0
     passed_over: tuple[tuple[str, str], ...] = ()
     captured: bool = False
     why_not_captured: str = ""
+    bundle: str = ""
 
     def __str__(self) -> str:
+        name = f"{self.name} with {self.bundle}" if self.bundle else self.name
         notes = ["captured"] if self.captured else []
         notes += [f"not captured: {self.why_not_captured}"] if self.why_not_captured else []
         notes += [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
         notes += [f"not {name}: {why}" for name, why in self.passed_over]
-        return f"{self.name} ({'; '.join(notes)})" if notes else self.name
+        return f"{name} ({'; '.join(notes)})" if notes else name
 
 
 Chosen = ProviderChoice  # its name up to 0.1, in pickles

@@ -5,18 +5,34 @@ A provider must fit (`hardware.providers`), pass the self-test (`self_test`) and
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streamspec.bundle.cache_section import CAPTURED
-from streamspec.bundle.manifest import Manifest
-from streamspec.errors import StreamspecError, one_line
+from streamspec.bundle.files import read_manifest, verified
+from streamspec.bundle.manifest import TOKENIZER, Manifest
+from streamspec.bundle.onnx_check import check_graphs
+from streamspec.errors import ConfigError, StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import physical_cores
-from streamspec.runtime.hardware.providers import AUTO, CPU, FASTER, NATIVE_CPU, ProviderChoice, fitting, flavour, named
+from streamspec.runtime.hardware.providers import (
+    AUTO,
+    CPU,
+    DEVICE,
+    DYNAMIC,
+    FASTER,
+    NATIVE_CPU,
+    NATIVE_OPS,
+    ProviderChoice,
+    fitting,
+    flavour,
+    named,
+)
 from streamspec.runtime.tuning.self_test import check_numerics
 from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration, calibrated
+
+NEITHER = "leave cpu_bundle out"
 
 
 def open_runner(
@@ -26,9 +42,10 @@ def open_runner(
     threads: int | None = None,
     spin: bool = True,
     cache_dir: str | Path | None = None,
+    beside: CpuBundle | None = None,
 ) -> tuple[OrtRunner, ProviderChoice]:
     """Opens the bundle in `folder`, whose graphs were checked (`check_graphs`); it has passed the self-test.
-    `cache_dir`: where measurements are kept.
+    `cache_dir`: where measurements are kept. `beside`: with "auto", what computes on the CPU in its place.
 
     Raises ConfigError for a name that no provider has; where the requested provider, or with "auto" the CPU, cannot be
     used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
@@ -36,9 +53,44 @@ def open_runner(
     if provider != AUTO:
         runner = open_on(folder, manifest, provider, threads, spin)
         return runner, _choice(runner)
-    search = _ProviderSearch(folder, manifest, threads, spin, cache_dir)
+    search = _ProviderSearch(folder, manifest, threads, spin, cache_dir, beside)
     runner = search.best()
-    return runner, _choice(runner, tuple(search.passed_over.items()))
+    choice = _choice(runner, tuple(search.passed_over.items()))
+    other = beside is not None and runner.model.path.parent == beside.folder
+    return runner, replace(choice, bundle=str(beside.folder)) if beside and other else choice
+
+
+@dataclass(frozen=True)
+class CpuBundle:
+    """A bundle of the same weights for the CPU, beside one for a device. `hashes`: whether its files' are checked when
+    it is opened."""
+
+    folder: Path
+    manifest: Manifest
+    hashes: bool = True
+
+    @classmethod
+    def read(cls, folder: Path, device: Manifest, hashes: bool) -> CpuBundle:
+        """Raises ConfigError for a bundle that might answer otherwise than the one of `device`, or is for none."""
+        manifest = read_manifest(folder)
+        if flavour(device) != DEVICE:
+            raise ConfigError(
+                "a bundle for the CPU beside another", "beside one of export --target cuda or rocm", NEITHER
+            )
+        if flavour(manifest) not in (DYNAMIC, NATIVE_OPS):
+            raise ConfigError(
+                f"a {flavour(manifest)} bundle {folder} for the CPU", "one of export --target cpu", NEITHER
+            )
+        if device.weights_sha256 is None or manifest.weights_sha256 is None:
+            raise ConfigError("a bundle of 0.1, which does not tell its weights", "two of 0.2", "export it again")
+        for what, one, other in (
+            ("weights", device.weights_sha256[:12], manifest.weights_sha256[:12]),
+            ("prompt format", device.prompt_format, manifest.prompt_format),
+            ("tokenizer", device.files[TOKENIZER].sha256[:12], manifest.files[TOKENIZER].sha256[:12]),
+        ):
+            if one != other:
+                raise ConfigError(f"{folder} with {what} {other}", f"{one}, as the bundle beside it", NEITHER)
+        return cls(folder, manifest, hashes)
 
 
 def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) -> ProviderChoice:
@@ -49,23 +101,32 @@ def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) ->
 def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
-    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph for
-    capture that cannot be captured, or computes wrongly, gives way to the ordinary one; the model says why."""
+    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph that
+    cannot be captured, or then computes wrongly, gives way to the ordinary one; the model says why."""
     wanted, why_not = named(provider), ""
-    if manifest.captured is not None and wanted.capture is not None:
+    if wanted.capture is not None and wanted.captured in manifest.files:
         try:
-            return _checked(folder / CAPTURED, manifest, threads, wanted.name, spin)
+            return _checked(folder / wanted.captured, manifest, threads, wanted.name, spin, capture=True)
         except StreamspecError as error:
+            if not wanted.dynamic:
+                raise
             why_not = one_line(error.found, 300)
-    runner = _checked(folder / wanted.graph, manifest, threads, wanted.name, spin)
+    runner = _checked(folder / wanted.graph, manifest, threads, wanted.name, spin, capture=False)
     runner.model.why_not_captured = why_not
     return runner
 
 
-def _checked(graph: Path, manifest: Manifest, threads: int | None, provider: str, spin: bool) -> OrtRunner:
-    runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin))
+def _checked(
+    graph: Path, manifest: Manifest, threads: int | None, provider: str, spin: bool, capture: bool
+) -> OrtRunner:
+    runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin, capture=capture))
     check_numerics(runner, manifest)
     return runner
+
+
+def on_cpu(name: str) -> bool:
+    """Whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
+    return name in (CPU.name, NATIVE_CPU.name)
 
 
 def speed(calibration: Calibration) -> float:
@@ -80,11 +141,22 @@ class _ProviderSearch:
     every load, since drivers and packages change."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        threads: int | None,
+        spin: bool,
+        cache_dir: str | Path | None,
+        beside: CpuBundle | None = None,
     ) -> None:
-        self.folder, self.manifest, self.spin, self.cache_dir = folder, manifest, spin, cache_dir
+        self.folder, self.manifest, self.spin, self.cache_dir, self.beside = folder, manifest, spin, cache_dir, beside
         self.threads = threads if threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
+        if beside is not None:
+            names, others = fitting(flavour(beside.manifest))
+            self.fitting = [name for name in self.fitting if not on_cpu(name)] + [*filter(on_cpu, names)]
+            self.passed_over = {name: why for name, why in self.passed_over.items() if not on_cpu(name)}
+            self.passed_over |= {name: why for name, why in others.items() if on_cpu(name)}
 
     def best(self) -> OrtRunner:
         if self.fitting == [CPU.name]:
@@ -96,11 +168,12 @@ class _ProviderSearch:
         speeds: dict[str, float] = {}
         held: OrtRunner | None = None  # the fastest of those that had to be opened
         for name in self.fitting:
-            known = cached_calibration(name, self.threads, self.manifest, self.cache_dir)
+            manifest = self.beside.manifest if self.beside and on_cpu(name) else self.manifest
+            known = cached_calibration(name, self.threads, manifest, self.cache_dir)
             runner = self._tried(name) if known is None else None
             if runner is not None:
                 try:
-                    known = calibrated(runner, self.manifest, self.cache_dir)
+                    known = calibrated(runner, manifest, self.cache_dir)
                 except StreamspecError as error:  # passed the self-test, then failed
                     self.passed_over[name] = one_line(error.found, 200)
                     continue
@@ -125,4 +198,9 @@ class _ProviderSearch:
             return None
 
     def _open(self, name: str) -> OrtRunner:
-        return open_on(self.folder, self.manifest, name, self.threads, self.spin)
+        if self.beside is None or not on_cpu(name):
+            return open_on(self.folder, self.manifest, name, self.threads, self.spin)
+        folder, manifest = self.beside.folder, self.beside.manifest
+        with verified(folder, manifest, self.beside.hashes):
+            check_graphs(folder, manifest)
+            return open_on(folder, manifest, name, self.threads, self.spin)

@@ -169,6 +169,7 @@ class Manifest:
     provider: str = "cpu"
     parity: dict[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
+    weights_sha256: str | None = None  # of what answers, however it is rounded: the base and the LoRA merged into it
     block_size: int | None = None  # of int4: weights that share a scale
     store: StoreInfo | None = None  # of answers, to draft from
     captured: CallSizes | None = None  # sizes of the graph that a device captures
@@ -238,6 +239,7 @@ class Manifest:
             provider=raw.text("provider", 64),
             parity=dict(raw.items("parity", 1000)),
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
+            weights_sha256=raw.digest("weights_sha256") if raw.optional("weights_sha256") else None,
             block_size=raw.integer("block_size", 1, 1 << 16) if raw.optional("block_size") else None,
             store=store,
             captured=captured,
@@ -369,11 +371,8 @@ def _probe(raw: Fields, model: ModelInfo) -> ProbeInfo:
     ids, choices = raw.integers("input_ids", 0, last, MAX_PROBE), raw.integers("choices", 0, last, MAX_PROBE)
     logits = raw.numbers("top_logits", -MAX_LOGIT, MAX_LOGIT, MAX_PROBE)
     if not len(ids) == len(choices) == len(logits) or len(ids) > model.context_length:
-        raise BundleError(
-            f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits",
-            "equally many, within the context",
-            AGAIN,
-        )
+        found = f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits"
+        raise BundleError(found, "equally many, within the context", AGAIN)
     return ProbeInfo(ids, choices, logits)
 
 

@@ -9,6 +9,7 @@ import typer
 from streamspec.cli.shared_options import (
     BUNDLE,
     Context,
+    CpuBundle,
     Draft,
     Lookahead,
     MinP,
@@ -50,6 +51,7 @@ def command(
     context: Context = LoadOptions.context,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,
@@ -77,6 +79,7 @@ def command(
         bundle_of(bundle, precision),
         threads=threads,
         provider=provider,
+        cpu_bundle=cpu_bundle,
         ngram=not no_ngram,
         recycling=not no_recycling,
         lookahead=lookahead,

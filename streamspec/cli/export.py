@@ -64,7 +64,7 @@ def command(
     target: Annotated[
         str,
         typer.Option(
-            help="Hardware that the graph is shaped for: cpu, cuda, or a compiler of static graphs: openvino, "
+            help="Hardware that the graph is shaped for: cpu, cuda, rocm, or a compiler of static graphs: openvino, "
             "migraphx, directml, coreml."
         ),
     ] = "cpu",
@@ -76,7 +76,9 @@ def command(
     ] = False,
     capture: Annotated[
         bool,
-        typer.Option("--capture", help="With --target cuda: write a graph of fixed addresses for CUDA graphs, too."),
+        typer.Option(
+            "--capture", help="With --target cuda or rocm: write a graph of fixed addresses for CUDA or HIP graphs."
+        ),
     ] = False,
     rows: Annotated[
         str | None,

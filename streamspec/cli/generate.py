@@ -10,6 +10,7 @@ import typer
 
 from streamspec.cli.shared_options import (
     Bundle,
+    CpuBundle,
     Draft,
     Lookahead,
     MaxNewTokens,
@@ -55,6 +56,7 @@ def command(
     draft: Draft = None,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,
@@ -93,6 +95,7 @@ def command(
         bundle,
         threads=threads,
         provider=provider,
+        cpu_bundle=cpu_bundle,
         tree=rows or "auto",
         ngram=not no_ngram,
         recycling=not no_recycling,

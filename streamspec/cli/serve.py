@@ -13,6 +13,7 @@ import typer
 from streamspec.cli.shared_options import (
     Bundle,
     Context,
+    CpuBundle,
     Draft,
     Idle,
     Lookahead,
@@ -101,6 +102,7 @@ def command(
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
+    cpu_bundle: CpuBundle = None,
     no_ngram: NoNgram = False,
     no_recycling: NoRecycling = False,
     lookahead: Lookahead = LoadOptions.lookahead,
@@ -117,6 +119,7 @@ def command(
     options = LoadOptions(
         threads=threads,
         provider=provider,
+        cpu_bundle=cpu_bundle,
         ngram=not no_ngram,
         recycling=not no_recycling,
         lookahead=lookahead,

@@ -62,6 +62,7 @@ AllowBaseMismatch = Annotated[
 ]
 Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
 Provider = Annotated[str, load_flag("provider")]
+CpuBundle = Annotated[Path | None, load_flag("cpu_bundle", callback=installed, show_default=False)]
 Use = Annotated[str | None, load_flag("adapter", show_default=False)]
 Draft = Annotated[str | None, load_flag("draft", callback=drafting, show_default=False)]
 Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]

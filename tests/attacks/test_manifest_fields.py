@@ -84,6 +84,7 @@ HELD = {
     "provider": WORDS,
     "parity": WORDS,
     "weights_bytes": WORDS,
+    "weights_sha256": WORDS + "; one bundle's is compared with another's",
     "block_size": WORDS + "; and " + STATED,
     "store.": FILES + ", read and compared whole; and " + STATED,
     "tools": WORDS,

@@ -147,6 +147,20 @@ def test_answers_end_where_the_lora_was_taught_to_end(tied: Path, tmp_path: Path
         export_swappable(tied, [lora], tmp_path / "none", "fp32", progress=quiet)
 
 
+def test_a_bundle_tells_the_weights_that_answer_however_they_are_rounded(tied: Path, tmp_path: Path) -> None:
+    made = {
+        "fp32": tuned(tmp_path / "lora", tied),
+        "fp16": tmp_path / "lora",
+        "other": tuned(tmp_path / "b", tied, r=2),
+    }
+    told = [
+        export_bundle(tied, lora, tmp_path / name, "fp16" if name == "fp16" else "fp32", progress=quiet)
+        for name, lora in ({"alone": None} | made).items()
+    ]
+    alone, one, rounded, other = (manifest.weights_sha256 for manifest in told)
+    assert alone == told[0].base.sha256 and one == rounded and len({alone, one, other}) == 3
+
+
 def test_a_lora_of_another_base_is_refused_unless_the_user_says_so(tmp_path: Path) -> None:
     base = base_of(tmp_path / "llama-3-8b")
     lora = tuned(tmp_path / "lora", base)

@@ -262,13 +262,14 @@ def build_captured(
     kind: str = "fp32",
     mode: str = "merged",
     sizes: CallSizes = CAPTURED,
+    lacks: frozenset[str] = frozenset(),
 ) -> Built:
     """The same with a graph for capture."""
     spec = describe(model)
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
     made = DEVICE_PRECISIONS[kind]()
-    graph = CapturedStepGraph(spec, ModelSource(model, spec), made, sizes, drafter, candidates, mode)
+    graph = CapturedStepGraph(spec, ModelSource(model, spec), made, sizes, drafter, candidates, mode, lacks)
     store = WeightStore(folder / "captured.onnx.data")
     onnx.save(graph.build(store), folder / "captured.onnx")
     store.close()

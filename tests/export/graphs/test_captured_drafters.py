@@ -16,7 +16,8 @@ from streamspec.bundle.cache_section import CAPTURED
 from streamspec.errors import StreamspecError
 from streamspec.export import Target, export_bundle
 from tests.export.drafters import test_dflash, test_eagle3, test_published_block
-from tests.export.graphs.test_captured_step_graph import check_kernels, harming, misread
+from tests.export.graphs.test_captured_step_graph import harming, misread
+from tests.support.device_kernels import check_kernels
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_exports import tiny_model
 

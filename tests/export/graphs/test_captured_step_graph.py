@@ -19,7 +19,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.export import export_bundle
-from streamspec.export.deployment_target import DEVICE_PRECISIONS, Target
+from streamspec.export.deployment_target import DEVICE_PRECISIONS, DEVICES, Target
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph, check_capturable
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
@@ -28,6 +28,7 @@ from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.weights.load_weights import ModelSource
 from tests.export.drafters.test_draft_layer import METHODS, spec_of, trained
+from tests.support.device_kernels import ROCM, check_kernels
 from tests.support.tiny_exports import (
     CAPTURED,
     FAMILIES,
@@ -41,77 +42,23 @@ from tests.support.tiny_exports import (
     tiny_streams,
 )
 
-BOOL, INT64, FLOAT, HALF, UINT8 = "bool", "int64", "float", "float16", "uint8"
-ANY = {BOOL, INT64, FLOAT, HALF}
-REAL, NUMBERS = {FLOAT, HALF}, {FLOAT, HALF, INT64}
-# Domain and operator: first and last opset version of the kernel, and types of its first input. From "Operators
-# implemented by CUDAExecutionProvider" in OperatorKernels.md of microsoft/onnxruntime; a kernel without an end there
-# takes its first version alone (core/framework/kernel_registry.cc).
-CUDA = {
-    ("", "Add"): (14, 14, NUMBERS),
-    ("", "And"): (7, 7, {BOOL}),
-    ("", "ArgMax"): (13, 13, REAL),
-    ("", "Cast"): (13, 18, ANY),
-    ("", "Concat"): (13, 13, ANY),
-    ("", "Div"): (14, 14, NUMBERS),
-    ("", "Equal"): (13, 13, ANY),
-    ("", "Expand"): (13, 13, ANY),
-    ("", "Gather"): (13, 13, ANY),
-    ("", "GatherElements"): (13, 13, ANY),
-    ("", "Gemm"): (13, 13, REAL),
-    ("", "Greater"): (13, 13, NUMBERS),
-    ("", "GreaterOrEqual"): (16, 16, NUMBERS),
-    ("", "LayerNormalization"): (17, 17, REAL),
-    ("", "Less"): (13, 13, NUMBERS),
-    ("", "Log"): (13, 13, REAL),
-    ("", "LogSoftmax"): (13, 13, REAL),
-    ("", "MatMul"): (13, 13, REAL),
-    ("", "Max"): (13, 13, NUMBERS),
-    ("", "Min"): (13, 13, NUMBERS),
-    ("", "Mul"): (14, 14, NUMBERS),
-    ("", "Not"): (1, 1, {BOOL}),
-    ("", "Or"): (7, 7, {BOOL}),
-    ("", "ReduceLogSumExp"): (18, 18, REAL),
-    ("", "ReduceMax"): (18, 18, NUMBERS),
-    ("", "ReduceSum"): (13, 13, NUMBERS),
-    ("", "Relu"): (14, 14, REAL),
-    ("", "Reshape"): (14, 18, ANY),
-    ("", "ScatterElements"): (18, 18, ANY),
-    ("", "Sigmoid"): (13, 13, REAL),
-    ("", "SimplifiedLayerNormalization"): (1, 1, REAL),
-    ("", "Slice"): (13, 13, ANY),
-    ("", "Softmax"): (13, 13, REAL),
-    ("", "Split"): (18, 18, ANY),
-    ("", "Squeeze"): (13, 20, ANY),
-    ("", "Sub"): (14, 14, NUMBERS),
-    ("", "Tanh"): (13, 13, REAL),
-    ("", "Tile"): (13, 13, NUMBERS),
-    ("", "TopK"): (11, 11, NUMBERS),
-    ("", "Transpose"): (13, 20, ANY),
-    ("", "Unsqueeze"): (13, 20, ANY),
-    ("", "Where"): (16, 16, {BOOL}),
-    ("com.microsoft", "FastGelu"): (1, 1, REAL),
-    ("com.microsoft", "FusedMatMul"): (1, 1, REAL),
-    ("com.microsoft", "GatherBlockQuantized"): (1, 1, {UINT8}),
-    ("com.microsoft", "Gelu"): (1, 1, REAL),
-    ("com.microsoft", "MatMulNBits"): (1, 1, REAL),
-    ("com.microsoft", "QuickGelu"): (1, 1, REAL),
-    ("com.microsoft", "RotaryEmbedding"): (1, 1, REAL),
-    ("com.microsoft", "SkipLayerNormalization"): (1, 1, REAL),
-    ("com.microsoft", "SkipSimplifiedLayerNormalization"): (1, 1, REAL),
-}
-# what the CUDA provider reads on the host: allowed as constants alone, which lie there from the beginning
-ON_HOST = {"Reshape": 1, "Expand": 1, "Tile": 1, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "TopK": 1}
-ON_HOST |= {"ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
 
-
-def written(folder: Path, family: str, kind: str, drafter: Any = None, mode: str = "merged", half: bool = False) -> Any:
+def written(
+    folder: Path,
+    family: str,
+    kind: str,
+    drafter: Any = None,
+    mode: str = "merged",
+    half: bool = False,
+    device: str = "cuda",
+) -> Any:
     """The captured graph and, over the same data, the dynamic one."""
     spec, made = describe(tiny_model(family)), DEVICE_PRECISIONS[kind]()
     spec = replace(spec, cache_dtype="float16") if half else spec
     drafter = None if drafter is None else drafter(spec)
     source, store = ModelSource(tiny_model(family), spec), WeightStore(folder / "weights")
-    captured = CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode).build(store)
+    lacks = DEVICES[device].lacks
+    captured = CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode, lacks).build(store)
     return captured, StepGraph(spec, source, made, drafter, None, 8, mode).build(store)
 
 
@@ -132,62 +79,6 @@ DRAFTERS: dict[str, Any] = {
 }
 
 
-def check_kernels(model: onnx.ModelProto) -> set[tuple[str, str]]:
-    """Fails for a node that the CUDA provider would leave to the CPU; returns the kinds of operators."""
-    constants = {proto.name for proto in model.graph.initializer}
-    types = dtypes(model)
-    for node in model.graph.node:
-        first, last, allowed = CUDA[node.domain, node.op_type]
-        version = 1
-        if not node.domain and node.op_type != "SimplifiedLayerNormalization":
-            version = onnx.defs.get_schema(node.op_type, OPSET).since_version
-        assert first <= version <= last, f"{node.op_type} {version}"
-        assert types[node.input[0]] in allowed, f"{node.op_type} of {types[node.input[0]]}"
-        if node.op_type in ON_HOST:
-            for name in node.input[ON_HOST[node.op_type] :]:
-                assert name in constants, f"{node.name} reads {name} on the host"
-    return {(node.domain, node.op_type) for node in model.graph.node}
-
-
-def dtypes(model: onnx.ModelProto) -> dict[str, str]:
-    """The type of every value, as a session knows it that gives them all out."""
-    named = {proto.name: onnx.TensorProto.DataType.Name(proto.data_type).lower() for proto in model.graph.initializer}
-    named |= {
-        value.name: onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
-        for value in model.graph.input
-    }
-    changed = {
-        "Cast",
-        "ArgMax",
-        "Equal",
-        "Greater",
-        "GreaterOrEqual",
-        "Less",
-        "And",
-        "Or",
-        "Not",
-        "TopK",
-        "Where",
-        "GatherBlockQuantized",
-    }
-    for node in model.graph.node:
-        kind = named[node.input[0]]
-        if node.op_type == "Cast":
-            kind = onnx.TensorProto.DataType.Name(node.attribute[0].i).lower()
-        elif node.op_type in ("ArgMax",):
-            kind = INT64
-        elif node.op_type == "Where":
-            kind = named[node.input[1]]
-        elif node.op_type == "GatherBlockQuantized":
-            kind = named[node.input[2]]
-        elif node.op_type in changed and node.op_type != "TopK":
-            kind = BOOL
-        named |= dict.fromkeys(node.output, kind)
-        if node.op_type == "TopK":
-            named[node.output[1]] = INT64
-    return named
-
-
 def test_every_node_has_a_kernel_on_the_device(tmp_path: Path) -> None:
     seen = set()
     for family in ATTENDING:
@@ -201,6 +92,22 @@ def test_every_node_has_a_kernel_on_the_device(tmp_path: Path) -> None:
         seen |= check_kernels(written(tmp_path, family, "int4", beside(), "delta")[0])
     assert {kind for _, kind in seen} >= {"ScatterElements", "MatMulNBits", "GatherBlockQuantized", "FusedMatMul"}
     assert not {kind for _, kind in seen} & {"If", "Loop", "Scan", "Shape", "NonZero", "ScatterND", "Range"}
+
+
+def test_every_node_has_a_kernel_of_rocm(tmp_path: Path) -> None:
+    """In the precisions that are offered for it; RotaryEmbedding, of which it has none, is written out."""
+    seen: set[tuple[str, str]] = set()
+    for family in ATTENDING:
+        for kind in DEVICES["rocm"].precisions:
+            mode = "delta" if kind == "fp32" else "merged"
+            seen |= check_kernels(written(tmp_path, family, kind, full, mode, device="rocm")[0], ROCM)
+    for drafter in DRAFTERS.values():
+        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True, device="rocm")[0], ROCM)
+    for family in ("llama", "gemma4_text"):
+        seen |= check_kernels(written(tmp_path, family, "fp16", beside(), "delta", device="rocm")[0], ROCM)
+    assert {kind for _, kind in seen} >= {"ScatterElements", "SkipSimplifiedLayerNormalization", "Split", "TopK"}
+    with pytest.raises(KeyError, match="RotaryEmbedding"):
+        check_kernels(written(tmp_path, "llama", "fp16")[0], ROCM)
 
 
 def test_a_shape_that_only_the_call_knows_is_refused_at_export() -> None:
@@ -222,19 +129,26 @@ def beside(**shape: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "made"),
+    ("family", "made", "device"),
     [
-        *((family, full) for family in ATTENDING),
-        *((family, beside()) for family in ("llama", "gemma2", "gemma3_text", "gemma4_text", "phi", "gpt2")),
-        *(("llama", beside(**shape)) for shape in ({"lora": False, "bigram": 0, "shifted": False}, {"paper": 3})),
+        *((family, full, device) for family in ATTENDING for device in DEVICES),
+        *((family, beside(), "cuda") for family in ("llama", "gemma2", "gemma3_text", "gemma4_text", "phi", "gpt2")),
+        *(
+            ("llama", beside(**shape), "cuda")
+            for shape in ({"lora": False, "bigram": 0, "shifted": False}, {"paper": 3})
+        ),
+        ("llama", beside(), "rocm"),
     ],
 )
-def test_it_computes_what_the_dynamic_graph_does(family: str, made: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_it_computes_what_the_dynamic_graph_does(
+    family: str, made: Callable[[Any], Any], device: str, tmp_path: Path
+) -> None:
     """A prompt as accepted paths, a tree, and the row after one with gaps."""
     model, random = tiny_model(family), np.random.default_rng(0)
     drafter = made(describe(model))
     mode = "delta" if drafter.eager else "merged"
-    plain, held = (make(tmp_path, model, drafter, mode=mode).stepper() for make in (build, build_captured))
+    plain = build(tmp_path, model, drafter, mode=mode).stepper()
+    held = build_captured(tmp_path, model, drafter, mode=mode, lacks=DEVICES[device].lacks).stepper()
     prompt, nodes = random.integers(0, VOCAB, 23), random.integers(0, VOCAB, 5)
     outs = []
     for steps in (plain, held):
@@ -335,6 +249,8 @@ def test_what_cannot_be_captured_is_refused_by_name() -> None:
     ("options", "message"),
     [
         ({"name": "cpu", "capture": True}, "--capture for cpu"),
+        ({"name": "rocm"}, "--target rocm without --capture: it cannot run the dynamic graph"),
+        ({"name": "rocm", "static": True, "capture": True}, "a static graph for rocm"),
         ({"name": "cuda", "row_counts": (1, 8)}, "rows for a graph whose shapes are not fixed"),
         ({"name": "cuda", "context": 100}, "a context for a graph whose shapes are not fixed"),
         ({"name": "cuda", "capture": True, "rows": 8}, "rows of a graph of another kind"),
@@ -348,3 +264,11 @@ def test_what_cannot_be_captured_is_refused_by_name() -> None:
 def test_a_target_says_what_is_wrong_with_it(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Target(**options)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_device_without_a_precisions_operators_refuses_it(precision: str) -> None:
+    rocm = Target("rocm", capture=True)
+    with pytest.raises(ConfigError, match=f"{precision} for rocm.*fp32 or fp16: it has no kernel"):
+        rocm.precision(precision, None)
+    assert rocm.precision("fp16", None) and Target("cuda").precision(precision, None)
