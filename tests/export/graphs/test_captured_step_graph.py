@@ -53,8 +53,10 @@ CUDA = {
     ("", "ArgMax"): (13, 13, REAL),
     ("", "Cast"): (13, 18, ANY),
     ("", "Concat"): (13, 13, ANY),
+    ("", "CumSum"): (14, 14, NUMBERS),
     ("", "Div"): (14, 14, NUMBERS),
     ("", "Equal"): (13, 13, ANY),
+    ("", "Exp"): (13, 13, REAL),
     ("", "Expand"): (13, 13, ANY),
     ("", "Gather"): (13, 13, ANY),
     ("", "GatherElements"): (13, 13, ANY),
@@ -71,6 +73,7 @@ CUDA = {
     ("", "Mul"): (14, 14, NUMBERS),
     ("", "Not"): (1, 1, {BOOL}),
     ("", "Or"): (7, 7, {BOOL}),
+    ("", "Pad"): (18, 18, REAL),
     ("", "ReduceLogSumExp"): (18, 18, REAL),
     ("", "ReduceMax"): (18, 18, NUMBERS),
     ("", "ReduceSum"): (13, 13, NUMBERS),
@@ -102,7 +105,7 @@ CUDA = {
 }
 # what the CUDA provider reads on the host: allowed as constants alone, which lie there from the beginning
 ON_HOST = {"Reshape": 1, "Expand": 1, "Tile": 1, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "TopK": 1}
-ON_HOST |= {"ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
+ON_HOST |= {"CumSum": 1, "Pad": 1, "ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
 
 
 def written(folder: Path, family: str, kind: str, drafter: Any = None, mode: str = "merged", half: bool = False) -> Any:
@@ -306,7 +309,8 @@ def exported(folder: Path, base: Base) -> Manifest:
 
 def test_an_export_says_how_well_it_computes(tmp_path: Path) -> None:
     parity = exported(tmp_path, save_base(tmp_path / "base")).parity
-    assert parity["captured"].keys() == parity.keys() - {"captured", "perplexity", "text"}
+    assert parity["captured"].keys() == parity.keys() - {"captured", "perplexity", "text"} | {"sampled"}
+    assert parity["captured"]["sampled"] == {"rows": 8, "same": 8}
     assert parity["captured"]["plain"]["rows"] == parity["plain"]["rows"] > 80
     assert all(0 < parity["captured"][part]["relative"] < 1e-4 for part in ("plain", "tree", "streams"))
 
@@ -318,6 +322,15 @@ def test_a_graph_that_computes_something_else_is_not_exported(
     part, harm = BREAKS[broken]
     harming(monkeypatch, harm)
     with pytest.raises(StreamspecError, match=f"the captured graph's {part} logits differ"):
+        exported(tmp_path, save_base(tmp_path / "base"))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_graph_that_draws_otherwise_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harming(monkeypatch, lambda model: misread(model, "sample", sg.UNIFORMS, sg.MIN_P))
+    with pytest.raises(
+        StreamspecError, match=r"the captured graph draws \d+ of 8 tokens otherwise than its logits say"
+    ):
         exported(tmp_path, save_base(tmp_path / "base"))
     assert not (tmp_path / "bundle").exists()
 
