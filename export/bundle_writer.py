@@ -61,7 +61,7 @@ from streamspec.export.quantization.calibration_text import calibration_tokens
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import copy_tokenizer
-from streamspec.export.validate.captured_runner import CapturedGraph
+from streamspec.export.validate.captured_runner import CapturedGraph, check_sampled
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import text_rows, texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
@@ -324,6 +324,7 @@ def _with_captured(manifest: Manifest, sizes: CallSizes, folder: Path, reference
     features = captured_features(GraphFeatures.of_manifest(manifest), sizes)
     graph = CapturedGraph(open_session(folder / CAPTURED), sizes, features)
     report = check_parity(graph, reference.expected, manifest.precision)
+    report |= {"sampled": check_sampled(graph, reference.expected.case)}
     return replace(manifest, parity=manifest.parity | {"captured": report})
 
 

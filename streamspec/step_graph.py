@@ -26,12 +26,11 @@ LOGIT_ROWS, SEQUENCE_ROWS = "logit_rows", "sequence_rows"
 # Sampling
 TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 UNIFORMS, SEEN, FREE, ALLOWED = "uniforms", "seen", "free", "allowed"
-# Early exit
-KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"
+KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"  # early exit
 # Drafting
 PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
 NEXT_IDS = "next_ids"
-CALL, RESULT = "call", "result"  # of a captured graph, which has all in one array each
+CALL, DRAW, RESULT = "call", "draw", "result"  # of a captured graph, which has all in few arrays
 CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
@@ -41,8 +40,7 @@ STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where stream
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
 CACHE_KINDS = KEY, VALUE
 EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
-# Compaction
-ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"
+ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"  # compaction
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to
 TASK_LORA, STREAM_LORA = "task", "streams"
 STREAM_BEGIN, STREAM_SHIFT, STREAM_EMBEDDINGS = "streams.begin", "streams.shift", "streams.embeddings"
@@ -321,7 +319,10 @@ INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] =
     ),
     STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _NEXT_IDS, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
     CAPTURED: (
-        (GraphTensor(CALL, _INT, ("n", "w"), "a call, packed"), _CACHE_IN),
+        (
+            *(GraphTensor(CALL, _INT, ("n", "w"), "a call, packed"), GraphTensor(SEEN, _BOOL, ("V",), "as above")),
+            *(GraphTensor(DRAW, _FLOAT, ("d", 5), "how tokens are sampled, packed; [1, 5]: greedily"), _CACHE_IN),
+        ),
         (GraphTensor(RESULT, _FLOAT, ("x",), "the other outputs of a step, packed"), _LOGITS_OUT[1], _CACHE_OUT),
     ),
     COMPACTION: ((*_COMPACTION_IN, _CACHE_IN), (_CACHE_OUT,)),

@@ -5,7 +5,8 @@ no branch, no shape looked up at run time, every operator and type on the provid
 (`tests/support/device_kernels.py`). The weights are those of the dynamic graph beside it, in one data
 file; the number of rows is a symbol, so that one session has the weights once and captures one graph for each count.
 
-- One array comes in (`call`) and one goes out (`result`), beside the logits, which are read where tokens are sampled.
+- One array comes in (`call`), beside it where tokens are sampled a small one (`draw`, `captured_sampler`), and one goes
+  out (`result`), beside the logits, which are read where the host chooses.
 - K/V are written where they lie: past and present are bound to one buffer. The rows of the path accepted in the step
   before are gathered first; they and the new rows are one block, which one ScatterElements writes. On CUDA it copies
   nothing where past and present are one buffer, and takes its sizes by value (scatter_elements_impl.cu). ScatterND
@@ -43,6 +44,7 @@ from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass, Interleaved
 from streamspec.export.drafters.streams.stream_masks import window_out
+from streamspec.export.graphs.captured_sampler import CapturedSampler
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
@@ -271,8 +273,11 @@ class _CapturedBuilder:
         final = self.layers.run(self.layers.positions)
         with g.named("head"):
             self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
-            choices = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
-        values = [choices]
+            greedy = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
+        with g.named("sample"):
+            sampler = CapturedSampler(g, self.parts.spec.vocab)
+            choices, said = sampler.add(RAW_LOGITS, self.layers.tokens, greedy, self.layers.numbers)
+        values = [said]
         if self.drafter is not None:
             values += self._draft(self.drafter, final, choices)
         with g.named("pack"):

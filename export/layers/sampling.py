@@ -67,11 +67,11 @@ class TokenSampler:
         as_they_are, harder = Scope(g.store, "unpenalised"), Scope(g.store, "penalised")
         branches = (
             (as_they_are, as_they_are.op("Identity", logits)),
-            (harder, self._penalise(harder, logits, tokens, mask)),
+            (harder, with_penalty(harder, logits, tokens, mask)),
         )
         penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), slots)
         hot = inner.op("Greater", TEMPERATURE, _f32(inner, 0))
-        calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
+        calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "drawn")
         calmest = self._argmax(calm, penalised)
         uniforms = drawing.op("Gather", UNIFORMS, slots, axis=0) if slots else UNIFORMS
         drawn = self._draw(drawing, penalised, uniforms)
@@ -88,22 +88,6 @@ class TokenSampler:
     def _argmax(self, g: Scope, x: str) -> str:
         return g.op("ArgMax", x, axis=-1, keepdims=0) if self.native is None else self.native.argmax(g, x)
 
-    def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
-        """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if
-        negative.
-        """
-        rows = g.op("Shape", logits, end=1)
-        base = g.op("Expand", g.op("Unsqueeze", SEEN, g.ints(0)), g.op("Concat", rows, g.ints(self.vocab), axis=0))
-        # Columns that do not precede a row repeat the token of its first that does.
-        before = g.op("Equal", mask, _f32(g, 0))
-        row = g.op("Unsqueeze", tokens, g.ints(0))
-        first = g.op("Gather", tokens, g.op("ArgMax", g.op("Cast", before, to=FLOAT), axis=1, keepdims=1), axis=0)
-        indices = g.op("Where", before, row, first)
-        yes = g.op("Expand", g.store.constant(True, np.bool_), g.op("Shape", indices))
-        seen = g.op("ScatterElements", base, indices, yes, axis=1)
-        milder, harder = g.op("Mul", logits, REPETITION_PENALTY), g.op("Div", logits, REPETITION_PENALTY)
-        return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
-
     def _draw(self, g: Scope, logits: str, uniforms: str) -> str:
         scores = g.op("Div", logits, TEMPERATURE)
         top = g.op("ReduceMax", scores, g.ints(1), keepdims=1)
@@ -112,7 +96,7 @@ class TokenSampler:
             floor = self._floor(g, weights)
         kept = g.op("Where", g.op("Less", weights, floor), _f32(g, 0), weights)
         with g.named("inverse_cdf"):
-            return self._inverse_cdf(g, kept, uniforms)
+            return inverse_cdf(g, kept, uniforms, self.vocab)
 
     def _floor(self, g: Scope, weights: str) -> str:
         """[r, 1]: the smallest weight that top-k, top-p and min-p keep; the largest weight is 1 and always stays."""
@@ -128,9 +112,9 @@ class TokenSampler:
         limited = g.op("Greater", TOP_K, g.store.constant(0, np.int64))
         first = g.op("Min", g.op("Where", limited, TOP_K, g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
-        held = _total(g, best)
+        held = total(g, best)
         # top-p counts shares of the tokens that top-k keeps
-        share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), TOP_P)
+        share = g.op("Mul", g.op("Where", limited, held, total(g, weights)), TOP_P)
         enough = g.op("Where", g.op("Less", TOP_P, _f32(g, 1)), share, _f32(g, np.inf))
         short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))
         return self._widened(g, _nucleus(g, best, enough), weights, enough, short, (*SORTED[1:], self.vocab))
@@ -147,36 +131,61 @@ class TokenSampler:
         )
         lower = _nucleus(wide, best, goal)
         if sizes[1:]:
-            lower = self._widened(wide, lower, of_short, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
+            lower = self._widened(wide, lower, of_short, goal, wide.op("Less", total(wide, best), goal), sizes[1:])
         whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
         any_short = g.op(
             "Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64)
         )
         return _if(g, any_short, (wide, whole), (done, done.op("Identity", floor)), FLOAT)
 
-    def _inverse_cdf(self, g: Scope, weights: str, uniforms: str) -> str:
-        """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within
-        one.
-        """
-        pad = -self.vocab % BLOCK
-        if pad:
-            weights = g.op("Pad", weights, g.ints(0, 0, 0, pad))
-        count = (self.vocab + pad) // BLOCK
-        blocks = g.op("Reshape", weights, g.ints(-1, count, BLOCK))
-        axis = g.store.constant(1, np.int64)
-        ends = g.op("CumSum", g.op("ReduceSum", blocks, g.ints(2), keepdims=0), axis)
-        total = g.op("Slice", ends, g.ints(-1), g.ints(count), g.ints(1))
-        target = g.op("Mul", total, g.op("Unsqueeze", uniforms, g.ints(1)))
-        block = g.op("ArgMax", g.op("Cast", g.op("Greater", ends, target), to=FLOAT), axis=1, keepdims=1)
-        before = g.op("GatherElements", g.op("Pad", ends, g.ints(0, 1, 0, 0)), block, axis=1)
-        inside = g.op("GatherND", blocks, block, batch_dims=1)
-        running = g.op("Add", before, g.op("CumSum", inside, axis))
-        # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will
-        # do.
-        hit = g.op("Cast", g.op("Greater", running, target), to=FLOAT)
-        possible = g.op("Cast", g.op("Greater", inside, _f32(g, 0)), to=FLOAT)
-        token = g.op("ArgMax", g.op("Add", g.op("Add", hit, hit), possible), axis=1, keepdims=1)
-        return g.op("Squeeze", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.ints(1))
+
+def with_penalty(g: Scope, logits: str, tokens: str, mask: str) -> str:
+    """[r, vocab]: `logits` of tokens that occur before or in a row, in `SEEN` or as the `tokens` [n] that `mask` [r, n]
+    has 0 for, divided by the penalty if positive, multiplied if negative."""
+    # Columns that do not precede a row repeat the token of its first that does.
+    before = g.op("Equal", mask, _f32(g, 0))
+    row = g.op("Unsqueeze", tokens, g.ints(0))
+    first = g.op("Gather", tokens, g.op("ArgMax", g.op("Cast", before, to=FLOAT), axis=1, keepdims=1), axis=0)
+    indices = g.op("Where", before, row, first)
+    # Values that are true in every row: no count of rows is looked up, which a captured graph does not know.
+    base = g.op("And", SEEN, g.op("Equal", first, first))
+    seen = g.op("ScatterElements", base, indices, g.op("Equal", indices, indices), axis=1)
+    milder, harder = g.op("Mul", logits, REPETITION_PENALTY), g.op("Div", logits, REPETITION_PENALTY)
+    return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
+
+
+def inverse_cdf(g: Scope, weights: str, uniforms: str, vocab: int) -> str:
+    """int64 [r]: the token at which the running sum of `weights` [r, vocab] exceeds uniform * total; over blocks, then
+    within one. Of nodes that a device captures."""
+    pad = -vocab % BLOCK
+    if pad:
+        weights = g.op("Pad", weights, g.ints(0, 0, 0, pad))
+    count = (vocab + pad) // BLOCK
+    blocks = g.op("Reshape", weights, g.ints(-1, count, BLOCK))
+    axis = g.store.constant(1, np.int64)
+    sums = g.op("ReduceSum", blocks, g.ints(2), keepdims=0)
+    ends = g.op("CumSum", sums, axis)
+    target = g.op(
+        "Mul", g.op("Slice", ends, g.ints(-1), g.ints(count), g.ints(1)), g.op("Unsqueeze", uniforms, g.ints(1))
+    )
+    block = g.op("Min", _first_above(g, ends, target, count), g.store.constant(count - 1, np.int64))  # of NaN: none is
+    before = g.op("GatherElements", g.op("CumSum", sums, axis, exclusive=1), block, axis=1)
+    place = g.op("Add", g.op("Unsqueeze", block, g.ints(2)), g.store.constant(np.zeros((1, 1, BLOCK)), np.int64))
+    inside = g.op("Squeeze", g.op("GatherElements", blocks, place, axis=1), g.ints(1))
+    running = g.op("CumSum", inside, axis)
+    token = _first_above(g, g.op("Add", before, running), target, BLOCK)
+    # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will do.
+    possible = _first_above(g, running, _f32(g, 0), BLOCK)
+    token = g.op("Where", g.op("Less", token, g.store.constant(BLOCK, np.int64)), token, possible)
+    token = g.op("Min", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.store.constant(vocab - 1, np.int64))
+    return g.op("Squeeze", token, g.ints(1))
+
+
+def _first_above(g: Scope, rising: str, target: str, count: int) -> str:
+    """int64 [r, 1]: the index of the first of `count` rising numbers [r, count] that is above the target; `count` where
+    none is. Counted, as which of equal ones an ArgMax returns is each provider's own choice."""
+    above = g.op("Cast", g.op("Greater", rising, target), to=INT64)
+    return g.op("Sub", g.store.constant(count, np.int64), g.op("ReduceSum", above, g.ints(1), keepdims=1))
 
 
 def choice_graph(vocab: int) -> onnx.ModelProto:
@@ -187,7 +196,7 @@ def choice_graph(vocab: int) -> onnx.ModelProto:
     return finish(g, declared(taken), declared(given), "streamspec", CHOICE_OPSET)
 
 
-def _total(g: Scope, weights: str) -> str:
+def total(g: Scope, weights: str) -> str:
     return g.op("ReduceSum", weights, g.ints(1), keepdims=1)
 
 

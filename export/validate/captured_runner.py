@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_parts, unmoved, unpack
+from streamspec.captured.packed_call import (
+    DRAW_COLUMNS,
+    CallSizes,
+    Numbers,
+    pack,
+    pack_draw,
+    result_parts,
+    unmoved,
+    unpack,
+)
 from streamspec.draft_tree import DraftTree
+from streamspec.errors import StreamspecError
 from streamspec.export.ops.builder import Array
-from streamspec.step_graph import CALL, CHOICES, PAST, PRESENT, RAW_LOGITS, RESULT, GraphFeatures, is_cache, renamed
+from streamspec.runtime.tuning.self_test import NEAR_DRAWS, SAMPLED, drawn_otherwise
+from streamspec.step_graph import (
+    CALL,
+    CHOICES,
+    DRAW,
+    PAST,
+    PRESENT,
+    RAW_LOGITS,
+    RESULT,
+    SEEN,
+    GraphFeatures,
+    is_cache,
+    renamed,
+)
+
+if TYPE_CHECKING:
+    from streamspec.export.validate.draft_reference import DraftedTree
 
 
 class CapturedGraph(NamedTuple):
@@ -53,8 +79,11 @@ class CapturedGraphRunner:
         forced_node: int = -1,
         forced_root: int = -1,
         next_ids: Array | None = None,
+        draw: Array | None = None,
+        seen: Array | None = None,
     ) -> dict[str, Array]:
-        """As `GraphRunner.step`; drafters always run, whatever the value of `streams`."""
+        """As `GraphRunner.step`; drafters always run, whatever the value of `streams`. `draw`: how tokens are sampled
+        (`pack_draw`), None for greedily; `seen` bool [vocabulary]: the tokens before that are penalised."""
         import onnxruntime as ort
 
         n, sizes, features = len(tokens), self.graph.sizes, self.graph.features
@@ -67,7 +96,9 @@ class CapturedGraphRunner:
         parts = result_parts(count, features)
         result = np.zeros(sum(part.size for part in parts), np.float32)
         raw = np.zeros((count, features.vocab), np.float32)
-        given, bound = {CALL: call, **self.buffers}, {RESULT: result, RAW_LOGITS: raw}
+        draw = np.zeros((1, DRAW_COLUMNS), np.float32) if draw is None else draw
+        seen = np.zeros(features.vocab, np.bool_) if seen is None else seen
+        given, bound = {CALL: call, DRAW: draw, SEEN: seen, **self.buffers}, {RESULT: result, RAW_LOGITS: raw}
         bound |= {renamed(name, PAST, PRESENT): buffer for name, buffer in self.buffers.items()}
         binding, value = self.graph.session.io_binding(), ort.OrtValue.ortvalue_from_numpy
         held = {name: value(array) for name, array in (given | bound).items()}  # the binding does not keep them alive
@@ -131,6 +162,30 @@ class CapturedGraphRunner:
             buffer[:, :, first : first + count] = 0
         self.length += count
         self.sources = unmoved(sizes, self.length)
+
+
+def check_sampled(graph: CapturedGraph, case: DraftedTree) -> dict[str, int]:
+    """Draws the tokens of the tree; `rows`, and how many of them are the `same` as drawn from the graph's own logits in
+    double precision. Raises StreamspecError where the graph draws others."""
+    steps, sampling = CapturedGraphRunner(graph), SAMPLED
+    context, drafted, tree = case.context, case.drafted, case.tree
+    steps.prefill(context)
+    count = graph.sizes.padded(len(drafted))
+    draw, seen = np.zeros((1 + count, DRAW_COLUMNS), np.float32), np.zeros(graph.features.vocab, np.bool_)
+    seen[context] = True
+    uniforms = np.array([sampling.uniform(len(context) + depth + 1) for depth in tree.depths])
+    pack_draw(draw, [*sampling.scalars().values()], np.arange(len(drafted)), uniforms)
+    out = steps.step(
+        drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), draw=draw, seen=seen
+    )
+    other = drawn_otherwise(context.tolist(), tree, drafted.tolist(), out["logits"], out[CHOICES].tolist())
+    if len(other) > len(tree) // NEAR_DRAWS:
+        raise StreamspecError(
+            f"the captured graph draws {len(other)} of {len(tree)} tokens otherwise than its logits say",
+            "the same tokens",
+            "report this base: its graph is not computed correctly",
+        )
+    return {"rows": len(tree), "same": len(tree) - len(other)}
 
 
 def _every_other(rows: int) -> DraftTree:

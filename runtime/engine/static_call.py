@@ -47,7 +47,7 @@ class StaticCall:
             for kind, rows in zip(sg.CACHE_KINDS, parts, strict=False):
                 binding.output(sg.new_rows(layer, kind), rows)
         self._raw = binding.output(sg.RAW_LOGITS, np.zeros((self.max_rows, self._vocab), np.float32))
-        self._greedy = binding.output(sg.CHOICES, (self.max_rows,))
+        self._own = binding.output(sg.CHOICES, (self.max_rows,))
         self._drafted = self._bind_drafts()
         self._root_matters = binding.has(sg.FORCED_ROOT)  # candidates depend on the token after the accepted node
 
@@ -67,10 +67,10 @@ class StaticCall:
         priors: np.ndarray | None = None,
         shrink: bool = False,
     ) -> StepResult:
-        self._compute(rows, forced_node, shrink)
-        graph_chose = self._choice.sampling.plain_argmax and allowed is None
-        greedy, logits = self._greedy[rows.logit_rows], self._raw[rows.logit_rows] if self._choice.logits else None
-        choices = checked_tokens(greedy if graph_chose else self._sample(rows, allowed), self._vocab)
+        self._compute(rows, forced_node, shrink, by_graph=allowed is None)
+        chosen, graph_chose = self._chosen(rows, allowed)
+        own, logits = self._own[rows.logit_rows], self._raw[rows.logit_rows] if self._choice.logits else None
+        choices = checked_tokens(chosen, self._vocab)
         if not draft or not self._drafted:
             return StepResult(choices, logits=logits)
         accepted, candidates, scores, *more = self._drafted
@@ -82,7 +82,7 @@ class StaticCall:
                 "one of the rows it was given",
                 "export the bundle again",
             )
-        other_root = self._root_matters and choices[at[0]] != greedy[at[0]]
+        other_root = self._root_matters and choices[at[0]] != own[at[0]]
         if other_root or (
             not graph_chose and rows.tree is not None and accept(rows.tree, rows.tokens, choices)[0] != node
         ):
@@ -98,8 +98,15 @@ class StaticCall:
     def commit(self, path: Sequence[int]) -> None:
         self._cache.append(self._new, path)
 
-    def _compute(self, rows: CallRows, forced_node: int, shrink: bool = False) -> None:
-        """Runs the graph; padding rows see no row of the call, themselves included, so that none can be accepted."""
+    def _chosen(self, rows: CallRows, allowed: np.ndarray | None) -> tuple[np.ndarray, bool]:
+        """int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
+        if self._choice.sampling.plain_argmax and allowed is None:
+            return self._own[rows.logit_rows], True
+        return self._sample(rows, allowed), False
+
+    def _compute(self, rows: CallRows, forced_node: int, shrink: bool = False, by_graph: bool = False) -> None:
+        """Runs the graph; `by_graph`: nothing but the sampling's parameters chooses tokens. Padding rows see no row of
+        the call, themselves included, so that none can be accepted."""
         binding, length, n = self._binding, self._cache.length, len(rows.tokens)
         for name, value, rest in ((sg.INPUT_IDS, rows.tokens, 0), (sg.POSITION_IDS, rows.positions, length)):
             binding.numbers(name, (1, self.max_rows), [*value, *[rest] * (self.max_rows - n)])

@@ -1,5 +1,6 @@
-"""Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that; and
-where there is an early exit, a tree that is pruned there, and the step after that.
+"""Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that;
+where there is an early exit, a tree that is pruned there, and the step after that; and where a graph for capture draws
+tokens itself, those of a tree.
 
 Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/reference/providers.md).
 The logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then
@@ -15,7 +16,8 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning
+from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning, StepResult
+from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Sampling
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 
@@ -29,6 +31,9 @@ DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too li
 # Root mean square of a layer's keys or values less those of a chain, over how much they differ from row to row. Where
 # `streams.ns` is wrong it is 0.96 or more, of SmolLM2 in int8 and of tiny models; else 0.
 CACHE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.3, "int4": 0.3}
+# All of a sampler's parts at work. One draw in so many may fall on the border of two tokens, which rounding moves.
+SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2, seed=0)
+NEAR_DRAWS = 8
 
 
 def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
@@ -43,6 +48,8 @@ def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
     _check_prompt(chain, probe.choices, probe.top_logits, runner.provider)
     _check_tree(runner, manifest, ids, chain)
     check_pruning(runner, manifest)
+    if runner.row_counts:
+        _check_sampled(runner, ids)
     runner.reset()
 
 
@@ -127,6 +134,34 @@ def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np
         _compare(after, chain[-1:], spread, SINGLE * tolerance, runner.provider, "a step after a draft tree")
 
 
+def _check_sampled(runner: OrtRunner, ids: list[int]) -> None:
+    """Draws the tokens of a tree, and compares with what the host would draw from the same logits."""
+    what, vocab = "a sampled step", runner.vocab_size
+    tree, tokens, right = _branched(ids, min(runner.row_counts[-1], 2 * DEPTH), vocab)
+    prompt = ids[: len(ids) - len(right)]
+    runner.rewind(0)
+    runner.begin(prompt, SAMPLED, logits=True)
+    runner.prefill(prompt, draft=False)
+    step = runner.verify(tokens, tree, draft=runner.gamma > 0)
+    assert step.logits is not None
+    other = drawn_otherwise(prompt, tree, tokens, step.logits, step.choices)
+    if len(other) > len(tree) // NEAR_DRAWS:
+        raise _wrong(
+            runner.provider, what, f"{len(other)} of {len(tree)} tokens drawn otherwise", "those of its logits"
+        )
+    _check_accepted(runner, tokens, tree, step, what)
+
+
+def drawn_otherwise(
+    prompt: Sequence[int], tree: DraftTree, tokens: Sequence[int], logits: np.ndarray, choices: Sequence[int]
+) -> list[int]:
+    """The nodes of `tree` over `tokens` after which another token than one of `choices` is drawn as `SAMPLED` says from
+    the `logits` [n, V], in double precision."""
+    sampler = AdjustedSampler(SAMPLED, prompt)
+    paths = [[tokens[at] for at in tree.path(node)] for node in range(len(tree))]
+    return [node for node, path in enumerate(paths) if sampler.choose(logits[node], path) != choices[node]]
+
+
 def _branched(ids: list[int], rows: int, vocab: int) -> tuple[DraftTree, list[int], tuple[int, ...]]:
     """A tree of at most `rows` rows over the last of `ids`, its tokens, and its branch that holds them; the other holds
     other tokens."""
@@ -157,11 +192,15 @@ def _check_step(runner: OrtRunner, tokens: list[int], tree: DraftTree, expected:
             f"choices whose logits are {worst:.2g} below the largest",
             f"at most {limit:.2g}",
         )
+    _check_accepted(runner, tokens, tree, step, "a draft tree")
+
+
+def _check_accepted(runner: OrtRunner, tokens: list[int], tree: DraftTree, step: StepResult, what: str) -> None:
     node, _ = accept(tree, tokens, step.choices)
     if step.accepted is not None and step.accepted != node:
         raise _wrong(
             runner.provider,
-            "a draft tree",
+            what,
             f"node {step.accepted} accepted",
             f"node {node}, which its own choices imply",
         )

@@ -1,4 +1,5 @@
-"""How a call of a captured step graph is packed: one array of whole numbers goes in, one of float32 comes back.
+"""How a call of a captured step graph is packed: one array of whole numbers goes in, where tokens are sampled a small
+one of float32 beside it, and one comes back.
 
 A captured CUDA graph reads and writes the same addresses at every run, so each call costs one small copy there and one
 back. `docs/guides/cuda-graphs.md` describes the graph.
@@ -11,11 +12,14 @@ that both are one block of neighbouring slots however short the sequence is.
             its token, position, parent's number and own number, and the token after it, -1: the one chosen; the
             numbers of `Numbers`, in row 0 alone; the slots `sources` that the `margin` slots in front of the new rows
             are filled from, in row 0 alone; and 1 where the row sees row j, itself or an ancestor, 0 elsewhere
+    draw    float32 [1 + s, DRAW_COLUMNS], s = n or, where nothing is sampled, 0: temperature, top-k, top-p, min-p and
+            repetition penalty; then of each row its number and its uniform number
     result  float32 [n + 1 + 2 m C (+ m C C) (+ m)]: the choice after each row; with a drafter the accepted node, and
             its candidates [m, C], their logits [m, C] and, with a bigram, their pairs' logits [m, C, C], of a draft
             layer the origins of its rows [m]
 
-Tokens are whole numbers below 2**24, so float32 holds them.
+Tokens are whole numbers below 2**24, so float32 holds them. A choice of -1 - token is `unsure`: the graph drew this
+token from the likeliest ones that it sorts, and the threshold of top-k or top-p lies outside of them.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import numpy as np
 from streamspec.step_graph import RAW_LOGITS, STATIC, GraphFeatures, is_cache, outputs
 
 TOKEN, POSITION, PARENT, NUMBER, NEXT, PAST, NODE, ROOT, COLUMNS = range(9)
+DRAW_COLUMNS = 5
 MOST_TOKENS, MOST_ROWS = 1 << 24, 64  # of a vocabulary, of a call
 
 
@@ -104,6 +109,21 @@ def pack(
     call[0, PAST:COLUMNS] = numbers
     call[0, COLUMNS : COLUMNS + sizes.margin] = sources
     call[:used, COLUMNS + sizes.margin : COLUMNS + sizes.margin + used] = sees
+
+
+def pack_draw(draw: np.ndarray, parameters: Sequence[np.ndarray], rows: np.ndarray, uniforms: np.ndarray) -> None:
+    """Fills `draw` float32 [1 + n, DRAW_COLUMNS]. `parameters` [1] each; `uniforms` [r]: those of the `rows` int64 [r]
+    whose tokens matter."""
+    draw[:] = 0
+    draw[0] = np.concatenate(parameters)
+    draw[1:, 0] = np.arange(len(draw) - 1)
+    draw[1 + rows, 1] = uniforms
+
+
+def unsure(choices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens int64 [n] of a result's choices, and bool [n]: which of them the graph is unsure of."""
+    coarse = choices < 0
+    return np.where(coarse, -1 - choices, choices), coarse
 
 
 class ResultPart(NamedTuple):

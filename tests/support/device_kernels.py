@@ -19,8 +19,10 @@ CUDA: Kernels = {
     ("", "ArgMax"): (13, 13, REAL),
     ("", "Cast"): (13, 18, ANY),
     ("", "Concat"): (13, 13, ANY),
+    ("", "CumSum"): (14, 14, NUMBERS),
     ("", "Div"): (14, 14, NUMBERS),
     ("", "Equal"): (13, 13, ANY),
+    ("", "Exp"): (13, 13, REAL),
     ("", "Expand"): (13, 13, ANY),
     ("", "Gather"): (13, 13, ANY),
     ("", "GatherElements"): (13, 13, ANY),
@@ -37,6 +39,7 @@ CUDA: Kernels = {
     ("", "Mul"): (14, 14, NUMBERS),
     ("", "Not"): (1, 1, {BOOL}),
     ("", "Or"): (7, 7, {BOOL}),
+    ("", "Pad"): (18, 18, REAL),
     ("", "ReduceLogSumExp"): (18, 18, REAL),
     ("", "ReduceMax"): (18, 18, NUMBERS),
     ("", "ReduceSum"): (13, 13, NUMBERS),
@@ -72,7 +75,7 @@ ROCM = {key: row for key, row in CUDA.items() if key[1] not in ("RotaryEmbedding
 # What both read on the host, one's source being the other's made HIP: allowed as constants alone, which lie there from
 # the beginning.
 ON_HOST = {"Reshape": 1, "Expand": 1, "Tile": 1, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "TopK": 1}
-ON_HOST |= {"ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
+ON_HOST |= {"CumSum": 1, "Pad": 1, "ReduceLogSumExp": 1, "ReduceMax": 1, "ReduceSum": 1}
 
 
 def check_kernels(model: onnx.ModelProto, kernels: Kernels = CUDA) -> set[tuple[str, str]]:

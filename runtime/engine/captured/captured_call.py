@@ -1,7 +1,8 @@
 """Calls of a captured step graph (docs/guides/cuda-graphs.md): one of few row counts, everything bound beforehand.
 
-A call is padded to the next row count. What is chosen and proposed is that of a static call: greedily in the graph,
-else by `choose.onnx` on the CPU from the logits, which are copied for that.
+A call is padded to the next row count. The graph chooses, greedily or by drawing, and drafts after that. Where it is
+`unsure` of a token that counts, and with grammars, `choose.onnx` chooses on the CPU from the logits, which are copied
+for that; a proposal after another token is dropped, as in a static call.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.captured.packed_call import Numbers, pack, unpack
+from streamspec.captured.packed_call import Numbers, pack, pack_draw, unpack, unsure
 from streamspec.errors import BundleError
+from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.captured.device_buffers import BoundCall
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState
@@ -53,22 +55,38 @@ class CapturedCall(StaticCall):
     def commit(self, path: Sequence[int]) -> None:
         self._captured.compact(path)
 
-    def _compute(self, rows: CallRows, forced_node: int, shrink: bool = False) -> None:
-        n, cache = len(rows.tokens), self._captured
+    def _chosen(self, rows: CallRows, allowed: np.ndarray | None) -> tuple[np.ndarray, bool]:
+        if allowed is not None or self._choice.sampling.plain_argmax:
+            return super()._chosen(rows, allowed)
+        own, coarse = self._own[rows.logit_rows], self._unsure[rows.logit_rows]
+        # Rows beside the accepted path choose nothing that anybody reads.
+        path = [0] if rows.tree is None else list(accept(rows.tree, rows.tokens, own.tolist())[1])
+        if not coarse[path].any():
+            return own, True
+        return np.where(coarse, self._sample(rows, None), own), False
+
+    def _compute(self, rows: CallRows, forced_node: int, shrink: bool = False, by_graph: bool = False) -> None:
+        n, cache, choice = len(rows.tokens), self._captured, self._choice
         cache.reserve(n)
-        padded = self._sizes.padded(n)
-        call = self._calls[padded]
+        call = self._calls[self._sizes.padded(n)]
         row = rows.tokens, rows.positions, rows.parents
         numbers = Numbers(cache.length, forced_node)
         pack(call.packed, self._sizes, numbers, row, rows.mask == 0, cache.sources(), rows.next_ids)
         call.send()
+        run = call.greedy
+        if by_graph and not choice.sampling.plain_argmax:
+            run = call.sampled
+            uniforms = choice.uniforms(rows) if choice.sampling.random else np.zeros(len(rows.logit_rows))
+            pack_draw(run.draw, [*choice.sampling.scalars().values()], rows.logit_rows, uniforms)
+            call.send_draw(choice.seen if choice.sampling.repetition_penalty != 1 else None)
         try:
-            self._executor.run(call.io, options=call.options)
+            self._executor.run(run.io, options=run.options)
         except BundleError:
             cache.failed()
             raise
         cache.moved()
-        self._greedy, *self._drafted = unpack(call.result(), call.parts)
+        said, *self._drafted = unpack(call.result(), call.parts)
+        self._own, self._unsure = unsure(said)
         self._raw = _Logits(call)
 
 

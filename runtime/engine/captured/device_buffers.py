@@ -1,5 +1,5 @@
-"""What the captured graphs of one sequence read and write, bound once: the cache, and for each row count one array in
-and one out.
+"""What the captured graphs of one sequence read and write, bound once: the cache, and for each row count one array in,
+one that says how tokens are sampled, and one out.
 
 ONNX Runtime replays a captured graph on the addresses of its capture. It keeps one graph for each `gpu_graph_id`, as
 long as the session lives, and captures within the first run of an id, which it repeats: that run must change nothing
@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.captured.packed_call import CallSizes, Numbers, pack, result_parts, unmoved
+from streamspec.captured.packed_call import (
+    DRAW_COLUMNS,
+    CallSizes,
+    Numbers,
+    pack,
+    pack_draw,
+    result_parts,
+    unmoved,
+)
+from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
@@ -26,16 +36,31 @@ from streamspec.runtime.kv_cache.layout import cache_groups
 NOT_CAPTURED, CPU = -1, "cpu"  # the id of runs that capture nothing; where the CPU stands in for a device
 
 
+class BoundRun(NamedTuple):
+    """What one captured graph is run with. `draw` float32 [1 + s, x], of the host: how it samples, [1, x] where it does
+    not; `on_device`: its place there."""
+
+    io: Any
+    options: Any
+    draw: np.ndarray
+    on_device: Any
+
+
 class BoundCall:
     """A call of so many rows. `packed` int64 [n, width], of the host, is copied before a run, and `result` after it;
-    `logits` stay on the device until they are asked for. `parts`: of the result."""
+    `logits` stay on the device until they are asked for. `parts`: of the result. A `greedy` run samples no rows, a
+    `sampled` one all: both over the same arrays, each a graph of its own."""
 
-    def __init__(self, model: LoadedModel, rows: int, caches: Sequence[Sequence[Any]], graph_id: int) -> None:
+    def __init__(
+        self, model: LoadedModel, rows: int, caches: Sequence[Sequence[Any]], seen: Any, graph_ids: Iterator[int]
+    ) -> None:
+        """`seen`: the sequence's array of tokens that are penalised."""
         assert model.captured is not None
         features, device = model.features, named(model.provider).memory or CPU
         self.parts = result_parts(rows, features)
         value = model.ort.OrtValue.ortvalue_from_numpy
         self.packed = np.zeros((rows, model.captured.width(rows)), np.int64)
+        self.seen = seen
         self.device = [
             value(array.copy(), device, 0)
             for array in (
@@ -44,21 +69,37 @@ class BoundCall:
                 np.zeros((rows, features.vocab), np.float32),
             )
         ]
-        self.io = model.session.io_binding()
-        self.io.bind_ortvalue_input(sg.CALL, self.device[0])
+        self.greedy, self.sampled = (
+            self._run(model, caches, np.zeros((1 + count, DRAW_COLUMNS), np.float32), next(graph_ids))
+            for count in (0, rows)
+        )
+
+    def _run(self, model: LoadedModel, caches: Sequence[Sequence[Any]], draw: np.ndarray, graph_id: int) -> BoundRun:
+        on_device = model.ort.OrtValue.ortvalue_from_numpy(draw.copy(), named(model.provider).memory or CPU, 0)
+        io = model.session.io_binding()
+        for name, bound in ((sg.CALL, self.device[0]), (sg.SEEN, self.seen), (sg.DRAW, on_device)):
+            io.bind_ortvalue_input(name, bound)
         for name, bound in zip((sg.RESULT, sg.RAW_LOGITS), self.device[1:], strict=True):
-            self.io.bind_ortvalue_output(name, bound)
+            io.bind_ortvalue_output(name, bound)
         for layer, parts in enumerate(caches):
             for kind, bound in zip(sg.CACHE_KINDS, parts, strict=False):
-                self.io.bind_ortvalue_input(sg.past(layer, kind), bound)
-                self.io.bind_ortvalue_output(sg.present(layer, kind), bound)
-        self.options = model.ort.RunOptions()
-        self.options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        self.options.log_severity_level = 4
+                io.bind_ortvalue_input(sg.past(layer, kind), bound)
+                io.bind_ortvalue_output(sg.present(layer, kind), bound)
+        options = model.ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        options.log_severity_level = 4
+        return BoundRun(io, options, draw, on_device)
 
     def send(self) -> None:
         """Copies the packed call to the device."""
         self.device[0].update_inplace(self.packed)
+
+    def send_draw(self, seen: np.ndarray | None) -> None:
+        """Copies to the device how the sampled run draws, and where tokens are penalised those `seen` bool
+        [vocabulary]."""
+        self.sampled.on_device.update_inplace(self.sampled.draw)
+        if seen is not None:
+            self.seen.update_inplace(seen)
 
     def result(self) -> np.ndarray:
         """Copies the result from the device: float32 [x]."""
@@ -83,15 +124,17 @@ class DeviceBuffers:
             empty = np.zeros(group.shape(sizes.all_slots)[2:], group.dtype)
             for layer in group.layers:
                 self.caches[layer] = [value(empty.copy(), device, 0) for _ in range(group.parts)]
-        self.calls = {
-            rows: BoundCall(model, rows, self.caches, next(model.graph_ids) if model.captures else NOT_CAPTURED)
-            for rows in sizes.rows
-        }
+        seen = value(np.zeros(model.features.vocab, np.bool_), device, 0)
+        ids = model.graph_ids if model.captures else repeat(NOT_CAPTURED)
+        self.calls = {rows: BoundCall(model, rows, self.caches, seen, ids) for rows in sizes.rows}
         with model.scheduler.acquire(threading.Event()):
             for call in self.calls.values():
                 pack(call.packed, sizes, Numbers(0, 0), ((), (), ()), np.zeros((0, 0), np.bool_), unmoved(sizes, 0))
                 call.send()
-                self.session.run_with_iobinding(call.io, call.options)
+                pack_draw(call.sampled.draw, [*GREEDY.scalars().values()], np.arange(0), np.zeros(0))
+                call.send_draw(None)
+                for run in (call.greedy, call.sampled):
+                    self.session.run_with_iobinding(run.io, run.options)
 
 
 def captured_cache(model: LoadedModel, rows: int) -> CapturedCache:

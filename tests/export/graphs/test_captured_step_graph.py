@@ -220,7 +220,8 @@ def exported(folder: Path, base: Base) -> Manifest:
 
 def test_an_export_says_how_well_it_computes(tmp_path: Path) -> None:
     parity = exported(tmp_path, save_base(tmp_path / "base")).parity
-    assert parity["captured"].keys() == parity.keys() - {"captured", "perplexity", "text"}
+    assert parity["captured"].keys() == parity.keys() - {"captured", "perplexity", "text"} | {"sampled"}
+    assert parity["captured"]["sampled"] == {"rows": 8, "same": 8}
     assert parity["captured"]["plain"]["rows"] == parity["plain"]["rows"] > 80
     assert all(0 < parity["captured"][part]["relative"] < 1e-4 for part in ("plain", "tree", "streams"))
 
@@ -232,6 +233,15 @@ def test_a_graph_that_computes_something_else_is_not_exported(
     part, harm = BREAKS[broken]
     harming(monkeypatch, harm)
     with pytest.raises(StreamspecError, match=f"the captured graph's {part} logits differ"):
+        exported(tmp_path, save_base(tmp_path / "base"))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_graph_that_draws_otherwise_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harming(monkeypatch, lambda model: misread(model, "sample", sg.UNIFORMS, sg.MIN_P))
+    with pytest.raises(
+        StreamspecError, match=r"the captured graph draws \d+ of 8 tokens otherwise than its logits say"
+    ):
         exported(tmp_path, save_base(tmp_path / "base"))
     assert not (tmp_path / "bundle").exists()
 

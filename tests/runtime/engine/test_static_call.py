@@ -132,7 +132,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
         monkeypatch.setattr(
             call,
             "_sample",
-            lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._greedy[rows.logit_rows], drawn),
+            lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._own[rows.logit_rows], drawn),
         )
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify([greedy], ROOT_ONLY, draft=True)

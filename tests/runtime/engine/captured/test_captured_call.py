@@ -15,9 +15,12 @@ import pytest
 
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import BundleError, ContextOverflow
+from streamspec.export import Target
+from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.padded_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled
+from streamspec.runtime.engine.captured import captured_call
 from streamspec.runtime.engine.captured.captured_call import CapturedCall
 from streamspec.runtime.engine.captured.device_buffers import BoundCall
 from streamspec.runtime.engine.dynamic_call import DynamicCall
@@ -25,9 +28,11 @@ from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import providers
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from tests.runtime.engine.test_ort_runner import PROMPTS
+from tests.support.tiny_bundles import tiny_bundle
 
 Bundles = Callable[[str], Path]
 SOME = PROMPTS[::2]
+FLAT = 3.0  # the temperature at which the likeliest 44 tokens of a tiny model hold about 0.92
 HOT = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=5)
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -76,9 +81,12 @@ def test_a_call_is_one_copy_in_and_one_out_over_addresses_that_never_change(
     runner, cache = engine_of(session)
     calls = [*cache.calls.values()]
     seen: list[str] = []
-    for name in ("send", "result", "logits"):
+    rows: set[int] = set()
+    for name in ("send", "send_draw", "result", "logits"):
         whole = getattr(BoundCall, name)
-        monkeypatch.setattr(BoundCall, name, lambda self, name=name, whole=whole: (seen.append(name), whole(self))[1])
+        monkeypatch.setattr(
+            BoundCall, name, lambda self, *given, name=name, whole=whole: (seen.append(name), whole(self, *given))[1]
+        )
 
     class Watched:
         """The session: no binding is made, and every run has the same addresses and shapes as the first of its kind."""
@@ -87,25 +95,81 @@ def test_a_call_is_one_copy_in_and_one_out_over_addresses_that_never_change(
             self.inner = inner
 
         def run_with_iobinding(self, io: Any, options: Any) -> None:
-            call = next(call for call in calls if call.io is io)
-            assert call.options is options
-            seen.append(f"run {len(call.packed)}")
+            call, run = next((call, run) for call in calls for run in (call.greedy, call.sampled) if run.io is io)
+            assert run.options is options
+            seen.append("run")
+            rows.add(len(call.packed))
             self.inner.run_with_iobinding(io, options)
 
     def bound() -> list[tuple[int, list[int]]]:
         values = [value for parts in cache.data for value in parts]
-        values += [value for call in calls for value in call.device]
+        values += [value for call in calls for value in (*call.device, call.seen)]
+        values += [run.on_device for call in calls for run in (call.greedy, call.sampled)]
         return [(value.data_ptr(), value.shape()) for value in values]
 
     before = bound()
     runner.model.session = Watched(runner.model.session)
+    for sampling, each in ((Sampling(), ["send", "run", "result"]), (HOT, ["send", "send_draw", "run", "result"])):
+        for prompt in SOME:
+            session.generate(prompt, max_new_tokens=20, sampling=sampling)
+        assert bound() == before
+        assert seen == each * (len(seen) // len(each)) and len(seen) > 20
+        seen.clear()
+    assert {1, 8} <= rows
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done from now on: "copied" logits, "proposed" and "dropped" drafts."""
+    seen: list[str] = []
+    copied, run = BoundCall.logits, CapturedCall.run
+
+    def ran(self: CapturedCall, rows: Any, draft: bool, *given: Any, **options: Any) -> Any:
+        result = run(self, rows, draft, *given, **options)
+        if draft:
+            seen.append("dropped" if result.proposal is None else "proposed")
+        return result
+
+    monkeypatch.setattr(BoundCall, "logits", lambda self: (seen.append("copied"), copied(self))[1])
+    monkeypatch.setattr(CapturedCall, "run", ran)
+    return seen
+
+
+@pytest.mark.parametrize("bundle", ["full", "eagle"])
+def test_a_draft_follows_the_token_that_was_drawn(
+    bundle: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_on(bundles(f"captured {bundle}"))
+    seen = counting(monkeypatch)
     for prompt in SOME:
-        session.generate(prompt, max_new_tokens=20)
-    assert bound() == before
-    assert len(seen) % 3 == 0 and "logits" not in seen
-    for sent, ran, read in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
-        assert (sent, read) == ("send", "result") and ran in ("run 1", "run 4", "run 8")
-    assert {"run 1", "run 8"} <= {*seen}
+        session.generate(prompt, max_new_tokens=40, sampling=HOT)
+    assert len(seen) > 20 and {*seen} == {"proposed"}
+
+
+def test_a_threshold_beyond_what_is_sorted_is_found_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_sampler, "RANKED", 44)  # of 64; the self-test's top-k is 40
+    folder = tiny_bundle(tmp_path, "fp32", target=Target("cuda", capture=True, row_counts=(1, 4, 8), context=128))
+    there, here = (open_on(folder, name) for name in ("device", "cpu"))
+    seen = counting(monkeypatch)
+    for sampling in (Sampling(temperature=FLAT, top_p=0.92, seed=7), Sampling(temperature=1.0, top_k=50, seed=7)):
+        for prompt in SOME:
+            wanted = here.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids
+            assert there.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == wanted
+            plain = there.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False)
+            assert plain.token_ids == wanted
+        assert {"copied", "proposed"} <= {*seen}  # where the draws agree the draft is kept
+        seen.clear()
+
+
+def test_a_graph_that_draws_wrongly_gives_way_to_the_ordinary_one(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = captured_call.pack_draw
+    monkeypatch.setattr(captured_call, "pack_draw", lambda *given: packed(*given[:3], 0 * given[3]))
+    session = open_on(bundles("captured fp32"))
+    assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, DynamicCall)
+    assert "computes a sampled step with" in str(session.provider)
 
 
 def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> None:
@@ -182,7 +246,7 @@ def test_a_cancellation_waits_for_the_call_under_way(bundles: Bundles) -> None:
     runner.reset()
     runner.prefill([5, 6, 7], draft=False)
     runner.cancel()
-    assert not any(call.options.terminate for call in cache.calls.values())
+    assert not any(run.options.terminate for call in cache.calls.values() for run in (call.greedy, call.sampled))
     with pytest.raises(Cancelled):
         runner.prefill([8], draft=False)
 
@@ -259,11 +323,15 @@ def test_each_row_count_of_each_sequence_has_a_graph_of_its_own(
 ) -> None:
     session = open_on(bundles("captured fp32"))
     runner, cache = engine_of(session)
-    ids = lambda cache: [call.options.get_run_config_entry("gpu_graph_id") for call in cache.calls.values()]  # noqa: E731
-    assert ids(cache) == ["-1"] * 3  # the CPU captures nothing
+
+    def ids(cache: CapturedCache) -> list[str]:
+        runs = [run for call in cache.calls.values() for run in (call.greedy, call.sampled)]
+        return [run.options.get_run_config_entry("gpu_graph_id") for run in runs]
+
+    assert ids(cache) == ["-1"] * 6  # the CPU captures nothing
     runner.model.captures = True
-    assert ids(engine_of(session.another())[1]) == ["1", "2", "3"]
-    assert ids(engine_of(session.another())[1]) == ["1", "2", "3"]  # those of the sequence before
+    assert ids(engine_of(session.another())[1]) == ["1", "2", "3", "4", "5", "6"]
+    assert ids(engine_of(session.another())[1]) == ["1", "2", "3", "4", "5", "6"]  # those of the sequence before
 
 
 def test_drafts_are_as_large_as_a_row_count_where_rows_up_to_it_are_free(bundles: Bundles, tmp_path: Path) -> None:
