@@ -369,15 +369,16 @@ def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
     write_card(folder, manifest)
     for name in (MODEL, *OVER_MODEL):
         if (folder / name).exists():
-            _repeat(folder / name, shortened(manifest) if name in (SHORT, SHORT_NATIVE) else manifest)
+            state(folder / name, manifest)
     say("hashing the files")
     manifest = finish(folder, manifest)
     check_graphs(folder, manifest)
     return manifest
 
 
-def _repeat(file: Path, manifest: Manifest) -> None:
-    """Writes into the graph's metadata what the manifest says of it, for `load` to compare."""
+def state(file: Path, manifest: Manifest) -> None:
+    """Writes into the graph's metadata what the bundle's manifest says of it, for `load` to compare."""
+    manifest = shortened(manifest) if file.name in (SHORT, SHORT_NATIVE) else manifest
     graph = onnx.load(file, load_external_data=False)
     stated = {entry.key: entry.value for entry in graph.metadata_props}
     onnx.helper.set_model_props(graph, stated | digests(manifest))

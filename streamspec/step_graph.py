@@ -34,7 +34,7 @@ CALL, DRAW, RESULT = "call", "draw", "result"  # of a captured graph, which has 
 CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
-CONTEXT_LENGTH = "context_length"  # no tensor: metadata of the model file, the tokens that the base can see
+CONTEXT_LENGTH = "context_length"  # no tensor: metadata of graphs of format 4, the tokens that the base can see
 STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where streams run beside every node
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"

@@ -39,7 +39,6 @@ from streamspec.export.weights.source import Source
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,
-    CONTEXT_LENGTH,
     DYNAMIC,
     EAGER,
     FORCED_NODE,
@@ -126,7 +125,7 @@ class _Layers(ConvolvingStack):
         self.batch = _Batch(
             rows=rows,
             tokens=g.op("Squeeze", INPUT_IDS, g.ints(0)),
-            positions=g.op("Squeeze", POSITION_IDS, g.ints(0)),
+            positions=g.op("Squeeze", g.op("Min", POSITION_IDS, g.ints(self.spec.context_length - 1)), g.ints(0)),
             tree_mask=TREE_MASK,
             parents=PARENTS,
             logit_rows=LOGIT_ROWS,
@@ -331,9 +330,7 @@ class _Builder:
         model = finish(
             self.g, declared(taken), declared(given), "streamspec", native=self.native is not None, first=first
         )
-        stated = {CONTEXT_LENGTH: str(self.parts.spec.context_length)}
-        stated |= {} if self.layers.joined is None else {STREAMS: EAGER}
-        onnx.helper.set_model_props(model, stated)
+        onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
         return model
 
     def _defaults(self) -> None:

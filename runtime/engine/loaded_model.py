@@ -21,7 +21,7 @@ from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.model_section import SHORT
-from streamspec.bundle.onnx_check import check_graphs, digests
+from streamspec.bundle.onnx_check import STATED_SINCE, check_graphs, digests
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError, one_line
 from streamspec.runtime.engine.idle_unload import IdleUnloader
@@ -288,9 +288,11 @@ class LoadedModel:
                 "export the bundle again",
             )
         for section, digest in digests(self.manifest).items():
-            if stated.get(section, digest) != digest:
+            if section not in stated and self.manifest.format_version < STATED_SINCE:
+                continue
+            if (seen := stated.get(section)) != digest:
                 raise BundleError(
-                    f"{section} is not what the graph was made for",
+                    f"{section} is not what the graph {'states' if seen is None else 'was made for'}",
                     "the manifest of its export",
                     "do not use this bundle",
                 )

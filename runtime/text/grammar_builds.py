@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 AT_ONCE = 2  # of all vocabularies of the process; the library takes a core for each
 REMEMBERED = 64  # refusals of a vocabulary
@@ -25,13 +25,14 @@ POLL = 0.02  # seconds
 class GrammarBuilds:
     """Calls `build`, which returns a text where it refuses a grammar. For use from any thread.
 
-    `built`, `refused`: how many grammars were asked for and ended so; `seconds`: time spent building.
+    `built`, `refused`: how many grammars were asked for and ended so; `waiting`: how many are waited for; `seconds`:
+    time spent building.
     """
 
     def __init__(self, build: Callable[[Any], Any]) -> None:
         self._build, self._lock = build, threading.Lock()
         self._refusals: OrderedDict[Hashable, str] = OrderedDict()
-        self.built = self.refused = 0
+        self.built = self.refused = self.waiting = 0
         self.seconds = 0.0
 
     def get(self, grammar: Hashable, check: Callable[[], None]) -> Any:
@@ -42,8 +43,15 @@ class GrammarBuilds:
                 self._refusals.move_to_end(grammar)
                 self.refused += 1
                 return known
-        check()
-        future = _threads().submit(self._work, grammar)
+            self.waiting += 1
+        try:
+            check()
+            return self._wait(_threads().submit(self._work, grammar), check)
+        finally:
+            with self._lock:
+                self.waiting -= 1
+
+    def _wait(self, future: Future[Any], check: Callable[[], None]) -> Any:
         while True:
             try:
                 return future.result(POLL)

@@ -21,7 +21,7 @@ from streamspec.json_fields import Fields, parse_json
 from streamspec.layer_cache import dtype_in_words
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
-FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
+FORMAT_VERSION, OLDEST_FORMAT = 5, 4  # 4: tokens can be masked; 5: graphs state what they were made for
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 CHOICE = "choose.onnx"  # of a static bundle: samples tokens where decoding is not greedy
 # Session entries of a static graph on the CPU: without them ONNX Runtime picks kernels that round rows to 8 bits.
@@ -251,7 +251,7 @@ class Manifest:
 
 def _version(raw: Fields) -> int:
     version = raw.integer("format_version", 1, 1 << 31)
-    if version != FORMAT_VERSION:
+    if not OLDEST_FORMAT <= version <= FORMAT_VERSION:
         fix = "update streamspec" if version > FORMAT_VERSION else "export it again"
         raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", fix)
     return version

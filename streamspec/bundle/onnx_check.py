@@ -42,6 +42,7 @@ from streamspec.bundle.onnx_schema import (
     Fields,
 )
 from streamspec.errors import BundleError, ConfigError
+from streamspec.step_graph import POSITION_IDS
 
 MAX_BYTES = 128 << 20  # weights lie beside the graph
 MAX_NODES = 500_000
@@ -50,12 +51,15 @@ MAX_FIELDS = (
 )
 MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
+STATED_SINCE = 5  # format whose graphs bound their positions and state hashes of the manifest
 # Sections of a manifest that decide what is computed: the graph's metadata repeat a hash of each.
 STEERING = (
     *("method", "precision", "model", "prompt_format", "streams", "trees"),
     *("static", "captured", "swappable", "block_size", "store"),
 )
 OVER_MODEL = NATIVE, CAPTURED, SHORT, SHORT_NATIVE  # graphs over the data of `model.onnx`
+BOUNDED = MODEL, NATIVE, SHORT, SHORT_NATIVE  # where shapes are not fixed; else the cache has the context's length
+POSITIONS, INT64 = POSITION_IDS.encode(), 7
 Span = tuple[int, int]
 Message = dict[int, list[int | Span]]
 
@@ -77,7 +81,22 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
                 )
         if name in manifest.files:
             beside = manifest.files.get(data_of(name))
-            check_graph(folder / name, beside.bytes if beside else 0)
+            bound = check_graph(folder / name, beside.bytes if beside else 0)
+            if name in BOUNDED and manifest.static is None:
+                _check_bound(name, bound, manifest)
+
+
+def _check_bound(name: str, bound: int | None, manifest: Manifest) -> None:
+    """Raises BundleError unless the graph computes with no positions beyond the manifest's context."""
+    context = manifest.model.context_length
+    if manifest.format_version >= STATED_SINCE and bound != context:
+        found = "without a bound of its positions" if bound is None else f"for a context of {bound} tokens"
+        expected = f"{context} as the manifest says"
+    elif manifest.format_version < STATED_SINCE and bound is not None:
+        found, expected = f"of format {STATED_SINCE} or later", f"format {manifest.format_version} as the manifest says"
+    else:
+        return
+    raise BundleError(f"{name}: a graph {found}", expected, "do not use this bundle")
 
 
 def digests(manifest: Manifest) -> dict[str, str]:
@@ -108,15 +127,17 @@ def data_of(graph: str) -> str:
     return f"{MODEL if graph in OVER_MODEL else graph}.data"
 
 
-def check_graph(file: Path, outside: int) -> None:
+def check_graph(file: Path, outside: int) -> int | None:
     """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`: bytes of the file with
-    its weights.
+    its weights. Returns how many positions it knows: 0 where it is not clear, None where nothing in it bounds them.
     """
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
             raise _MalformedGraph(f"{size} bytes, more than {MAX_BYTES}")
-        _Reader(file.read_bytes(), data_of(file.name), outside).model()
+        reader = _Reader(file.read_bytes(), data_of(file.name), outside)
+        reader.model()
+        return reader.positions()
     except OSError as error:
         raise BundleError(f"{file}: {error.strerror}", "a readable graph", "export the bundle again") from None
     except _MalformedGraph as error:
@@ -132,6 +153,15 @@ class _Reader:
         """`outside`: bytes of the file `beside` the graph."""
         self.data, self.beside, self.outside = data, beside.encode(), outside
         self.nodes, self.seen = 0, 0
+        self.bounds: list[list[bytes]] = []  # inputs of the nodes that read positions, empty where they bound none
+        self.numbers: dict[bytes, bytes] = {}  # single int64, by name
+
+    def positions(self) -> int | None:
+        """The length of the context that the graph bounds its positions to, before anything else reads them."""
+        if not any(self.bounds):
+            return None
+        last = self.numbers.get(self.bounds[0][-1], b"") if len(self.bounds) == 1 else b""
+        return int.from_bytes(last, "little", signed=True) + 1 if len(last) == 8 else 0
 
     def model(self) -> None:
         model = self.message((0, len(self.data)), MODEL_FIELDS, "the model")
@@ -166,6 +196,9 @@ class _Reader:
         domain, operator = self.text(node, 7, "a node's domain"), self.text(node, 4, "an operator")
         if operator not in OPERATORS.get(domain, ()):
             raise _MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
+        inputs = [self.data[start:end] for start, end in _spans(node, 1)]
+        if POSITIONS in inputs:
+            self.bounds.append(inputs if operator == "Min" and len(inputs) == 2 else [])
         for attribute in _spans(node, 5):
             fields = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
             for tensor in _spans(fields, 5):
@@ -186,6 +219,8 @@ class _Reader:
         if _number(tensor, 14):
             self.external(tensor, expected)
             return
+        if expected == 8 and _number(tensor, 2) == INT64:
+            self.numbers[self.bytes(tensor, 8)] = self.bytes(tensor, 9)
         listed = [field for field in ONE_BY_ONE if field in tensor]
         here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
             len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor

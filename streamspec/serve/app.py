@@ -8,8 +8,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -22,15 +22,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from streamspec.errors import ConfigError, StreamspecError
-from streamspec.runtime import Chunk, Session
+from streamspec.runtime import Chunk, GenerationOptions, Session
 from streamspec.serve import metrics
 from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
 from streamspec.serve.api.chat_responses import ResponseBuilder
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.api.tool_calls import CallParser, forced_prompt
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
-from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
+from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
 
@@ -42,10 +43,36 @@ PAGE = {
 }  # files of the page, by their ending
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
+Answer = ResponseBuilder | ResponseObject
+Read = Callable[[bytes, Limits, CheckedGrammars], ParsedRequest]  # of a request's body
 
 
 class ClientDisconnected(Exception):
     """The client has closed the connection."""
+
+
+@dataclass
+class Prepared:
+    """A request before it is queued. `base`: its bundle's session; `hint`: the prompt's tokens; `calls`: makes the
+    parser of calls in one answer, where there are tools."""
+
+    parsed: ParsedRequest
+    base: Session
+    adapter: str | None
+    prompt: Callable[[Session], Any]
+    options: list[GenerationOptions]
+    hint: list[int] | None = None
+    calls: Callable[[], CallParser] | None = None
+
+    @property
+    def field(self) -> str:
+        """Where the prompt stood in the request."""
+        return "input" if self.parsed.echo else "messages" if self.parsed.chat else "prompt"
+
+    def answer(self) -> Answer:
+        """What builds the answer in the form that was asked for."""
+        build = ResponseBuilder if self.parsed.echo is None else ResponseObject
+        return build(self.parsed, None if self.adapter is None else self.parsed.model, self.base.tokenizer, self.calls)
 
 
 class Service:
@@ -118,26 +145,13 @@ class Service:
         """Answers `GET /metrics` in the Prometheus text format."""
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
 
-    async def _answer(self, request: Request, read: Callable[[bytes, Limits], ParsedRequest]) -> Response:
+    async def _answer(self, request: Request, read: Read) -> Response:
         if self.pool.closed:
             raise closing()
-        parsed = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
-        base, adapter = self._model_of(parsed.model)
-        prompt, field = _prompt(parsed), "input" if parsed.echo else "messages" if parsed.chat else "prompt"
-        options, tools, calls = parsed.options, parsed.tools, None
-        if tools is not None:
-            form = await asyncio.to_thread(self.pool.call_form, base)
-            prompt, calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
-            if tools.forced:
-                grammar = await asyncio.to_thread(tools.grammar, form)
-                options = [replace(one, grammar=grammar) for one in options]
-        try:
-            hint = await asyncio.to_thread(self.pool.encode, adapter, prompt, base)
-        except StreamspecError as error:
-            raise _api_error(error, field) from None
-        generation = self.pool.submit(adapter, prompt, options, hint, base)
-        build = ResponseBuilder if parsed.echo is None else ResponseObject
-        answer = build(parsed, None if adapter is None else parsed.model, generation.tokenizer, calls)
+        body, arrived = await request.body(), time.perf_counter()
+        ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
+        generation = self.pool.submit(ready.adapter, ready.prompt, ready.options, ready.hint, ready.base, arrived)
+        answer, field, parsed = ready.answer(), ready.field, ready.parsed
         chunks = generation.chunks()
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
@@ -151,6 +165,37 @@ class Service:
         except Exception as error:
             generation.cancel()
             raise _api_error(error, field) from None
+
+    def _prepare(self, read: Read, body: bytes) -> Prepared:
+        """All that takes time before a request can be queued: a schema's check does. From any thread."""
+        grammars = self.pool.grammars
+        parsed = read(body, self.limits, grammars)
+        base, adapter = self._model_of(parsed.model)
+        ready = Prepared(parsed, base, adapter, _prompt(parsed), parsed.options)
+        if (tools := parsed.tools) is not None:
+            form = self.pool.call_form(base)
+            ready.prompt, ready.calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
+            if tools.forced:
+                grammar = tools.grammar(form, grammars)
+                ready.options = [replace(one, grammar=grammar) for one in parsed.options]
+        try:
+            ready.hint = self.pool.encode(adapter, ready.prompt, base)
+        except StreamspecError as error:
+            raise _api_error(error, ready.field) from None
+        return ready
+
+    async def _before_the_queue(self, request: Request, work: Awaitable[Prepared]) -> Prepared:
+        """Returns the result of `work`, as long as the client is there and the request has time; a thread that works on
+        is left to end. Raises ClientDisconnected, and ApiError for one whose time is up."""
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                return await _while_connected(request, work)
+        except (ClientDisconnected, asyncio.CancelledError):
+            self.pool.counts.cancelled += 1
+            raise
+        except TimeoutError:
+            self.pool.counts.cancelled += 1
+            raise out_of_time(self.limits.timeout, "the request was not read and its grammar checked") from None
 
     def _model_of(self, model: str) -> tuple[Session, str | None]:
         if model not in self.models:
@@ -264,9 +309,6 @@ def _prompt(parsed: ParsedRequest) -> Callable[[Session], Any]:
         return parsed.prompt
 
     return of
-
-
-Answer = ResponseBuilder | ResponseObject
 
 
 async def _whole(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:

@@ -52,11 +52,11 @@ def closing() -> ApiError:
     return ApiError(503, "the server is shutting down", "shutting_down", kind=SERVER, retry_after=5)
 
 
-def out_of_time(seconds: float) -> ApiError:
-    """A request that waited `seconds` for a session in vain (503)."""
+def out_of_time(seconds: float, what: str = "no session became free") -> ApiError:
+    """A request that waited `seconds` in vain, by default for a session (503)."""
     return ApiError(
         503,
-        f"no session became free within {seconds:g} s; expected one; ask again later",
+        f"{what} within {seconds:g} s; expected an answer in time; ask again later",
         "timeout",
         kind=SERVER,
         retry_after=1,

@@ -9,6 +9,8 @@ HELP = {
     "sessions": ("gauge", "Sessions by what they do; unopened ones have used no memory yet."),
     "bundles": ("gauge", "Bundles by whether they are in memory."),
     "waiting_requests": ("gauge", "Requests in the queue."),
+    "grammar_checks_total": ("counter", "Grammars of requests by what their check said; kept: it was known."),
+    "waiting_grammars": ("gauge", "Grammars that are checked now, and those whose build an answer waits for."),
     "grammars_total": ("counter", "Grammars that were asked for, by whether they could be built."),
     "grammar_seconds_total": ("counter", "Time spent building grammars."),
     "prompt_tokens_total": ("counter", "Tokens of prompts."),
@@ -38,6 +40,13 @@ def render(pool: Pool) -> str:
         },
         "bundles": {'state="loaded"': loaded.count(True), 'state="unloaded"': loaded.count(False)},
         "waiting_requests": {"": len(pool.waiting)},
+        "grammar_checks_total": {
+            f'result="{name}"': getattr(pool.grammars, name) for name in ("passed", "refused", "kept")
+        },
+        "waiting_grammars": {
+            'for="check"': pool.grammars.waiting,
+            'for="build"': sum(one.waiting for one in builds),
+        },
         "grammars_total": {
             'result="built"': sum(one.built for one in builds),
             'result="refused"': sum(one.refused for one in builds),

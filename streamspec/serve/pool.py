@@ -19,6 +19,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.tool_calls import CallForm
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
@@ -87,11 +88,13 @@ class QueuedRequest:
         options: Sequence[GenerationOptions],
         hint: list[int] | None,
         base: Session | None = None,
+        arrived: float | None = None,
     ) -> None:
-        """`base`: its bundle's session in `Pool.bases`, by default the first."""
+        """`base`: its bundle's session in `Pool.bases`, by default the first. `arrived`: by `time.perf_counter`, by
+        default now."""
         self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
         self.base: Session = pool.first if base is None else base
-        self.arrived = time.perf_counter()
+        self.arrived = time.perf_counter() if arrived is None else arrived
         self.began: float | None = None
         self.slot: Slot | None = None
         self.tokenizer = self.base.tokenizer
@@ -196,6 +199,7 @@ class Pool:
         self.requests: set[QueuedRequest] = set()
         self.counts = Counts()
         self.closed = False
+        self.grammars = CheckedGrammars()
         self._forms: dict[int, CallForm] = {}  # by their places in `bases`
 
     def submit(
@@ -205,9 +209,11 @@ class Pool:
         options: Sequence[GenerationOptions],
         hint: list[int] | None = None,
         base: Session | None = None,
+        arrived: float | None = None,
     ) -> QueuedRequest:
         """A request under way or in the queue. `options`: of each answer. `hint`: the prompt's tokens, to find the
-        cache that holds most of them. `base`: its bundle's session in `bases`, by default the first.
+        cache that holds most of them. `base`: its bundle's session in `bases`, by default the first. `arrived`: when
+        its time began, by default now.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
         """
@@ -216,7 +222,7 @@ class Pool:
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
             self.counts.refused += 1
             raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
-        request = QueuedRequest(self, adapter, prompt, options, hint, base)
+        request = QueuedRequest(self, adapter, prompt, options, hint, base, arrived)
         self.requests.add(request)
         self.waiting.append(request)
         self._dispatch()

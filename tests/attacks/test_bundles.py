@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamspec.bundle.files import read_manifest, verified, verify_files
-from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo
+from streamspec.bundle.manifest import FORMAT_VERSION, OLDEST_FORMAT, Manifest, StaticInfo
 from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError
 from tests.support.manifests import FILES, manifest
@@ -49,7 +49,7 @@ def test_the_good_manifest_is_accepted() -> None:
 
 def test_another_format_is_refused_with_the_way_out() -> None:
     refused(bent("format_version", FORMAT_VERSION + 1), f"format {FORMAT_VERSION + 1}.*update streamspec")
-    refused(bent("format_version", FORMAT_VERSION - 1), f"format {FORMAT_VERSION - 1}.*export it again")
+    refused(bent("format_version", OLDEST_FORMAT - 1), f"format {OLDEST_FORMAT - 1}.*export it again")
 
 
 FIXED = bent("static", {"rows": 8, "slots": 128})

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ import pytest
 
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import load
+from streamspec.runtime.text import grammar
 from streamspec.runtime.text.grammar import Grammar, Vocabulary
 from tests.support.byte_tokenizers import EOS, byte_level
 
@@ -34,6 +36,20 @@ def test_a_schema_that_is_quoted_in_the_middle_of_a_character(schema: dict[str, 
     with pytest.raises(ConfigError) as caught:
         Grammar.json_schema(schema)
     assert str(caught.value).isprintable()
+
+
+class PanicException(BaseException):
+    pass
+
+
+def test_a_panic_of_the_library_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(*_: object, **__: object) -> None:
+        raise PanicException("byte index 7 is not a char boundary")
+
+    made = SimpleNamespace(LLMatcher=SimpleNamespace(grammar_from_json_schema=panics))
+    monkeypatch.setattr(grammar, "_library", lambda: made)
+    with pytest.raises(ConfigError, match="byte index 7"):
+        Grammar.json_schema({"type": "object"})
 
 
 @pytest.mark.parametrize(

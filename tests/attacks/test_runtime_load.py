@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from streamspec.errors import BundleError
 from streamspec.runtime import Sampling, load
-from tests.support.forging import edit, forge, refused
+from tests.support.forging import edit, forge, refused, replace_graph
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 500])
@@ -45,10 +45,18 @@ def test_truncated_weights(bundle: Path) -> None:
     refused(bundle, "cannot load")
 
 
-@pytest.mark.parametrize(("field", "value"), [("layers", 3), ("layers", 5), ("kv_heads", 1), ("head_dim", 16)])
-def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("layers", 3, r"a graph that wants past_key_values\.3\.key"),
+        ("layers", 5, r"a graph without past_key_values\.4\.key"),
+        ("kv_heads", 1, r"a graph with past_key_values\.0\.key of shape .* as the manifest says"),
+        ("head_dim", 16, r"a graph with past_key_values\.0\.key of shape .* as the manifest says"),
+    ],
+)
+def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int, found: str) -> None:
     edit(bundle, lambda m: m["model"].__setitem__(field, value))
-    refused(bundle, "graph|cache")
+    refused(bundle, found)
 
 
 @pytest.mark.parametrize("ns", [1, 3, 4])
@@ -72,15 +80,37 @@ def test_an_exit_layer_that_is_not_the_graphs(bundle: Path, layer: int) -> None:
 
 @pytest.mark.parametrize("context", [64, 4096])
 def test_a_context_that_is_not_the_graphs(bundle: Path, context: int) -> None:
+    """The graph itself holds it, whatever its metadata say."""
     edit(bundle, lambda m: m["model"].__setitem__("context_length", context))
     refused(bundle, f"a graph for a context of 128 tokens; expected {context} as the manifest says")
 
 
-def test_a_graph_of_before_that_states_no_context_loads(bundle: Path) -> None:
+def of_before(bundle: Path) -> onnx.ModelProto:
+    """The graph as format 4 had it: nothing bounds its positions, nothing is stated."""
     graph = onnx.load(bundle / "model.onnx", load_external_data=False)
+    bound = next(node for node in graph.graph.node if node.input[:1] == ["position_ids"])
+    reader = next(node for node in graph.graph.node if node.input[:1] == bound.output[:])
+    reader.input[0] = "position_ids"
+    graph.graph.node.remove(bound)
     del graph.metadata_props[:]
-    forge(bundle, "model.onnx", graph.SerializeToString())
-    load(bundle, threads=1, tree="plain").close()
+    return graph
+
+
+@pytest.mark.parametrize("stated", ["", "128", "64"])
+def test_a_bundle_of_format_4_loads_unless_its_graph_states_another_context(bundle: Path, stated: str) -> None:
+    graph = of_before(bundle)
+    if stated:
+        helper.set_model_props(graph, {"context_length": stated})
+    replace_graph(bundle, graph, format_version=4)
+    if stated == "64":
+        refused(bundle, "a graph for a context of 64 tokens; expected 128 as the manifest says")
+    else:
+        load(bundle, threads=1, tree="plain").close()
+
+
+def test_a_graph_of_format_4_is_none_of_format_5(bundle: Path) -> None:
+    replace_graph(bundle, of_before(bundle))
+    refused(bundle, r"model\.onnx: a graph without a bound of its positions; expected 128 as the manifest says")
 
 
 def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:

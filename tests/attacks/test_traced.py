@@ -96,6 +96,7 @@ def run(bundle: Path, kind: str, before: list[str]) -> tuple[dict[str, Any], str
         "PATH": os.environ["PATH"],
         "HOME": str(bundle.parent / "home"),
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),  # this checkout, whatever is installed
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
     }
     done = subprocess.run(command, capture_output=True, text=True, env=clean, timeout=300)

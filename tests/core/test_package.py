@@ -79,6 +79,7 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
         manifest.DraftTreeInfo(((-1, 0, 1.0), (0, 0, 0.5)), 2),
         drafter="streaming",
         swappable=manifest.SwappableCapacity((1,)),
+        format_version=4,
     )
     return {
         "TrainConfig": TrainConfig(

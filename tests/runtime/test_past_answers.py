@@ -14,6 +14,7 @@ from streamspec.errors import ConfigError
 from streamspec.runtime import past_answers
 from streamspec.runtime.draft_sources.registry import SourceData, chosen
 from streamspec.runtime.draft_sources.store import past_source
+from streamspec.runtime.loader import _source_data
 from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.past_answers import FIRST, PastAnswers
 from tests.runtime.decoding.test_loop import decode
@@ -32,8 +33,8 @@ def described(digest: str = "0" * 64) -> Manifest:
 END = described().model.eos_token_ids[0]
 
 
-def test_nothing_is_kept_unless_asked_for() -> None:
-    assert LoadOptions().past_answers is False
+def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
+    assert LoadOptions().past_answers is False and _source_data(tmp_path, described(), LoadOptions()).past is None
     assert [source.name for source in chosen(LoadOptions(), SourceData())] == ["n-grams", "recycling"]
     with pytest.raises(ConfigError, match="past_answers 1"):
         LoadOptions(past_answers=1)  # type: ignore[arg-type]

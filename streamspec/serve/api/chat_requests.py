@@ -17,6 +17,7 @@ from pydantic import Field
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.fields import Message, NamedTool, Strict, Tool
 from streamspec.serve.api.tool_calls import Tools
 from streamspec.serve.errors import invalid
@@ -155,8 +156,8 @@ class ParsedRequest:
     repeats_prompt: bool = False  # a completion's text begins with its prompt
 
 
-def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
-    """Raises ApiError, status 400, naming the field."""
+def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
+    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
     values = json_object(body)
     messages = values.get("messages")
     if isinstance(messages, list):
@@ -164,10 +165,10 @@ def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
             without_fixed(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
             for i, message in enumerate(messages)
         ]
-    return in_runtime_terms(parsed_as(ChatRequest, without_fixed(values, ONLY)), limits)
+    return in_runtime_terms(parsed_as(ChatRequest, without_fixed(values, ONLY)), limits, grammars)
 
 
-def in_runtime_terms(request: ChatRequest, limits: Limits) -> ParsedRequest:
+def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field of a chat."""
     if len(request.messages) > limits.messages:
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
@@ -179,7 +180,7 @@ def in_runtime_terms(request: ChatRequest, limits: Limits) -> ParsedRequest:
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
-    return replace(parsed, tools=_tools(request, limits))
+    return replace(_constrained(parsed, request, limits, grammars), tools=_tools(request, limits))
 
 
 def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
@@ -202,8 +203,8 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
     return Tools(tools, forced, named, request.parallel_tool_calls is not False)
 
 
-def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
-    """Raises ApiError, status 400, naming the field."""
+def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
+    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, without_fixed(json_object(body), ONLY_IN_COMPLETION))
     prompt: Any = request.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
@@ -214,6 +215,7 @@ def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
         raise invalid("an empty prompt; expected some text", "prompt")
     bounded(len(prompt), limits.text, "prompt")
     parsed = _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    parsed = _constrained(parsed, request, limits, grammars)
     if not request.echo:
         return parsed
     if request.stream or len(parsed.options) > 1:
@@ -241,7 +243,6 @@ def _parsed(
         stop=stops,
         speculate=request.speculate is not False,
         sampling=_sampling(request),
-        grammar=_grammar(request, limits),
         logprobs=logprobs,
     )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
@@ -269,7 +270,15 @@ def _sampling(request: Decoding) -> Sampling:
         raise invalid(str(error), error.found.split()[0]) from None
 
 
-def _grammar(request: Common, limits: Limits) -> Grammar | None:
+def _constrained(
+    parsed: ParsedRequest, request: Common, limits: Limits, grammars: CheckedGrammars | None
+) -> ParsedRequest:
+    """With the grammar of the request in its options."""
+    grammar = _grammar(request, limits, grammars or CheckedGrammars())
+    return replace(parsed, options=[replace(one, grammar=grammar) for one in parsed.options])
+
+
+def _grammar(request: Common, limits: Limits, grammars: CheckedGrammars) -> Grammar | None:
     formatted, own = _format(request.response_format, limits), _own(request.grammar, limits)
     if formatted and own:
         raise invalid("grammar and response_format; expected one of them", "grammar")
@@ -278,8 +287,7 @@ def _grammar(request: Common, limits: Limits) -> Grammar | None:
         return None
     kind, param, values = chosen
     try:
-        grammar: Grammar = getattr(Grammar, kind)(*values)
-        return grammar
+        return grammars.make(kind, *values)
     except (ConfigError, DataError) as error:
         raise invalid(str(error), param) from None
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from streamspec.serve.api.body import json_object, parsed_as, without_fixed
 from streamspec.serve.api.chat_requests import MAX_TOP_LOGPROBS, ChatRequest, Decoding, ParsedRequest, in_runtime_terms
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.fields import Function, FunctionName, Strict
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
@@ -174,8 +175,8 @@ class ResponsesRequest(Decoding):
     stream_options: Obfuscation | None = None
 
 
-def read_responses(body: bytes, limits: Limits) -> ParsedRequest:
-    """Raises ApiError, status 400, naming the field."""
+def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
+    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
     values = json_object(body)
     if isinstance(values.get("tools"), list):
         values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
@@ -183,7 +184,7 @@ def read_responses(body: bytes, limits: Limits) -> ParsedRequest:
     if isinstance(request.input, list) and len(request.input) > limits.messages:
         raise invalid(f"{len(request.input)} input items; expected at most {limits.messages}", "input", "too_large")
     try:
-        parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits)
+        parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits, grammars)
     except ApiError as error:
         raise _renamed(error) from None
     return replace(parsed, echo=_echo(request))

@@ -16,6 +16,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar, Session
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import invalid
 
 NAME, ARGUMENTS = "probe_function", {"probe_argument": "probe value"}
@@ -60,7 +61,7 @@ class Tools:
     def names(self) -> list[str]:
         return [tool["function"]["name"] for tool in self.schemas]
 
-    def grammar(self, form: CallForm) -> Grammar:
+    def grammar(self, form: CallForm, grammars: CheckedGrammars) -> Grammar:
         """Returns the grammar of a call of one of the functions `forced`. Raises ApiError for a schema that cannot be
         kept to.
         """
@@ -82,7 +83,7 @@ class Tools:
                 }
             )
         try:
-            return Grammar.json_schema({"anyOf": calls, "$defs": shared})
+            return grammars.make("json_schema", {"anyOf": calls, "$defs": shared})
         except StreamspecError as error:
             raise invalid(str(error), "tools") from None
 

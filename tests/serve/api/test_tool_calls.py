@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Session, load
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.tool_calls import CallForm, CallParser, Tools, _moved
 from streamspec.serve.errors import ApiError
 from tests.serve.api.conftest import CALLS, CLOCK, HEAD, HERMES, WEATHER
@@ -143,7 +144,7 @@ def test_schemas_keep_their_meaning_within_the_grammar_of_calls() -> None:
         },
     }
     loose: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}
-    made = json.loads(Tools([loose], forced=("f",)).grammar(CallForm("", "", "arguments")).source)
+    made = json.loads(Tools([loose], forced=("f",)).grammar(CallForm("", "", "arguments"), CheckedGrammars()).source)
     assert made["$defs"]["t0"]["type"] == "object"
 
 
