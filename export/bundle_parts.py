@@ -47,6 +47,7 @@ class Parts:
     captured: CallSizes | None = None
     published: tuple[str, str] | None = None  # of a published drafter: it, and the method whose kind it is
     skipped: Skipped = NOTHING_SKIPPED  # what the short graph leaves out
+    embeddings: bool = False  # whether the step graph gives the states that the head reads
 
     @property
     def most_rows(self) -> int | None:
@@ -150,6 +151,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
             per_layer_width=spec.per_layer_width,
+            embeddings=parts.embeddings,
             **dict(zip(SKIPPED, parts.skipped, strict=True)),
         ),
         prompt_format=prompt_format,

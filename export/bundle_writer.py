@@ -96,6 +96,7 @@ def export_bundle(
     streams: str = DEFERRED,
     exit_layer: int | None = None,
     self_draft: str | None = None,
+    embeddings: bool = False,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -121,6 +122,7 @@ def export_bundle(
     - `self_draft`: layers to leave out, such as `3,7-9`, or of some the attention or the MLP, `4a,5-6m`; or `auto` (the
       best on `held_out`, or on a general text): a second, short graph without them over the same weights drafts for the
       whole model (`load(draft="self")`).
+    - `embeddings`: the graph gives the target's last states, too, for `Session.embed`; not of fixed shapes.
 
     numpy reads and rounds the weights of a base alone, of the families of `without_torch.families.FACTS`, so that it
     becomes the same bundle without PyTorch; what a graph is compared with is then numpy's own pass.
@@ -141,6 +143,8 @@ def export_bundle(
     if self_draft is not None and (target.static or target.device):
         given = "fixed shapes" if target.static else target.name
         raise ConfigError(f"--self-draft for {given}", "a bundle for CPUs, of any shapes", "leave one out")
+    if embeddings and (target.static or target.capture):
+        raise ConfigError("--embeddings for fixed shapes", "a graph that takes texts of any length", "leave one out")
     layout = choose_format(resolved, described, prompt_format)
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
@@ -148,7 +152,7 @@ def export_bundle(
     stored = store.read(resolved.sha256) if store is not None else []
     with bundle_folder(out, force) as folder:
         say("loading the base")
-        parts = load_parts(resolved, described, head)
+        parts = replace(load_parts(resolved, described, head), embeddings=embeddings)
         tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
         if self_draft is not None:
             rows = _held_out_rows(held_out, parts, layout) or text_rows(tokenizer, parts.spec, slow=True)
@@ -347,7 +351,9 @@ def _graph(
             stream_weights,
         )
     tree = parts.trees.tree() if parts.trees else None
-    return StepGraph(parts.spec, source, kind, streams, tree, parts.candidates, stream_weights)
+    return StepGraph(
+        parts.spec, source, kind, streams, tree, parts.candidates, stream_weights, embeddings=parts.embeddings
+    )
 
 
 def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:

@@ -60,6 +60,14 @@ def scorable(ids: list[int], start: int, context: int) -> list[int]:
     return ids
 
 
+def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
+    """Raises DataError for no tokens, and for ids that are none."""
+    if not ids:
+        raise DataError("a prompt without tokens", "at least one token", "give a prompt")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise DataError(f"token ids {min(ids)}..{max(ids)}", f"0..{vocab_size - 1}", "use the bundle's own tokenizer")
+
+
 def encode(
     prompt: Any,
     layout: PromptFormat,

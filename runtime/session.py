@@ -15,7 +15,7 @@ import numpy as np
 
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import Manifest
-from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.runtime import conversation
 from streamspec.runtime import saved_session as saved
 from streamspec.runtime.answer_all import answer_all
@@ -25,6 +25,7 @@ from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
@@ -300,19 +301,23 @@ class Session:
         `tools`: JSON schemas of functions that the answer may call, for the chat template. Raises DataError for an
         empty prompt, text that is not valid Unicode, ids out of range, or tools that the prompt format does not show.
         """
-        manifest = self.manifest
-        ids = conversation.encode(
-            prompt, manifest.prompt_format, self.template, self.tokenizer, self.special_tokens(), tools
-        )
-        if not ids:
-            raise DataError("a prompt without tokens", "at least one token", "give a prompt")
-        if not 0 <= min(ids) <= max(ids) < manifest.model.vocab_size:
-            raise DataError(
-                f"token ids {min(ids)}..{max(ids)}",
-                f"0..{manifest.model.vocab_size - 1}",
-                "use the bundle's own tokenizer",
-            )
+        layout, specials = self.manifest.prompt_format, self.special_tokens()
+        ids = conversation.encode(prompt, layout, self.template, self.tokenizer, specials, tools)
+        conversation.check_tokens(ids, self.manifest.model.vocab_size)
         return ids
+
+    def embed(
+        self, texts: Texts, *, pooling: str = MEAN, normalize: bool = True, timeout: float | None = None
+    ) -> np.ndarray:
+        """Returns a vector for each text, float32 `[texts, hidden size]`, from the states of the model's last layer.
+
+        - `texts`: a string or token ids, or a list of those; read as they are, without the prompt format.
+        - `pooling`: "mean" of the states of all tokens, or the "last" one. `normalize`: to length 1.
+
+        Leaves the conversation and its cache alone. Raises ConfigError for a bundle exported without `--embeddings`,
+        DataError and ContextOverflow for a text, StreamspecError after `cancel` or `timeout` seconds.
+        """
+        return Embedding(self, texts, pooling, normalize).run(timeout)
 
     def score(self, token_ids: Sequence[int], start: int = 0) -> np.ndarray:
         """Returns the model's logits, float32 `[len(token_ids) - start, vocabulary]`.
@@ -373,11 +378,8 @@ class Session:
         """Holds the session without waiting for it, for a generation that `control` ends. The model is loaded, unless
         it was not and is not to `reload`: the body is told."""
         if not self._busy.acquire(blocking=False):
-            raise ConfigError(
-                "the session is busy",
-                "one generation at a time",
-                "finish or close the other one first, or ask `another()`",
-            )
+            fix = "finish or close the other one first, or ask `another()`"
+            raise ConfigError("the session is busy", "one generation at a time", fix)
         try:
             self._control = control  # already now: loading takes seconds
             with self._in_use(reload) as loaded:

@@ -31,7 +31,7 @@ KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"  # early exi
 PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
 NEXT_IDS = "next_ids"
 CALL, DRAW, RESULT = "call", "draw", "result"  # of a captured graph, which has all in few arrays
-CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
+CHOICES, RAW_LOGITS, LOGIT_SCALE, HIDDEN_STATES = "choices", "raw_logits", "logit_scale", "hidden_states"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
 CONTEXT_LENGTH = "context_length"  # no tensor: metadata of graphs of format 4, the tokens that the base can see
@@ -90,8 +90,8 @@ class GraphFeatures:
     """What an interface depends on. `root`: candidates depend on the token after the accepted node; a drafter's
     `own_layers`, `own_keys` (heads, width; 0: the model's), `draft_rows` of its levels; `exit_layer`: the first that
     pruned rows do not enter; `rows`, `slots`: of a static graph; `caches`: what layers keep, empty: all, in float32;
-    `sequences`: a call may have rows of several. What a swappable graph's adapters may bring: `root_map`,
-    `draft_vocab`, `float_head` (or int8), `head_bias`."""
+    `sequences`: a call may have rows of several; `embeddings`: it gives their finished states. What a swappable graph's
+    adapters may bring: `root_map`, `draft_vocab`, `float_head` (or int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -116,6 +116,7 @@ class GraphFeatures:
     slots: int = 0
     caches: tuple[LayerCache, ...] = ()
     sequences: bool = False
+    embeddings: bool = False
 
     @property
     def early_exit(self) -> bool:
@@ -144,7 +145,7 @@ class GraphFeatures:
         model, drafter, fixed, capacity = manifest.model, manifest.streams, manifest.static, manifest.swappable
         sizes = model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.hidden_size
         rows, slots = (fixed.rows, fixed.slots) if fixed is not None else (0, 0)
-        plain = cls(*sizes, rows=rows, slots=slots, caches=model.caches)
+        plain = cls(*sizes, rows=rows, slots=slots, caches=model.caches, embeddings=model.embeddings)
         if capacity is not None:
             own_head = capacity.draft_vocab and manifest.precision == "fp32"
             plain = replace(plain, swappable=True, draft_vocab=capacity.draft_vocab, float_head=own_head)
@@ -286,19 +287,18 @@ DRAFTS_OUT = (
         CANDIDATE_LOGITS, _FLOAT, ("m", "C"), "their logits; only differences in a row mean anything", "drafter"
     ),
     GraphTensor(
-        PAIR_LOGITS,
-        _FLOAT,
-        ("m", "C", "C"),
+        *(PAIR_LOGITS, _FLOAT, ("m", "C", "C")),
         "what candidate u of the row before (row 0: the root) adds to the logit of candidate v",
         "bigram",
     ),
     GraphTensor(
-        ORIGINS,
-        _INT,
-        ("rows",),
+        *(ORIGINS, _INT, ("rows",)),
         "the candidate each draft row follows, as row x C + rank within the level before; -1 for the first",
         "draft_rows",
     ),
+)
+_STATES_OUT = GraphTensor(
+    HIDDEN_STATES, _FLOAT, ("s", "H"), "what the LM head reads: after the last norm", "embeddings"
 )
 _CACHE_OUT = GraphTensor(PRESENT, _FLOAT, _CACHE, "the cache with this call's rows written at L..L+n-1")
 _NEW_OUT = GraphTensor(NEW_ROWS, _FLOAT, (1, "Hkv", "n", "D"), "K or V of this call's rows, for the caller to keep")
@@ -315,7 +315,7 @@ INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] =
             *(*_ROWS_IN, _SEQUENCE_ROWS, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS),
             *(_PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
         ),
-        (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
+        (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _STATES_OUT, _CACHE_OUT),
     ),
     STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _NEXT_IDS, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
     CAPTURED: (

@@ -43,6 +43,7 @@ from streamspec.step_graph import (
     EAGER,
     FORCED_NODE,
     FORCED_ROOT,
+    HIDDEN_STATES,
     INPUT_IDS,
     KEY,
     LOGIT_ROWS,
@@ -64,7 +65,8 @@ from streamspec.step_graph import (
 @dataclass
 class StepGraph:
     """The parts of a step graph. `tree`: the exported default for the tree's inputs. `room`: the graph is of the base
-    alone, with capacity for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`."""
+    alone, with capacity for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`.
+    `embeddings`: it gives the states that the head reads."""
 
     spec: DecoderSpec
     source: Source
@@ -74,6 +76,7 @@ class StepGraph:
     candidates: int = 10
     stream_weights: str = "merged"
     room: SwappableCapacity | None = None
+    embeddings: bool = False
 
     def build(self, store: WeightStore, native: NativeOps | None = None, first: bool = False) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph. `native`: the graph of native
@@ -82,7 +85,7 @@ class StepGraph:
 
     def without(self, skipped: Skipped) -> StepGraph:
         """The graph without some layers, or halves of them, and without a drafter, over the same weights."""
-        return replace(self, spec=self.spec.without(skipped), streams=None, tree=None)
+        return replace(self, spec=self.spec.without(skipped), streams=None, tree=None, embeddings=False)
 
 
 @dataclass
@@ -319,17 +322,19 @@ class _Builder:
     def build(self, first: bool) -> onnx.ModelProto:
         eager = self.drafter if isinstance(self.drafter, EagerPass) else None
         self.layers, parts = _Layers(self.g, self.decoder, self.parts.streams, eager), self.parts
-        self.features = graph_features(parts.spec, parts.streams, parts.candidates, sequences=self.layers.several)
+        more = {"sequences": self.layers.several, "embeddings": parts.embeddings}
+        self.features = graph_features(parts.spec, parts.streams, parts.candidates, **more)
         self.final = self.layers.run(self.layers.batch.positions)
+        if parts.embeddings:
+            self.final = self.g.op("Identity", self.final, out=HIDDEN_STATES)
         choices = self._choices()
         if self.drafter is not None:
             self._draft(self.drafter, choices)
         self._defaults()
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
-        model = finish(
-            self.g, declared(taken), declared(given), "streamspec", native=self.native is not None, first=first
-        )
+        native = self.native is not None
+        model = finish(self.g, declared(taken), declared(given), "streamspec", native=native, first=first)
         onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
         return model
 
@@ -353,11 +358,9 @@ class _Builder:
             raw, scale = self.decoder.logits(g, self.final, rows, self.decoder.head_weight(), out=RAW_LOGITS)
             each = g.op("Concat", rows.count, g.ints(1), axis=0)
             g.op("Expand", scale or self.store.constant(1, np.float32), each, out=LOGIT_SCALE)
-        with g.named("head"):
             mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
-            choices = self.sampler.add(
-                g, raw, scale, batch.tokens, mask, batch.slots, out="chosen" if batch.kept else CHOICES
-            )
+            out = "chosen" if batch.kept else CHOICES
+            choices = self.sampler.add(g, raw, scale, batch.tokens, mask, batch.slots, out=out)
             if batch.kept:  # a pruned row chose nothing
                 none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", LOGIT_ROWS))
                 g.op("ScatterElements", none, batch.slots, choices, out=CHOICES, axis=0)
@@ -375,9 +378,8 @@ class _Builder:
 
     def _following(self, choices: str) -> str:
         """int64 [n]: the token after each row, as given by `next_ids`, or else as chosen."""
-        g = self.g
-        chosen = g.op("ScatterElements", NEXT_IDS, self.layers.batch.logit_rows, choices, axis=0)
-        return unless_forced(g, NEXT_IDS, chosen)
+        chosen = self.g.op("ScatterElements", NEXT_IDS, self.layers.batch.logit_rows, choices, axis=0)
+        return unless_forced(self.g, NEXT_IDS, chosen)
 
     def _accept(self, g: Scope, spec: DraftSpec, choices: str) -> Accepted:
         """The deepest node that stands, or the one that is forced. Nodes of scope `g`."""

@@ -55,6 +55,10 @@ class NumpyReference:
         length = tokens.shape[1]
         return self._run(tokens, np.arange(length), np.tri(length, dtype=bool), around)
 
+    def finished(self, output: Array) -> Array:
+        """What the head reads, float32 [T, H], of all rows of `states`."""
+        return output[0]
+
     def logits(self, output: Array) -> Array:
         """Logits float32 [T, V] of all rows of `states`."""
         return self.head(output[0])

@@ -24,7 +24,7 @@ from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDraf
 from streamspec.export.validate.graph_runner import AnyRunner, stepper
 from streamspec.export.validate.long_context import ExpectedLong, expect_long, run_long
 from streamspec.export.validate.reference import reference_of, tree_rows
-from streamspec.step_graph import CHOICES, is_cache
+from streamspec.step_graph import CHOICES, HIDDEN_STATES, is_cache
 
 # Of the logits' standard deviation, root mean square; fp16 also with keys and values in float16.
 LIMITS = {"fp32": 1e-3, "fp16": 0.02}
@@ -107,6 +107,7 @@ class Expected:
 
     case: DraftedTree
     logits: Array  # [T, V] of all rows
+    finished: Array  # [T, H] of the same: the states that they are of
     drafts: ExpectedDrafts | None
     long: ExpectedLong | None = None
 
@@ -139,7 +140,7 @@ def expect(
             "numbers",
             "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
         )
-    return Expected(case, logits, drafts, long)
+    return Expected(case, logits, reference.finished(output), drafts, long)
 
 
 def check_parity(
@@ -157,6 +158,10 @@ def check_parity(
         "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
         "tree": _Difference([verified["logits"]], [expected.logits[len(context) :]]).summary(),
     }
+    if HIDDEN_STATES in prompt:
+        both = [prompt[HIDDEN_STATES], verified[HIDDEN_STATES]]
+        measured = _Difference(both, np.split(expected.finished, [len(context)])).summary()
+        report["states"] = {name: value for name, value in measured.items() if name != "argmax"}  # they choose nothing
     if expected.drafts is not None:
         report["streams"] = _drafts(session, steps, expected.drafts, expected)
     report |= _long_rows(expected.long, lambda capacity: stepper(session, capacity, adapter))
@@ -207,17 +212,18 @@ def _drafts(session: Any, steps: AnyRunner, drafts: ExpectedDrafts, truth: Expec
 
 def _judge(report: dict[str, Any], precision: str, limit: float, kind: str = "exported") -> None:
     """Raises StreamspecError where a part of the report differs by more than `limit`. `kind`: of graph."""
-    for part in ("plain", "tree", "streams", "long"):
+    for part in ("plain", "tree", "states", "streams", "long"):
         relative = report.get(part, {}).get("relative", 0.0)
+        numbers = part if part == "states" else f"{part} logits"
         if precision == "fp16" and not np.isfinite(relative):
             raise StreamspecError(
-                f"the {kind} graph's {part} logits are not finite",
+                f"the {kind} graph's {numbers} are not finite",
                 "numbers that half precision can hold",
                 "use --precision int8 or fp32",
             )
         if not np.isfinite(relative) or relative > limit:
             raise StreamspecError(
-                f"the {kind} graph's {part} logits differ from the reference by {relative:.2g} of their spread",
+                f"the {kind} graph's {numbers} differ from the reference by {relative:.2g} of their spread",
                 f"at most {min(limit, 1):g}",
                 "report this base: its graph is not computed correctly",
             )

@@ -118,6 +118,11 @@ class ReferenceModel:
         """The layers that attend to one of `side`, and which that is."""
         return [(layer, source) for layer, source in enumerate(self.decoder.kv_sources) if source in side]
 
+    def finished(self, output: ReferenceOutput) -> Array:
+        """What the head reads, float32 [T, H], of all rows of `states`."""
+        final: Array = output.final[0].numpy()
+        return final
+
     @torch.no_grad()
     def logits(self, output: ReferenceOutput) -> Array:
         """Computes the logits of all rows, float32 [T, V]."""

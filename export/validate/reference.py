@@ -31,6 +31,9 @@ class Reference(Protocol):
     def texts(self, tokens: Array, around: Around | None = None) -> Array:
         """Finished states float32 [B, T, H] of texts of tokens [B, T], each by itself."""
 
+    def finished(self, output: Any) -> Array:
+        """What the head reads, float32 [T, H], of all rows of `states`."""
+
     def logits(self, output: Any) -> Array:
         """Logits float32 [T, V] of all rows of `states`."""
 

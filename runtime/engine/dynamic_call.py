@@ -50,7 +50,7 @@ class DynamicCall:
         self._survivors: list[int] | None = None  # rows of the last call that passed the early exit; None for all
         self._logits_bound = False
         self._binding = self._bind()
-        self._scoring: IoBinding | None = None
+        self._scoring: dict[str, IoBinding] = {}  # by an output: calls for it alone
 
     def begin(self) -> None:
         if self._choice.logits != self._logits_bound:  # an output that is bound once stays so
@@ -59,7 +59,7 @@ class DynamicCall:
             self._binding.input(name, value)
 
     def follow_cache(self) -> None:
-        self._scoring = None  # it would keep the old one alive
+        self._scoring.clear()  # they would keep the old one alive
         self._binding.follow(self._cache)
 
     def run(
@@ -101,18 +101,17 @@ class DynamicCall:
 
     def logits(self, rows: CallRows) -> np.ndarray:
         n = len(rows.tokens)
-        self._survivors = None
         out = np.empty((n, self._vocab), np.float32)
-        self._reserve(n)
-        if self._scoring is None:
-            self._scoring = self._bind()
-        binding = self._scoring
-        binding.follow(self._cache)
-        self._bind_rows(binding, rows, draft=False, forced_node=0 if self._drafter.gamma else -1)
-        binding.output(sg.RAW_LOGITS, out)
+        binding = self._bind_alone(sg.RAW_LOGITS, rows, out)
         scale = binding.output(sg.LOGIT_SCALE, (n, 1))
         self._executor.run(binding.io)
         return np.multiply(out, scale, out=out)
+
+    def states(self, rows: CallRows) -> np.ndarray:
+        """Runs the rows; returns what the head reads, float32 [r, hidden], of those with logits."""
+        out = np.empty((len(rows.logit_rows), self._executor.model.manifest.model.hidden_size), np.float32)
+        self._executor.run(self._bind_alone(sg.HIDDEN_STATES, rows, out).io)
+        return out
 
     def commit(self, path: Sequence[int]) -> None:
         above = None
@@ -124,10 +123,22 @@ class DynamicCall:
         model = self._executor.model
         return IoBinding(model.ort, model.session, self._cache, self._adapter, model.in_place)
 
+    def _bind_alone(self, output: str, rows: CallRows, out: np.ndarray) -> IoBinding:
+        """Binds the rows, and `out` as the one output beside the cache."""
+        self._survivors = None
+        self._reserve(len(rows.tokens))
+        if output not in self._scoring:
+            self._scoring[output] = self._bind()
+        binding = self._scoring[output]
+        binding.follow(self._cache)
+        self._bind_rows(binding, rows, draft=False, forced_node=0 if self._drafter.gamma else -1)
+        binding.output(output, out)
+        return binding
+
     def _reserve(self, rows: int) -> None:
         """Makes room in the cache for `rows` rows and the drafter's, and binds the cache where it moved."""
         if self._cache.reserve(rows, self._drafter.gamma):
-            self._scoring = None  # it would keep the old one alive
+            self._scoring.clear()  # they would keep the old one alive
         self._binding.follow(self._cache)
 
     def _bind_rows(

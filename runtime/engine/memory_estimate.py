@@ -119,10 +119,11 @@ def estimate_memory(
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
+    caches = sessions * (2 if model.embeddings else 1)  # a session embeds beside its conversation
     found = MemoryEstimate(
         weights=mapped + looked_up + adapter,
         packed=packed,
-        cache=sessions * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
+        cache=caches * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
     if not short:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamspec.bundle.cache_section import read_sizes
-from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, check_short, read_model, said
+from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, check_model, read_model, said
 from streamspec.bundle.store_section import StoreInfo, read_store
 from streamspec.captured.packed_call import CallSizes
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
@@ -220,7 +220,7 @@ class Manifest:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
         store = read_store(raw, model.vocab_size, {name: info.bytes for name, info in files.items()})
         captured = read_sizes(raw, model.context_length, files)
-        check_short(model, files, NATIVE)
+        check_model(model, files, NATIVE, CHOICE)
         return cls(
             base=read_base(raw),
             method=method,

@@ -15,7 +15,13 @@ SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_laye
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 AGAIN = "export the bundle again"
 SKIPPED = ("skipped_layers", "skipped_attention", "skipped_mlps")
-IF_ANY = {"caches", "heads", "per_layer_width", *SKIPPED}  # left out where they say nothing, as they once were
+IF_ANY = {
+    "caches",
+    "heads",
+    "per_layer_width",
+    "embeddings",
+    *SKIPPED,
+}  # left out where they say nothing, as they once were
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class ModelInfo:
     """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
     `per_layer_width`: numbers of each layer's own input for a token, 0: there is none;
     `skipped_layers`: those that the short graph leaves out, rising, `skipped_attention` and `skipped_mlps`: of which it
-    leaves a half out; all empty: there is none.
+    leaves a half out; all empty: there is none. `embeddings`: the step graph gives the states that the head reads.
     """
 
     layers: int
@@ -40,6 +46,7 @@ class ModelInfo:
     skipped_layers: tuple[int, ...] = ()
     skipped_attention: tuple[int, ...] = ()
     skipped_mlps: tuple[int, ...] = ()
+    embeddings: bool = False
 
     @property
     def skipped(self) -> tuple[int, ...]:
@@ -53,7 +60,7 @@ class ModelInfo:
         nothing = LayerCache(NONE, None, caches[0].dtype)
         own = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in kept)
         own = () if set(own) == {LayerCache()} else own
-        short = replace(self, layers=len(kept), caches=own, skipped_layers=())
+        short = replace(self, layers=len(kept), caches=own, skipped_layers=(), embeddings=False)
         return replace(short, skipped_attention=(), skipped_mlps=())
 
 
@@ -72,13 +79,17 @@ def read_model(raw: Fields) -> ModelInfo:
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
         heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
         per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
+        embeddings=raw.optional("embeddings") and raw.flag("embeddings"),
         **{name: raw.integers(name, 0, layers - 1, layers) for name in SKIPPED if raw.optional(name)},
     )
 
 
-def check_short(model: ModelInfo, files: Container[str], native: str) -> None:
+def check_model(model: ModelInfo, files: Container[str], native: str, choice: str) -> None:
     """Raises BundleError where `skipped_layers`, halves of layers and the files of the short graph, beside a graph of
-    native operators named `native`, do not go together."""
+    native operators named `native`, do not go together, and for embeddings beside the file `choice`, which bundles with
+    graphs of fixed shapes have."""
+    if model.embeddings and choice in files:
+        raise BundleError("manifest.model.embeddings beside fixed shapes", "shapes that change", AGAIN)
     skipped = model.skipped
     for name in SKIPPED:
         if list(numbers := getattr(model, name)) != sorted(set(numbers)):

@@ -35,6 +35,7 @@ _NEEDS = {
     "draft_vocab": "a draft vocabulary",
     "float_head": "a draft vocabulary, fp32",
     "coded_head": "a draft vocabulary, not fp32",
+    "embeddings": "`export --embeddings`",
     "head_bias": "a draft vocabulary, an LM head with a bias",
 }
 

@@ -132,6 +132,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Give the model's last states, too, for /v1/embeddings.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.", show_default=False)] = None,
     swappable: Annotated[
         bool,
@@ -167,6 +170,7 @@ def command(
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
     weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
     weights |= {"--exit-layer": exit_layer is not None, "--self-draft": self_draft is not None}
+    weights["--embeddings"] = embeddings
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
@@ -211,6 +215,7 @@ def command(
         streams=streams,
         exit_layer=exit_layer,
         self_draft=self_draft,
+        embeddings=embeddings,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

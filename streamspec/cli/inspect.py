@@ -106,6 +106,8 @@ def _bundle(path: Path) -> Rows:
     if manifest.swappable is not None:
         rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
+    if model.embeddings:
+        rows.append(("embeddings", f"{model.hidden_size} numbers a text: states of the last layer"))
     if model.caches:
         rows.append(("K/V cache", in_words(model.caches)))
     rows.append(("weights", _megabytes(manifest.weights_bytes)))

@@ -23,14 +23,17 @@ from starlette.routing import Route
 
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session
+from streamspec.runtime.embeddings import MEAN
 from streamspec.serve import metrics
 from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.checked_grammars import CheckedGrammars
+from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.api.tool_calls import CallParser, forced_prompt
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
+from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
@@ -132,14 +135,22 @@ class Service:
         return await self._answer(request, read_responses)
 
     async def embed(self, request: Request) -> Response:
-        """Refuses `POST /v1/embeddings`: no bundle gives hidden states."""
-        raise ApiError(
-            400,
-            "embeddings of this server's bundles; expected a request for text: they are language models, whose graphs "
-            "give tokens and no hidden states; use a model made for embeddings",
-            "no_embeddings",
-            "model",
-        )
+        """Answers `POST /v1/embeddings`."""
+        if self.pool.closed:
+            raise closing()
+        parsed = await asyncio.to_thread(read_embeddings, await request.body(), self.limits)
+        base, adapter = self._model_of(parsed.model)
+        parsed.check(base.manifest.model)
+        queued = EmbeddingRequest(self.pool, adapter, parsed.texts, parsed.pooling or MEAN, base)
+        self.pool.enqueue(queued)
+        try:
+            vectors, tokens = await _while_connected(request, queued.embedded())
+        except (ClientDisconnected, asyncio.CancelledError):
+            queued.cancel()
+            raise
+        except Exception as error:
+            raise _api_error(error, "input") from None
+        return await asyncio.to_thread(lambda: JSONResponse(parsed.response(vectors, tokens)))
 
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""

@@ -63,6 +63,13 @@ def out_of_time(seconds: float, what: str = "no session became free") -> ApiErro
     )
 
 
+def ended_by_time(seconds: float) -> ApiError:
+    """A request that took more than `seconds` and has nothing to show for it (503)."""
+    return ApiError(
+        503, f"no answer within {seconds:g} s; expected one; ask for fewer texts, or later", "timeout", kind=SERVER
+    )
+
+
 def from_runtime(error: BaseException, field: str | None = None) -> ApiError:
     """Converts an error of the runtime: the request's fault is a 400 with the runtime's own line, anything else a 500
     without details. `field`: where the prompt stood.

@@ -18,7 +18,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
+from streamspec.runtime import Chunk, GenerationOptions, Session, Stats, Stream
+from streamspec.runtime.embeddings import Embedding
 from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.tool_calls import CallForm
 from streamspec.serve.errors import closing, out_of_time, too_many
@@ -98,8 +99,8 @@ class QueuedRequest:
         self.began: float | None = None
         self.slot: Slot | None = None
         self.tokenizer = self.base.tokenizer
-        self._inbox: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self._stream: Stream | None = None
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()  # what the answer is made of, or its error; None: the end
+        self.running: Stream | Embedding | None = None
         self._cancelled = self._over = False
 
     @property
@@ -113,8 +114,13 @@ class QueuedRequest:
         return (self.began or time.perf_counter()) - self.arrived
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """Raises what the worker raised, or ApiError for a request that found no session in time or a server that
-        closes.
+        """Of a generation. Raises as `items`."""
+        async for chunk in self.items():
+            yield chunk
+
+    async def items(self) -> AsyncIterator[Any]:
+        """What the worker tells. Raises what it raised, or ApiError for a request that found no session in time or a
+        server that closes.
         """
         while True:
             try:
@@ -139,8 +145,8 @@ class QueuedRequest:
         if self.slot is None:
             self._over = True
             self.pool.forget(self)
-        elif self._stream is not None:  # else the thread will see it
-            self._stream.cancel()
+        elif self.running is not None:  # else the thread will see it
+            self.running.cancel()
 
     def fail(self, error: BaseException) -> None:
         """Ends it with an error for its reader."""
@@ -154,30 +160,38 @@ class QueuedRequest:
 
     def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
         """In the slot's thread."""
-        ends: list[Chunk] = []
+        ends: list[Stats] = []
         failure: BaseException | None = None
         try:
             session = slot.of(self.base)
             if session.adapter != self.adapter:
                 session.swap(self.adapter)
-            prompt = self.prompt(session)
-            for options in self.options:
-                self._stream = session.stream(prompt, replace(options, timeout=max(self.left, 0.001)))
-                if self._cancelled:  # it may have been before there was a stream to end
-                    self._stream.cancel()
-                last: Chunk | None = None
-                try:
-                    for last in self._stream:
-                        _tell(loop, self._inbox.put_nowait, last)
-                finally:
-                    ends += [last] if last is not None else []
-                if self._cancelled:
-                    break
+            self._answer(session, loop, ends)
         except BaseException as error:
             failure = error
         _tell(loop, self._end, ends, failure)
 
-    def _end(self, ends: list[Chunk], failure: BaseException | None) -> None:
+    def _answer(self, session: Session, loop: asyncio.AbstractEventLoop, ends: list[Stats]) -> None:
+        """In the slot's thread; adds to `ends` the counts of each answer."""
+        prompt = self.prompt(session)
+        for options in self.options:
+            self.running = stream = session.stream(prompt, replace(options, timeout=max(self.left, 0.001)))
+            if self._cancelled:  # it may have been before there was a stream to end
+                stream.cancel()
+            last: Chunk | None = None
+            try:
+                for last in stream:
+                    self.tell(loop, last)
+            finally:
+                ends += [last.stats] if last is not None else []
+            if self._cancelled:
+                break
+
+    def tell(self, loop: asyncio.AbstractEventLoop, item: Any) -> None:
+        """From the slot's thread: gives a part of the answer to its reader."""
+        _tell(loop, self._inbox.put_nowait, item)
+
+    def _end(self, ends: list[Stats], failure: BaseException | None) -> None:
         assert self.slot is not None
         self._over = True
         self._inbox.put_nowait(failure)
@@ -217,16 +231,20 @@ class Pool:
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
         """
+        request = QueuedRequest(self, adapter, prompt, options, hint, base, arrived)
+        self.enqueue(request)
+        return request
+
+    def enqueue(self, request: QueuedRequest) -> None:
+        """Begins a request, or puts it into the queue. Raises as `submit`."""
         if self.closed:
             raise closing()
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
             self.counts.refused += 1
             raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
-        request = QueuedRequest(self, adapter, prompt, options, hint, base, arrived)
         self.requests.add(request)
         self.waiting.append(request)
         self._dispatch()
-        return request
 
     def encode(self, adapter: str | None, prompt: Callable[[Session], Any], base: Session) -> list[int] | None:
         """Tokens of a prompt as a session of that bundle and adapter sees them; None where there is none or it refuses.
@@ -269,9 +287,9 @@ class Pool:
             self.counts.cancelled += 1
 
     def release(
-        self, request: QueuedRequest, slot: Slot, cancelled: bool, ends: list[Chunk], failure: BaseException | None
+        self, request: QueuedRequest, slot: Slot, cancelled: bool, ends: list[Stats], failure: BaseException | None
     ) -> None:
-        """Frees the slot of a request that ran and has ended. `ends`: the last chunks of its answers."""
+        """Frees the slot of a request that ran and has ended. `ends`: the counts of its answers."""
         self.requests.discard(request)
         slot.busy, slot.used = False, time.monotonic()
         counts = self.counts
@@ -281,9 +299,9 @@ class Pool:
             counts.cancelled += 1
         else:
             counts.finished += 1
-        for last in ends:
+        for stats in ends:
             for name in SUMMED:
-                counts.totals[name] = counts.totals.get(name, 0) + getattr(last.stats, name)
+                counts.totals[name] = counts.totals.get(name, 0) + getattr(stats, name)
         self._dispatch()
 
     def _dispatch(self) -> None:

@@ -55,6 +55,7 @@ HELD = {
     "model.caches.": GRAPH,
     "model.heads": "memory estimates read it; " + STATED,
     "model.per_layer_width": "memory estimates read it; " + STATED,
+    "model.embeddings": GRAPH,
     "model.skipped_layers": GRAPH + " without them; and " + STATED,
     "model.skipped_attention": GRAPH + " without it; and " + STATED,
     "model.skipped_mlps": STATED,
@@ -171,7 +172,11 @@ KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[str, ...]]]
     "windowed": (windowed, {"pruning": Pruning(2)}, ("model.caches", "model.head", "model.kv_heads", "streams.ns")),
     "swappable": (swappable, {"adapter": "one"}, ("swappable", "method", "streams", "trees")),
     "stored": (stored, {}, ("store",)),
-    "short": (partial(plain, self_draft="1"), {"draft": "self"}, ("model.skipped_layers",)),
+    "short": (
+        partial(plain, self_draft="1", embeddings=True),
+        {"draft": "self"},
+        ("model.skipped_layers", "model.embeddings"),
+    ),
 }
 # Change answers, and are not the graph's: a hash in its metadata is all that holds them.
 ANSWERS = "model.eos_token_ids", "model.bos_token_id", "prompt_format.kind", "prompt_format.separator"

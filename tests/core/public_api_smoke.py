@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, assert_type
 
+import numpy as np
+
 import streamspec
 from streamspec import Completion, Grammar, Sampling, Session, StreamspecError, TrainConfig
 from streamspec.bench import Report
@@ -24,6 +26,7 @@ def load_and_generate(folder: Path) -> None:
     assert_type(completion.text, str)
     assert_type(completion.token_ids, list[int])
     assert_type(completion.stats, Stats)
+    assert_type(session.embed(["a", "b"], pooling="last", normalize=False, timeout=3.0), np.ndarray)
     assert_type(streamspec.estimate_memory(folder, sessions=2), MemoryEstimate)
 
 

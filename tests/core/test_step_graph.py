@@ -121,7 +121,8 @@ ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"),
     *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),
 }
-ALLOWED = {  # a key of the manifest's probe, and a field of a config
+ALLOWED = {  # a key of the manifest's probe, a field of a config, an argument of transformers' layers
+    ("export/drafters/eagle3/head_reference.py", "hidden_states"),
     ("streamspec/bundle/manifest.py", "input_ids"),
     ("streamspec/model_families/families.py", "logit_scale"),
 }

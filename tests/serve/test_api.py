@@ -404,6 +404,6 @@ def test_an_idle_server_counts_what_it_did(running: Make) -> None:
 
 
 def test_embeddings_are_refused_with_the_reason(running: Make) -> None:
-    with pytest.raises(openai.BadRequestError, match="no hidden states; use a model made for embeddings") as caught:
+    with pytest.raises(openai.BadRequestError, match="expected a bundle of `streamspec export --embeddings`") as caught:
         running().client().embeddings.create(model="base", input="some text")
     assert (caught.value.code, caught.value.param) == ("no_embeddings", "model")

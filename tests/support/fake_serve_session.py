@@ -45,7 +45,9 @@ class FakeServeSession:
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
         self.adapters, self.loaded = ["alpha", "beta"], True
-        self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
+        self.manifest = SimpleNamespace(
+            prompt_format=SimpleNamespace(kind="raw"), model=SimpleNamespace(embeddings=False)
+        )
         self.vocabulary = Vocabulary(TOKENIZER, 257, [EOS])
         self.cached_tokens: list[int] = []
         self.taken_back = CONTEXT  # most tokens that it can go back

@@ -160,6 +160,7 @@ def tiny_bundle(
     kv_cache_dtype: str = "float32",
     root_token: bool = True,
     when: str = "deferred",
+    embeddings: bool = False,
 ) -> Path:
     """A bundle of a tiny base and a random adapter. `when`: its streams run."""
     base = base or tiny_base(folder / "base", chat=kind == "chat")
@@ -169,5 +170,6 @@ def tiny_bundle(
         else tiny_adapter(folder / "adapter", base, streams, kind, full, root_token)
     )
     options: dict[str, Any] = {"target": target, "kv_cache_dtype": kv_cache_dtype, "streams": when}
+    options["embeddings"] = embeddings
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, **options)
     return folder / "bundle"

@@ -58,6 +58,7 @@ def check(file: Path, kind: str, features: GraphFeatures) -> None:
         {"streams": False},
         {"full": True, "precision": "int8"},
         {"method": "jakiro"},
+        {"full": True, "embeddings": True},
         {"full": True, "target": Target("cuda")},
         {"method": "jakiro", "target": Target("cuda")},
         {"full": True, "target": Target("openvino", rows=10, context=64)},
