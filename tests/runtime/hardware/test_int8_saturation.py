@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from streamspec.export.validate import graph_runner
 from streamspec.runtime import load
 from streamspec.runtime.engine import loaded_model as graph
 from streamspec.runtime.hardware import int8_saturation as saturation
@@ -43,10 +44,9 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, off: int, expec
     saturation.products_saturate.cache_clear()
 
 
-@pytest.mark.parametrize("saturates", [True, False])
-def test_exact_products_are_asked_for_where_needed(
-    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, saturates: bool
-) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What sessions are configured with."""
     asked = {}
     add = onnxruntime.SessionOptions.add_session_config_entry
 
@@ -54,7 +54,23 @@ def test_exact_products_are_asked_for_where_needed(
         asked[key] = value
         add(self, key, value)
 
-    monkeypatch.setattr(graph, "products_saturate", lambda: saturates)
     monkeypatch.setattr(onnxruntime.SessionOptions, "add_session_config_entry", spy)
+    return asked
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_exact_products_are_asked_for_where_needed(
+    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], saturates: bool
+) -> None:
+    monkeypatch.setattr(graph, "products_saturate", lambda: saturates)
     load(bundles("int8"), threads=1, tree="plain")
     assert asked["session.x64quantprecision"] == ("1" if saturates else "0")
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_an_export_computes_its_probe_with_the_products_of_the_runtime(
+    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], saturates: bool
+) -> None:
+    monkeypatch.setattr(graph_runner, "products_saturate", lambda: saturates)
+    graph_runner.open_session(bundles("int8") / "model.onnx")
+    assert asked.get("session.x64quantprecision", "0") == ("1" if saturates else "0")
