@@ -25,7 +25,7 @@ from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, ModelRu
 GAMMA, RANK, VOCABULARY = 6, 8, 8192  # of random streams: depths, the exit's map, tokens proposed
 
 
-def make(base_folder: str, bundle: Path, exit_layer: int) -> None:
+def make(base_folder: str, bundle: Path, exit_layer: int, when: str) -> None:
     """Exports the base with random streams."""
     from safetensors.numpy import save_file
 
@@ -62,7 +62,7 @@ def make(base_folder: str, bundle: Path, exit_layer: int) -> None:
     ranks = rng.integers(-1, 3, (8, 24, GAMMA)).tolist()
     record = {"gamma": GAMMA, "max_rank": 10, "ranks": ranks}
     (folder / "acceptance.json").write_text(json.dumps(record), encoding="utf-8")
-    export_bundle(base_folder, folder, bundle, "int8")
+    export_bundle(base_folder, folder, bundle, "int8", streams=when)
 
 
 def step(runner: ModelRunner, tree: DraftTree, kept: int, context: int) -> float:
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--random", metavar="BASE", help="folder of a base, of which to make the bundle")
     parser.add_argument("--exit-layer", type=int, default=3)
+    parser.add_argument("--streams", default="deferred", help="when random streams run: deferred or eager")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.random and not arguments.bundle.exists():
-        make(arguments.random, arguments.bundle, arguments.exit_layer)
+        make(arguments.random, arguments.bundle, arguments.exit_layer, arguments.streams)
     session = load(arguments.bundle, threads=arguments.threads, provider=arguments.provider, tree=2)
     session.manifest.check_prunes()
     runner, context = session.runner, arguments.context
