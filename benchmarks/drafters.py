@@ -3,11 +3,14 @@
 `python benchmarks/drafters.py SIDE SIDE ... --prompts TASK.jsonl [--rows 16] [--both] [--json FILE]`.
 
 A side is a bundle, or BUNDLE:OPTION,.. with options of `load`: `e2e-int8:ngram,recycling`, `e2e-target-int8:lookahead`,
-`target:draft=small`. Sources of drafts that it does not name are off. `--both` measures each side a second time with
-n-grams and recycled tokens. Drafters measured one after the other meet different loads of a shared machine, so a few
-per cent between them mean nothing. Here each prompt is answered plainly and by every side, in an order that changes.
-Prints one row each: tokens per step, decode time of a step over a plain step's, speed-up over plain, and speed over the
-first side's (medians over `--repeats`, with minimum and maximum). All answers must be equal. `--json` keeps the rows.
+`target:draft=small`. Sources of drafts that it does not name are off. `--both` measures each side again with n-grams
+and recycled tokens, with the bundle's store of answers, and with its graph of fewer layers as the drafter, where it has
+them. Drafters measured one after the other meet different loads of a shared machine, so a few per cent between them
+mean nothing. Here each prompt is answered plainly and by every side, in an order that changes.
+Prints one row each: tokens per step, decode time of a step over a plain step's, what the theory predicts, speed-up over
+plain, and speed over the first side's (medians over `--repeats`, with minimum and maximum). The prediction
+(`runtime/costs/theory.py`) has alpha and gamma from the drafts of the run, and costs as learned in it. `--rows` gives
+all sides steps of one size. All answers must be equal. `--json` keeps the rows.
 """
 
 from __future__ import annotations
@@ -21,14 +24,22 @@ from statistics import median
 from typing import Any
 
 from streamspec.bench.arms import Arm
+from streamspec.bench.figures import Measure
 from streamspec.bench.prompts import BenchPrompt, read_cases
+from streamspec.bundle.model_section import SHORT
 from streamspec.progress import track
-from streamspec.runtime import LoadOptions, load
+from streamspec.runtime import LoadOptions, Session, load
+from streamspec.runtime.costs.learned_costs import CONTEXT
+from streamspec.runtime.costs.theory import Prediction, predict
 from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.draft_sources.registry import SOURCES
+from streamspec.runtime.options import SELF
 
-TEXT_SOURCES = ("ngram", "recycling")  # that need neither training nor a file
-HEAD = "| drafter | tokens per step | step over plain step | speed-up | faster than the first |\n|---|---|---|---|---|"
+TEXT_SOURCES = {"ngram": True, "recycling": True}  # that need neither training nor a file
+HEAD = (
+    "| drafter | tokens per step | step over plain step | alpha, gamma | verifying, drafting, in plain steps | "
+    "predicted | speed-up | faster than the first |\n|---|---|---|---|---|---|---|---|"
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Row:
     side: str
     tokens_per_step: float
     step_over_plain: float
+    theory: Prediction | None
     speedup: list[float]
     over_first: list[float]
 
@@ -54,26 +66,43 @@ def load_options(text: str) -> dict[str, Any]:
     return given
 
 
+def variants(session: Session, both: bool) -> dict[str, dict[str, Any]]:
+    """Options beside a side's own, by what is added to its name."""
+    manifest = session.manifest
+    found: dict[str, dict[str, Any]] = {"": {}, " + text": TEXT_SOURCES}
+    found |= {" + store": {"store": True}} if manifest.store else {}
+    found |= {" + fewer layers": {"draft": SELF}} if SHORT in manifest.files else {}
+    return found if both else {"": {}}
+
+
 def arms(texts: list[str], both: bool, threads: int | None, sampling: Sampling, rows: int | None) -> list[Arm]:
-    """The plain side, over the first bundle, and one arm for each side, or two."""
+    """The plain side, over the first bundle, and the arms of each side."""
     made = []
     for text in texts:
         bundle, _, options = text.partition(":")
-        given = load_options(options)
-        for more in ("", *TEXT_SOURCES)[: 2 if both else 1]:
-            chosen = given | (dict.fromkeys(TEXT_SOURCES, True) if more else {})
-            name = Path(bundle).name + (f":{options}" if options else "") + (" + text" if more else "")
-            made.append(Arm(name, load(bundle, threads=threads, **chosen), True, sampling, rows))
+        given, name = load_options(options), Path(bundle).name + (f":{options}" if options else "")
+        opened = load(bundle, threads=threads, **given)
+        for more, chosen in variants(opened, both).items():
+            session = load(bundle, threads=threads, **given | chosen) if more else opened
+            made.append(Arm(name + more, session, True, sampling, rows))
     providers = {arm.name: arm.session.provider.name for arm in made}
     if len(set(providers.values())) > 1:
-        sys.exit(f"found several providers, {providers}; expected one: set STREAMSPEC_NATIVE=0 or leave sides out")
+        sys.exit(f"found several providers, {providers}; expected one: add :provider=cpu, or leave sides out")
     return [Arm("plain", made[0].session, False, sampling), *made]
+
+
+def teach(side: Arm, plain: Measure, own: Measure) -> None:
+    """Tells the costs of a side with a forced number of rows, which learn nothing else, what its steps took."""
+    costs, drafts, step = side.session.policy.costs, own.drafts, plain.decode / max(plain.plain_steps, 1)
+    if costs is not None and drafts.steps:
+        costs.observe(1, 0, step, CONTEXT)
+        seconds = (own.decode - own.plain_steps * step) / drafts.steps
+        costs.observe(round(drafts.rows / drafts.steps), drafts.calls / drafts.steps, seconds, CONTEXT)
 
 
 def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int) -> tuple[list[Row], int]:
     """The rows of all sides but the plain one, and the number of answers that differ from it."""
-    seconds = {side.name: [0.0] * repeats for side in sides}
-    steps, tokens = dict.fromkeys(seconds, 0), dict.fromkeys(seconds, 0)
+    every: dict[str, list[list[Measure]]] = {side.name: [[] for _ in range(repeats)] for side in sides}
     unequal = 0
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
@@ -82,23 +111,29 @@ def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int
             start, found = (repeat + number) % len(sides), {}
             for side in sides[start:] + sides[:start]:
                 found[side.name] = answer = side.answer(case.prompt(0, []), limit)
-                seconds[side.name][repeat] += answer.measure.decode
-                steps[side.name] += answer.measure.steps + answer.measure.plain_steps
-                tokens[side.name] += answer.measure.step_tokens + answer.measure.plain_steps
+                every[side.name][repeat].append(answer.measure)
             unequal += sum(answer.token_ids != found["plain"].token_ids for answer in found.values())
+            for side in sides:
+                if side.rows is not None:
+                    teach(side, found["plain"].measure, found[side.name].measure)
+    seconds = {name: [sum(m.decode for m in one) for one in passes] for name, passes in every.items()}
     plain, first = seconds["plain"], seconds[sides[1].name]
-    step = sum(plain) / steps["plain"]
-    return [
-        Row(
-            side.name,
-            tokens[side.name] / steps[side.name],
-            sum(own) / steps[side.name] / step,
-            [a / b for a, b in zip(plain, own, strict=True)],
-            [a / b for a, b in zip(first, own, strict=True)],
+    step = sum(plain) / sum(m.plain_steps for one in every["plain"] for m in one)
+    rows = []
+    for side in sides[1:]:
+        own, all_of = seconds[side.name], [m for one in every[side.name] for m in one]
+        steps, policy = sum(m.steps + m.plain_steps for m in all_of), side.session.policy
+        rows.append(
+            Row(
+                side.name,
+                sum(m.step_tokens + m.plain_steps for m in all_of) / steps,
+                sum(own) / steps / step,
+                predict([(m.drafts, m.plain_steps) for m in all_of], policy.costs, policy.deepest),
+                [a / b for a, b in zip(plain, own, strict=True)],
+                [a / b for a, b in zip(first, own, strict=True)],
+            )
         )
-        for side in sides[1:]
-        if (own := seconds[side.name])
-    ], unequal
+    return rows, unequal
 
 
 def main() -> None:
@@ -106,6 +141,7 @@ def main() -> None:
     parser.add_argument("sides", nargs="+", metavar="SIDE")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--per-category", type=int, help="so many of each category of all prompts, not --limit")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, help="of every step's tree; default: as many as pay")
@@ -116,19 +152,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
     sampling = Sampling(temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
-    cases = read_cases(arguments.prompts, arguments.limit)
+    cases = read_cases(arguments.prompts, None if arguments.per_category else arguments.limit)
+    if arguments.per_category:
+        before = [[other.category for other in cases[:n]].count(case.category) for n, case in enumerate(cases)]
+        cases = [case for case, n in zip(cases, before, strict=True) if n < arguments.per_category]
     sides = arms(arguments.sides, arguments.both, arguments.threads, sampling, arguments.rows)
     rows, unequal = measure(sides, cases, arguments.max_new_tokens, arguments.repeats)
     print(HEAD)
     for row in rows:
         print(
-            f"| {row.side} | {row.tokens_per_step:.2f} | {row.step_over_plain:.2f} | {spread(row.speedup)} | "
-            f"{spread(row.over_first)} |"
+            f"| {row.side} | {row.tokens_per_step:.2f} | {row.step_over_plain:.2f} | {theory(row.theory)} | "
+            f"{spread(row.speedup)} | {spread(row.over_first)} |"
         )
     print(f"{unequal} answers differ from plain")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     sys.exit(bool(unequal))
+
+
+def theory(found: Prediction | None) -> str:
+    """Three cells: alpha and gamma, costs, the speed-up."""
+    if found is None:
+        return "- | - | -"
+    return f"{found.alpha:.2f}, {found.gamma:.1f} | {found.verify:.2f}, {found.draft:.2f} | {found.speedup:.2f}"
 
 
 def spread(ratios: list[float]) -> str:

@@ -157,9 +157,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--provider", default="auto")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
-    session = load(arguments.bundle, threads=arguments.threads, tree=2)
+    session = load(arguments.bundle, threads=arguments.threads, provider=arguments.provider, tree=2)
     if not (session.manifest.streams and session.manifest.streams.pruning):
         arguments.trees = [name for name in arguments.trees if ":" not in name]  # there is no early exit
     prompts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from streamspec.cli import app
+from tests.support.shown_commands import read_shown, shown_on
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, PAGES = ROOT / "benchmarks", ROOT / "docs" / "lab" / "benchmarks"
@@ -18,8 +20,6 @@ sys.path.insert(0, str(BENCHMARKS))
 reproduce = __import__("reproduce")
 PARTS = reproduce.read_parts()
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-# Shown on pages, but no table's command: they read what others wrote, or stand in a part's needs.
-BESIDE = {"reproduce.py", "two_model.py", "genai_step.py"}
 
 
 def options_of(script: Path) -> set[str]:
@@ -37,18 +37,39 @@ def test_every_command_of_a_part_is_understood(name: str) -> None:
             command_line = COMMANDS[options[0]]
             command_line.make_context(options[0], list(options[1:]))
         elif options[0] == "-m":
-            assert (ROOT / options[1].replace(".", "/") / "__main__.py").exists()
+            module = ROOT / options[1].replace(".", "/")
+            assert (module / "__main__.py").exists() or module.with_suffix(".py").exists()
         else:
             known = options_of(BENCHMARKS / Path(options[0]).name)
             assert {option for option in options if option.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
-def test_every_program_that_a_page_shows_is_a_parts_command(page: Path) -> None:
-    run = {Path(command.words[1]).name for part in PARTS.values() for command in reproduce.commands(part)}
-    shown = set(re.findall(r"benchmarks/(\w+\.py)", page.read_text(encoding="utf-8"))) - BESIDE
-    assert shown <= run
+def test_every_command_that_a_page_shows_is_a_parts_command(page: Path) -> None:
+    run = [read_shown(list(command.words)) for part in PARTS.values() for command in reproduce.commands(part)]
+    shown = list(shown_on(page.read_text(encoding="utf-8")))
+    assert [line for line, one in shown if not any(one.is_of(other) for other in run)] == []
     assert page.stem in {part.page for part in PARTS.values()}
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_it"),
+    [
+        ("streamspec bench BUNDLE --prompts e2e/test.jsonl --limit 20 --threads 1", True),
+        ("streamspec bench BUNDLE --prompts e2e/test.jsonl --limit N --threads 1 [--rows 8 | --json]", True),
+        ("streamspec bench BUNDLE ... --limit 20", False),  # dots after a file stand for files
+        ("streamspec bench ... --limit 20", True),
+        ("streamspec bench", True),
+        ("streamspec bench BUNDLE --prompts e2e/test.jsonl --limit 40 --threads 1", False),
+        ("streamspec bench BUNDLE --prompts e2e/test.jsonl --threads 1", False),
+        ("streamspec bench BUNDLE --prompts e2e/test.jsonl --limit 20 --threads 1 --rows 8", False),
+        ("streamspec tune BUNDLE --prompts e2e/test.jsonl --limit 20 --threads 1", False),
+    ],
+)
+def test_a_shown_command_is_compared_option_by_option(shown: str, is_it: bool) -> None:
+    run = read_shown(shlex.split("streamspec bench e2e-int8 --prompts DATA/e2e/test.jsonl --limit 20 --threads 1"))
+    ((_, one),) = shown_on(f"Command: `{shown}`.")
+    assert one.is_of(run) is is_it
 
 
 def test_every_part_is_of_a_page_that_exists() -> None:
