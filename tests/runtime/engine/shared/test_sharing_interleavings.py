@@ -108,7 +108,7 @@ def reads(case: Sharing) -> None:
     with case.lock.acquire(threading.Event()):
         case.inside += 1
         assert case.inside == 1, "two calls at once"
-        case.stepper.pause()
+        case.stepper.pause(waits=True)
         case.inside -= 1
 
 
