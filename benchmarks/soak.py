@@ -301,7 +301,7 @@ def piece(server: Server, kept: Kept, minutes: float, clients: int, save: Callab
         until = min(ends, time.monotonic() + ROUND)
         with ThreadPoolExecutor(clients) as threads:
             list(threads.map(partial(asking.work, ends=until), range(clients)))
-        fault = at_rest(server.metrics)
+        fault = "" if asking.gone() else at_rest(server.metrics)
         if asking.gone():
             break
         kept.faults += [fault] if fault else []

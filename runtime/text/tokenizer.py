@@ -21,6 +21,7 @@ import numpy as np
 from streamspec.bundle.files import read_small
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import BundleError
+from streamspec.runtime.hardware.huge_pages import trim
 
 MAX_TOKENIZER = 128 << 20  # bytes; the largest in use, of 262,144 tokens, have 33 MB
 MAX_TEMPLATE = 1 << 20  # bytes
@@ -39,15 +40,19 @@ _one_long = threading.Lock()  # the process's memory is at stake, whatever the b
 
 class BundleTokenizer:
     """A `tokenizers.Tokenizer` whose panics are BundleErrors; everything else is delegated to it. It encodes one long
-    text at a time: where no memory is left for several, the library ends the process.
+    text at a time and returns what that took to the system: where no memory is left, the library ends the process.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-        with _one_long if len(text) > LONG else nullcontext():
-            return _guarded(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        long = len(text) > LONG
+        with _one_long if long else nullcontext():
+            encoded = _guarded(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            if long:
+                trim()
+        return encoded
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(_guarded(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens))

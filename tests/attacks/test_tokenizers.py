@@ -16,6 +16,7 @@ import pytest
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
+from streamspec.runtime.text import tokenizer
 from streamspec.runtime.text.tokenizer import LONG, BundleTokenizer, read_tokenizer
 from tests.support.forging import forge, refused
 
@@ -232,9 +233,10 @@ def test_a_token_that_claims_every_text(bundle: Path) -> None:
     assert time.perf_counter() - started < SECONDS
 
 
-def test_of_several_long_texts_one_at_a_time_takes_memory() -> None:
+def test_of_several_long_texts_one_at_a_time_takes_memory_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short ones do not wait for it."""
-    inside, most = [], [0, 0]
+    inside, most, given_back = [], [0, 0], []
+    monkeypatch.setattr(tokenizer, "trim", lambda: given_back.append(len(inside)))
 
     class Slow:
         def encode(self, text: str, add_special_tokens: bool) -> str:
@@ -248,4 +250,4 @@ def test_of_several_long_texts_one_at_a_time_takes_memory() -> None:
     texts = ["x" * (LONG + 1)] * 4 + ["short"] * 4
     with ThreadPoolExecutor(8) as threads:
         encoded = list(threads.map(lambda i: tokenizers[i % 2].encode(texts[i]), range(8)))
-    assert encoded == texts and most[0] == 1 and most[1] > 1
+    assert encoded == texts and most[0] == 1 and most[1] > 1 and len(given_back) == 4
