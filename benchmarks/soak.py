@@ -305,6 +305,7 @@ def piece(server: Server, kept: Kept, minutes: float, clients: int, save: Callab
         if asking.gone():
             break
         kept.faults += [fault] if fault else []
+        time.sleep(IDLE)  # who unloads says so first
         life.rests.append((life.requests, round(server.memory(), 2), watched.num_threads(), watched.num_fds()))
         steps = re.search(r"^streamspec_shared_steps_total (\d+)", server.metrics(), re.MULTILINE)
         life.shared_steps = int(steps[1]) if steps else 0
