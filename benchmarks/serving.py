@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the overhead and the robustness of the server:
-`python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4] [--tokens 48] [--threads N] [--skip-times |
---throughput]`.
+"""Measures the overhead of the server:
+`python benchmarks/serving.py BUNDLE [--tokens 48] [--threads N] [--throughput [--rounds 3] [--requests 12]]`.
 
 - Idle: CPU time of the server over 10 s. A request without the model (`/health`), connection included.
 - Time to the first token and tokens per second through the server, over a session of this process, in turn; the server
   is idle while the session works.
 - Two clients at once: tokens of each until the first has finished.
-- `--throughput`, alone: tokens a second of all answers to 1, 2 and 4 clients, with calls shared and in turns.
-- Soak: `--requests` requests by several clients. A quarter is ended by the client (in the queue, during prefill, in the
-  middle of a stream), a tenth is invalid, the rest is answered in full, streamed or not, greedy or with a seed, by any
-  adapter of the bundle. Every answer is compared with a fresh session's, every partial answer with that answer's
-  prefix. Memory is sampled throughout; its slope is that of the second half.
+- `--throughput`, alone: tokens a second of all answers to 1, 2 and 4 clients, with calls shared and in turns: rows of a
+  table.
 
 The server is a process of its own, the clients are `openai`'s.
 """
@@ -20,13 +16,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPConnection
 from pathlib import Path
@@ -34,12 +27,10 @@ from statistics import median
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import psutil
 
-from streamspec.progress import track
-from streamspec.runtime import Sampling, Session, load
+from streamspec.runtime import Session, load
 
 TOKEN = "token-of-the-benchmark"
 PROMPTS = [
@@ -50,7 +41,6 @@ PROMPTS = [
     "hello hello hello",
     "Say something about rain. " * 4,
 ]
-SEEDS = (None, 1, 2)
 
 
 class Server:
@@ -96,7 +86,11 @@ class Server:
         return float(found.rss - getattr(found, "shared", 0)) / 1e6
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+        return metrics_of(self.url)
+
+
+def metrics_of(url: str) -> str:
+    return httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
 
 
 def user(text: str) -> list[Any]:
@@ -169,7 +163,7 @@ def fair(server: Server, tokens: int) -> None:
     print(f"two clients at once: {counts[0]} and {counts[1]} tokens until the first had finished", flush=True)
 
 
-def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int = 3) -> None:
+def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int, requests: int) -> None:
     """Tokens a second of all answers together, by clients that ask at once, with calls shared and in turns."""
     servers = {batch: Server(bundle, threads, 4, "--batch", str(batch)) for batch in (1, 4)}
     rates = {(batch, clients): list[float]() for batch in servers for clients in (1, 2, 4)}
@@ -184,7 +178,7 @@ def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int = 3) 
     try:
         for number in range(rounds + 1):  # the first to warm up: what pays is measured then
             for (batch, clients), found in rates.items():
-                jobs = [(servers[batch], f"{number}.{clients} {prompt}") for prompt in PROMPTS * 2]
+                jobs = [(servers[batch], f"{number}.{clients} {prompt}") for prompt in (PROMPTS * requests)[:requests]]
                 began = time.perf_counter()
                 with ThreadPoolExecutor(clients) as pool:
                     count = sum(pool.map(ask, jobs))
@@ -192,129 +186,40 @@ def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int = 3) 
     finally:
         for server in servers.values():
             server.end()
+    print(
+        "| bundle | clients | tokens/s with shared calls | in turns | ratio of the same round |\n|---|---|---|---|---|"
+    )
     for clients in (1, 2, 4):
         turns, shared = (rates[batch, clients] for batch in servers)
+        ratio = median(one / other for one, other in zip(shared, turns, strict=True))
         print(
-            f"{clients} clients: {median(shared):.1f} ({min(shared):.1f}..{max(shared):.1f}) tokens/s with shared "
-            f"calls, {median(turns):.1f} ({min(turns):.1f}..{max(turns):.1f}) in turns",
+            f"| {bundle.name} | {clients} | {median(shared):.1f} ({min(shared):.1f}..{max(shared):.1f}) | "
+            f"{median(turns):.1f} ({min(turns):.1f}..{max(turns):.1f}) | {ratio:.2f} |",
             flush=True,
         )
-
-
-def soak(server: Server, session: Session, requests: int, clients: int, tokens: int) -> int:
-    """Returns the number of faults."""
-    want: dict[tuple[str, str, int | None], str] = {}
-    for model in server.models:
-        if session.adapters:
-            session.swap(None if model == server.models[0] else model)
-        for prompt in PROMPTS:
-            for seed in SEEDS:
-                session.forget()
-                sampling = Sampling(temperature=0 if seed is None else 0.8, seed=seed or 0)
-                want[model, prompt, seed] = session.generate(
-                    user(prompt), max_new_tokens=tokens, sampling=sampling
-                ).text
-    session.close()
-    dice, faults, memory, counts = random.Random(0), list[str](), list[float](), dict[str, int]()
-    plans = [(dice.choice([*want]), dice.random(), dice.random(), dice.random() < 0.5) for _ in range(requests)]
-    lock = threading.Lock()
-
-    def one(plan: tuple[tuple[str, str, int | None], float, float, bool]) -> None:
-        (model, prompt, seed), kind, part, streamed = plan
-        client, right = server.client(), want[model, prompt, seed]
-        sampled: dict[str, Any] = {} if seed is None else {"temperature": 0.8, "seed": seed}
-        asked: dict[str, Any] = {"model": model, "messages": user(prompt), "max_tokens": tokens, **sampled}
-        done, fault = "answered", ""
-        try:
-            if kind < 0.10:
-                done = "wrong"
-                wrong: list[dict[str, Any]] = [
-                    {"model": "nobody"},
-                    {"temperature": 9},
-                    {"extra_body": {"x": 1}},
-                    {"messages": user("x" * 100_000)},
-                    {"n": 99},
-                ]
-                with suppress(openai.BadRequestError, openai.NotFoundError):
-                    client.chat.completions.create(**(asked | wrong[int(part * len(wrong))]))
-                    fault = "a wrong request was answered"
-            elif kind < 0.25:
-                done = "cut off by its client"
-                with suppress(openai.APITimeoutError):
-                    client.with_options(timeout=0.002 + 0.5 * part * part, max_retries=0).chat.completions.create(
-                        **asked
-                    )
-            elif kind < 0.35:
-                done = "left in its stream"
-                stream, said = client.chat.completions.create(**asked, stream=True), ""
-                for _, chunk in zip(range(int(part * 12)), stream, strict=False):
-                    said += chunk.choices[0].delta.content
-                stream.close()
-                fault = "" if right.startswith(said) else f"{said!r} is no beginning of {right!r}"
-            else:
-                said = (
-                    "".join(c.choices[0].delta.content for c in client.chat.completions.create(**asked, stream=True))
-                    if streamed
-                    else client.chat.completions.create(**asked).choices[0].message.content
-                )
-                fault = "" if said == right else f"{said!r}, not {right!r}"
-        except Exception as error:
-            fault = f"{type(error).__name__} {error}"
-        with lock:
-            counts[done] = counts.get(done, 0) + 1
-            memory.append(server.memory())
-            if fault:
-                faults.append(f"{done}: {fault}")
-
-    began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as threads:
-        for _ in track(threads.map(one, plans), "requests", requests):
-            pass
-    taken = time.perf_counter() - began
-    for _ in range(100):
-        if 'state="busy"} 0' in (found := server.metrics()):
-            break
-        time.sleep(0.1)
-    else:
-        faults.append(f"sessions are busy though nobody asks: {found}")
-    half = memory[len(memory) // 2 :]
-    slope = float(np.polyfit(np.arange(len(half)), half, 1)[0]) * 1000
-    print(
-        f"soak: {requests} requests of {clients} clients in {taken:.0f} s, "
-        + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())),
-        flush=True,
-    )
-    tenths = " ".join(f"{memory[i * (len(memory) - 1) // 10]:.0f}" for i in range(11))
-    print(f"memory, MB, by tenths of the way: {tenths}; {slope:+.2f} MB per 1,000 requests of the second half")
-    print(f"faults: {len(faults)}" + "".join(f"\n  {fault}" for fault in faults[:10]), flush=True)
-    return len(faults)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--skip-times", action="store_true", help="only the soak")
+    parser.add_argument("--rounds", type=int, default=3, help="with --throughput")
+    parser.add_argument("--requests", type=int, default=12, help="of a round, with --throughput")
     parser.add_argument("--throughput", action="store_true", help="only the tokens a second of 1, 2 and 4 clients")
     given = parser.parse_args()
     if given.throughput:
-        return throughput(given.bundle, given.threads, given.tokens)
+        return throughput(given.bundle, given.threads, given.tokens, given.rounds, given.requests)
     server = Server(given.bundle, given.threads, sessions=3)
     try:
         session = load(given.bundle, threads=given.threads)
-        if not given.skip_times:
-            idle(server)
-            times(server, session, given.tokens)
-            fair(server, given.tokens)
-        faults = soak(server, session, given.requests, given.clients, given.tokens) if given.requests else 0
+        idle(server)
+        times(server, session, given.tokens)
+        fair(server, given.tokens)
     finally:
         began = time.perf_counter()
         server.end()
     print(f"ended in {time.perf_counter() - began:.2f} s")
-    sys.exit(1 if faults else 0)
 
 
 if __name__ == "__main__":

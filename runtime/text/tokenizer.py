@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from streamspec.bundle.files import read_small
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import BundleError
+from streamspec.runtime.hardware.huge_pages import trim
 
 MAX_TOKENIZER = 128 << 20  # bytes; the largest in use, of 262,144 tokens, have 33 MB
 MAX_TEMPLATE = 1 << 20  # bytes
@@ -27,18 +30,29 @@ MAX_STEPS = 64
 MAX_ADDED = 1000  # characters or tokens put around a text
 MAX_STRING = 8 << 10  # bytes of a token or an expression in the file; the longest token in use has 163
 MAX_WORD = 1000  # characters that WordPiece tries all parts of; usual are 100
+LONG = 1 << 16  # characters of a text that takes 10 MB and more while it is split: 350 bytes a character at worst
 FIX = "export the bundle again"
 GROWTH = {"ByteLevel": 2, "Metaspace": 4, "NFKC": 4, "NFKD": 4, "NFC": 2, "NFD": 2, "ByteFallback": 2}
 
 
+_one_long = threading.Lock()  # the process's memory is at stake, whatever the bundle
+
+
 class BundleTokenizer:
-    """A `tokenizers.Tokenizer` whose panics are BundleErrors; everything else is delegated to it."""
+    """A `tokenizers.Tokenizer` whose panics are BundleErrors; everything else is delegated to it. It encodes one long
+    text at a time and returns what that took to the system: where no memory is left, the library ends the process.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-        return _guarded(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        long = len(text) > LONG
+        with _one_long if long else nullcontext():
+            encoded = _guarded(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            if long:
+                trim()
+        return encoded
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(_guarded(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens))

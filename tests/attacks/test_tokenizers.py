@@ -8,6 +8,7 @@ import base64
 import json
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
-from streamspec.runtime.text.tokenizer import read_tokenizer
+from streamspec.runtime.text import tokenizer
+from streamspec.runtime.text.tokenizer import LONG, BundleTokenizer, read_tokenizer
 from tests.support.forging import forge, refused
 
 SECONDS = 20
@@ -229,3 +231,23 @@ def test_a_token_that_claims_every_text(bundle: Path) -> None:
     except StreamspecError as error:
         assert "\n" not in str(error)
     assert time.perf_counter() - started < SECONDS
+
+
+def test_of_several_long_texts_one_at_a_time_takes_memory_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones do not wait for it."""
+    inside, most, given_back = [], [0, 0], []
+    monkeypatch.setattr(tokenizer, "trim", lambda: given_back.append(len(inside)))
+
+    class Slow:
+        def encode(self, text: str, add_special_tokens: bool) -> str:
+            inside.append(text)
+            most[text == "short"] = max(most[text == "short"], inside.count(text))
+            time.sleep(0.05)
+            inside.remove(text)
+            return text
+
+    tokenizers = [BundleTokenizer(Slow()) for _ in range(2)]
+    texts = ["x" * (LONG + 1)] * 4 + ["short"] * 4
+    with ThreadPoolExecutor(8) as threads:
+        encoded = list(threads.map(lambda i: tokenizers[i % 2].encode(texts[i]), range(8)))
+    assert encoded == texts and most[0] == 1 and most[1] > 1 and len(given_back) == 4

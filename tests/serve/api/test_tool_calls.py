@@ -18,9 +18,10 @@ from streamspec.runtime import Session, load
 from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.tool_calls import CallForm, CallParser, Tools, _moved
 from streamspec.serve.errors import ApiError
-from tests.serve.api.conftest import CALLS, CLOCK, HEAD, HERMES, WEATHER
+from tests.serve.api.conftest import CLOCK, WEATHER
 from tests.serve.conftest import Running, user
 from tests.support.byte_tokenizers import byte_level
+from tests.support.served_bundles import CALLS, HEAD, HERMES
 
 LLAMA = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 LISTED = HERMES.replace("<tool_call>\n", "<eos>[").replace("\n</tool_call>", "]")

@@ -29,8 +29,8 @@ from streamspec.runtime.hardware import native_library
 from streamspec.runtime.kv_cache import shared_cache
 from streamspec.runtime.kv_cache.host_cache import LAZY
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
+from tests.support.served_bundles import shareable_base
 from tests.support.tiny_bundles import tiny_bundle
-from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPTS = ["hello", "hello again, and more of it", "x", "other", "hello against", "he", "a b c d e f g h i j k l m n o"]
 HOT = Sampling(temperature=1.0, top_p=0.9, seed=5)
@@ -48,10 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def make(kind: str) -> Path:
         if not bundles:
-            tiny_model("llama", initializer_range=0.5, num_attention_heads=2, num_key_value_heads=1).save_pretrained(
-                folder / "base"
-            )
-            tiny_tokenizer().save_pretrained(folder / "base")
+            shareable_base(folder / "base")
         if kind not in bundles:
             (folder / kind).mkdir()
             bundles[kind] = tiny_bundle(folder / kind, *KINDS[kind], base=folder / "base")
