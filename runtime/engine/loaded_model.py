@@ -29,7 +29,7 @@ from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.huge_pages import HugePages, trim
-from streamspec.runtime.hardware.int8_saturation import products_saturate
+from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.runtime.hardware.providers import (
     CPU,
     check_placement,
@@ -221,7 +221,7 @@ class LoadedModel:
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
-        options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
+        options.add_session_config_entry(X64_PRECISION, x64_precision())
         for key, value in FLOAT_ROWS.items() if self.rows is not None else ():
             options.add_session_config_entry(key, value)
         return options

@@ -19,6 +19,7 @@ _GRAPH = bytes.fromhex(
     "080a3a5c0a180a01610a0162120163220d4d61744d756c496e74656765721201675a130a0161120e0a0c080212080a0208010a0208405a130a0162"
     "120e0a0c080312080a0208400a02081062130a0163120e0a0c080612080a0208010a02081042040a001015"
 )
+X64_PRECISION = "session.x64quantprecision"  # of ONNX Runtime's session configuration
 _LARGEST, _WEIGHT, _DEPTH, _WIDTH = 255, 127, 64, 16
 
 
@@ -34,3 +35,8 @@ def products_saturate() -> bool:
     weights = np.full((_DEPTH, _WIDTH), _WEIGHT, np.int8)
     (sums,) = session.run(None, {"a": rows, "b": weights})
     return bool((sums != _LARGEST * _WEIGHT * _DEPTH).any())
+
+
+def x64_precision() -> str:
+    """The value of `X64_PRECISION` that makes products exact on this machine."""
+    return "1" if products_saturate() else "0"

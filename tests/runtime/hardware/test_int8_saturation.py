@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from streamspec.export.validate.graph_runner import open_session
 from streamspec.runtime import load
-from streamspec.runtime.engine import loaded_model as graph
 from streamspec.runtime.hardware import int8_saturation as saturation
 
 
@@ -43,9 +43,14 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, off: int, expec
     saturation.products_saturate.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "opened",
+    [lambda bundle: load(bundle, threads=1, tree="plain"), lambda bundle: open_session(bundle / "model.onnx")],
+    ids=["runtime", "export"],
+)
 @pytest.mark.parametrize("saturates", [True, False])
 def test_exact_products_are_asked_for_where_needed(
-    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, saturates: bool
+    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, saturates: bool, opened: Callable[[Path], Any]
 ) -> None:
     asked = {}
     add = onnxruntime.SessionOptions.add_session_config_entry
@@ -54,7 +59,7 @@ def test_exact_products_are_asked_for_where_needed(
         asked[key] = value
         add(self, key, value)
 
-    monkeypatch.setattr(graph, "products_saturate", lambda: saturates)
+    monkeypatch.setattr(saturation, "products_saturate", lambda: saturates)
     monkeypatch.setattr(onnxruntime.SessionOptions, "add_session_config_entry", spy)
-    load(bundles("int8"), threads=1, tree="plain")
+    opened(bundles("int8"))
     assert asked["session.x64quantprecision"] == ("1" if saturates else "0")
