@@ -136,7 +136,7 @@ def main() -> int:
         if asked.corpus is None or (asked.guided and not (asked.runs or asked.minutes)):
             parser.error("--guided takes --corpus and --runs or --minutes, --minimise takes --corpus")
         if asked.minimise:
-            minimise(names, asked.corpus)
+            minimise(names, asked.corpus, os.cpu_count() or 1)
             return 0
         return min(1, sum(guided(name, asked.corpus, asked.keep, asked.runs, asked.minutes) for name in names))
     return min(1, sum(fuzz(name, asked.runs or 100_000, asked.seed, asked.keep) for name in names))

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -26,7 +27,8 @@ from tests.fuzz.targets import TARGETS
 from tests.fuzz.verdict import SECONDS
 
 KEPT = Path(__file__).with_name("corpus.tar.xz")
-GENERATED = 300  # inputs to start from, beside those that were kept
+LARGE = "_large"  # ending of a target that takes what another one takes
+GENERATED = 100  # inputs to start from, beside those that were kept
 LONGEST = 1 << 16  # bytes of an input
 PATIENCE = 12 * SECONDS  # seconds by the clock for an input whose native code does not come back
 ROOT = Path(__file__).parents[2]
@@ -39,14 +41,14 @@ def check_atheris() -> None:
 
 
 def kept_inputs() -> dict[str, list[bytes]]:
-    """The inputs that the repository keeps, by target."""
+    """The inputs that the repository keeps, by target; for a large vocabulary those for a small one."""
     found: dict[str, list[bytes]] = {}
     with tarfile.open(KEPT) as archive:
         for entry in archive:
             file = archive.extractfile(entry)
             assert file is not None
             found.setdefault(entry.name.partition("/")[0], []).append(file.read())
-    return found
+    return found | {name + LARGE: found[name] for name in list(found) if name + LARGE in TARGETS}
 
 
 class Room:
@@ -128,23 +130,33 @@ def _without_what_ended_it(room: Room, keep: Path) -> bool:
     return True
 
 
-def minimise(names: list[str], corpus: Path) -> None:
-    """Writes `KEPT` anew: of each target the smallest inputs that reach all edges that those in the folder reach."""
-    kept: dict[str, bytes] = {}
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="minimal-") as folder, _room(name, Path(folder)) as room:
-            (corpus / name).mkdir(parents=True, exist_ok=True)
-            out = Path(folder, "out")
-            out.mkdir()
-            status = room.start("-merge=1", "-use_counters=0", f"-max_len={LONGEST}", out, corpus / name, room.seeds)
-            files = sorted(out.iterdir(), key=lambda one: (one.stat().st_size, one.name))
-            if status or not files:
-                sys.exit(f"tests.fuzz: {name} could not be minimised (status {status}): {room.said()[-1000:]}")
-            print(f"{name}: {len(files)} inputs, {sum(one.stat().st_size for one in files)} bytes", flush=True)
-            kept |= {f"{name}/{number}": one.read_bytes() for number, one in enumerate(files)}
+def minimise(names: list[str], corpus: Path, at_once: int) -> None:
+    """Writes `KEPT` anew: of each target the smallest inputs that reach all edges that those in the folder reach, found
+    for so many targets at once; what is kept of others stays.
+    """
+    own = [name for name in names if not name.endswith(LARGE)]
+    with ThreadPoolExecutor(at_once) as pool:
+        made = dict(zip(own, pool.map(lambda name: _smallest(name, corpus / name), own), strict=True))
+    kept = {name: inputs for name, inputs in kept_inputs().items() if name in TARGETS} if KEPT.exists() else {}
+    kept |= made
     with tarfile.open(KEPT, "w:xz", preset=9) as archive:
-        for path, data in kept.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+        for name in sorted(name for name in kept if not name.endswith(LARGE)):
+            for number, data in enumerate(kept[name]):
+                entry = tarfile.TarInfo(f"{name}/{number}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
     print(f"{KEPT}: {KEPT.stat().st_size} bytes", flush=True)
+
+
+def _smallest(name: str, found: Path) -> list[bytes]:
+    """The smallest inputs of a target, by size, among those found and those to start from."""
+    with tempfile.TemporaryDirectory(prefix="minimal-") as folder, _room(name, Path(folder)) as room:
+        found.mkdir(parents=True, exist_ok=True)
+        out = Path(folder, "out")
+        out.mkdir()
+        status = room.start("-merge=1", "-use_counters=0", f"-max_len={LONGEST}", out, found, room.seeds)
+        files = sorted(out.iterdir(), key=lambda one: (one.stat().st_size, one.name))
+        if status or not files:
+            sys.exit(f"tests.fuzz: {name} could not be minimised (status {status}): {room.said()[-1000:]}")
+        print(f"{name}: {len(files)} inputs, {sum(one.stat().st_size for one in files)} bytes", flush=True)
+        return [one.read_bytes() for one in files]

@@ -18,7 +18,7 @@ from random import Random
 from tests.fuzz.counts import Counts
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 
-WARM = 30  # generated inputs that import what is imported late
+WARM = 10  # generated inputs that import what is imported late
 OWN = 0.5, 0.7  # shares of inputs made as JSON, and of these and those made by `mutate_bytes`; the rest: libFuzzer's
 
 
@@ -60,6 +60,9 @@ def main() -> None:
     import atheris
 
     name, counted, keep, *arguments = sys.argv[1:]
+    if "-merge=1" in arguments:  # libFuzzer starts another process, which runs the inputs
+        atheris.Setup(arguments, len)
+        atheris.Fuzz()
     with atheris.instrument_imports(include=["streamspec"]), tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         from tests.fuzz.verdict import limit_memory
 
