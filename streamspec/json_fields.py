@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from streamspec.errors import BundleError, StreamspecError
@@ -147,6 +148,16 @@ def parse_json(
 def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str) -> dict[str, Any]:
     """Parses JSON that must be an object. Errors as in `parse_json`."""
     return Fields(parse_json(data, where, error, fix), where, error, fix).values
+
+
+def read_note(file: Path) -> dict[str, Any]:
+    """Reads what the cache notes of a file, a JSON object; an empty one where there is none, or it makes no sense: then
+    what was noted is found out again.
+    """
+    try:
+        return parse_object(file.read_bytes(), file.name, BundleError, "")
+    except (OSError, StreamspecError):
+        return {}
 
 
 def _refuse_constant(name: str) -> None:

@@ -24,6 +24,7 @@ from streamspec.adapters.base_models.weight_files import weight_files, weights_h
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.bundle.adapter_folder import TASK_CONFIG
 from streamspec.errors import BaseModelError, meant, names_in
+from streamspec.json_fields import read_note
 from streamspec.model_families import family_of, supported
 from streamspec.model_families.text_parts import TEXT_PARTS
 from streamspec.paths import cache_dir
@@ -156,13 +157,11 @@ def _read_identity(folder: Path) -> Base | None:
     """
     if folder.resolve().parent != (cache_dir() / "bases").resolve():
         return None
-    try:
-        values = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
-        if values["converter"] != CONVERTER:
-            return None
-        return Base(folder, values["id"], values["sha256"], values["model_type"], values["revision"])
-    except (OSError, ValueError, KeyError, TypeError):
+    values = read_note(folder / IDENTITY_FILE)
+    whole = all(isinstance(values.get(name), str) for name in ("id", "sha256", "model_type"))
+    if values.get("converter") != CONVERTER or not whole:
         return None
+    return Base(folder, values["id"], values["sha256"], values["model_type"], values.get("revision"))
 
 
 # ---- folders and the hub
@@ -251,12 +250,9 @@ def _cached_hash(folder: Path) -> str:
     files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weight_files(folder)]
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
     note = cache_dir() / "hashes" / key / IDENTITY_FILE
-    try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["files"] == files and known["finite"]:
-            return str(known["sha256"])
-    except (OSError, ValueError, KeyError):
-        pass  # not seen before, or a note that was cut off: the hash is simply computed again
+    known = read_note(note)
+    if known.get("files") == files and known.get("finite") and isinstance(known.get("sha256"), str):
+        return str(known["sha256"])
     digest = weights_hash(folder)
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest, "finite": True}))

@@ -14,6 +14,7 @@ from typing import IO, Any, overload
 import numpy as np
 
 from streamspec.atomic import write_text
+from streamspec.json_fields import read_note
 
 IDS, MASK, ROWS, ABOUT = "ids.bin", "mask.bin", "rows.bin", "about.json"  # ABOUT is written last
 AT_ONCE = 1 << 20  # tokens of a piece
@@ -158,7 +159,7 @@ class RowWriter:
 def read_rows(folder: Path, in_memory: bool = False) -> tuple[TokenRows, dict[str, Any]] | None:
     """The rows of a finished folder with what `finish` was told; None for any other. Mapped into memory, or read."""
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = read_note(folder / ABOUT)
         read = np.fromfile if in_memory else _mapped
         ids = read(folder / IDS, np.dtype(about["dtype"]))
         table = np.fromfile(folder / ROWS, np.int64).reshape(-1, 4)

@@ -17,6 +17,7 @@ from streamspec.atomic import sha256_file, write_text
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
 from streamspec.errors import BundleError, ConfigError, meant, names_in
+from streamspec.json_fields import read_note
 from streamspec.library.installed import path_of
 from streamspec.paths import cache_dir
 
@@ -87,12 +88,9 @@ def _digest(files: Sequence[Path], named: bool = True) -> str:
     state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     key = hashlib.sha256(json.dumps([name for name, *_ in state]).encode()).hexdigest()[:24]
     note = cache_dir() / "hashes" / f"content-{key}.json"
-    try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["files"] == state:
-            return str(known["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not seen before, or cut off: computed again
+    known = read_note(note)
+    if known.get("files") == state and isinstance(known.get("sha256"), str):
+        return str(known["sha256"])
     lines = "\n".join(f"{file.name if named else ''} {sha256_file(file)}" for file in files)
     digest = hashlib.sha256(lines.encode()).hexdigest()
     note.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from streamspec import __version__
 from streamspec.atomic import sha256_file, write_text
 from streamspec.errors import BundleError, ConfigError
+from streamspec.json_fields import read_note
 from streamspec.library.file_list import AT_ONCE, check_size
 from streamspec.progress import region
 
@@ -101,7 +102,7 @@ def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
     the server called the file: one that has changed begins anew.
     """
     note = part.with_suffix(".json")
-    have, known = _size(part), _read(note)
+    have, known = _size(part), read_note(note)
     request = urllib.request.Request(url, headers={"User-Agent": f"streamspec/{__version__}"})
     if have and known.get("validator"):
         if have == known.get("total"):
@@ -146,14 +147,6 @@ def _worth_another_try(error: Exception, part: Path) -> bool:
         drop(part)
         return True
     return error.code >= 500 or error.code == 429
-
-
-def _read(note: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(note.read_text(encoding="utf-8"))
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
-        return {}
 
 
 def _size(part: Path) -> int:

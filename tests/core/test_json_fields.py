@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from streamspec.errors import AdapterError, BundleError
-from streamspec.json_fields import MAX_DEPTH, Fields, parse_json, parse_object
+from streamspec.json_fields import MAX_DEPTH, Fields, parse_json, parse_object, read_note
 
 GOOD = {
     "whole": 3,
@@ -67,3 +68,13 @@ def test_size_and_kind_are_checked() -> None:
     with pytest.raises(AdapterError, match="expected an object"):
         parse_object(b"[1]", "file", AdapterError, "mend it")
     assert parse_object(json.dumps(GOOD).encode(), "file", AdapterError, "mend it") == GOOD
+
+
+@pytest.mark.parametrize("text", ["", "5", "[]", '{"a": 1', '{"a": 1, "a": 2}', "[" * 5000, "\xff"])
+def test_a_note_that_makes_no_sense_is_empty(tmp_path: Path, text: str) -> None:
+    note = tmp_path / "note.json"
+    assert read_note(note) == {}
+    note.write_bytes(text.encode("latin-1"))
+    assert read_note(note) == {}
+    note.write_text('{"a": 1}')
+    assert read_note(note) == {"a": 1}

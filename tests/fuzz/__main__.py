@@ -3,6 +3,9 @@ target in turn.
 
 Batches run in processes of their own with a limit on memory, each input with one on time; what goes wrong is kept as a
 file and its number shown, and `--only NUMBER` runs that input alone. Needs POSIX.
+
+`--guided --corpus DIR` lets coverage guide (`guided.py`), for `--runs` inputs or `--minutes` of each target;
+`--minimise --corpus DIR` writes the smallest inputs that reach as much to `corpus.tar.xz`, which the tests run.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import contextlib
 import json
 import mmap
 import os
-import resource
-import signal
 import sys
 import tempfile
 import time
@@ -23,59 +24,32 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from streamspec.errors import StreamspecError
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.guided import check_atheris, guided, minimise
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.verdict import Slow, limit_memory, limited_time, one_input
 
-SECONDS = 10  # of the processor, for one input
-MEMORY = 6 << 30  # address space of a batch
 BATCH = 5000
 
 
-class Slow(BaseException):
-    """An input took too long."""
-
-
-def one_input(target: Target, data: bytes, folder: Path) -> str:
-    """What came of it: "fine", or the code of a StreamspecError. Anything else is raised."""
-    try:
-        target.run(data, folder)
-        return "fine"
-    except StreamspecError as error:
-        text = str(error)
-        if "\n" in text or len(text) > 2000 or not text.isprintable():
-            raise AssertionError(f"a message that is not one short line: {text[:200]!r}") from error
-        return error.code
-
-
 def run_batch(
-    name: str, seed: int, numbers: range, at: Any = None, limited: bool = True
+    name: str, seed: int, numbers: range, at: Any = None
 ) -> tuple[Counter[str], float, list[tuple[int, str]]]:
     """(outcomes, processor seconds of the slowest input, failures). `at`: where the number of the input under way is
     kept.
     """
     target, outcomes, slowest, failures = TARGETS[name], Counter[str](), 0.0, []
-
-    def late(*_: object) -> None:
-        raise Slow
-
-    previous = signal.signal(signal.SIGPROF, late) if limited else None
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, _quiet():
         for number in numbers:
             if at is not None:
                 at[:8] = number.to_bytes(8, "little")
             data = target.make(Random(f"{name} {seed} {number}"))
             started = time.process_time()
-            if limited:
-                signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                outcomes[one_input(target, data, Path(folder))] += 1
+                with limited_time():
+                    outcomes[one_input(target, data, Path(folder))] += 1
             except (Exception, Slow):
                 failures.append((number, traceback.format_exc(limit=-3)))
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
             slowest = max(slowest, time.process_time() - started)
-    if previous is not None:
-        signal.signal(signal.SIGPROF, previous)
     return outcomes, slowest, failures
 
 
@@ -103,7 +77,7 @@ def fuzz(name: str, runs: int, seed: int, keep: Path) -> int:
         child = os.fork()
         if not child:
             try:
-                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+                limit_memory()
                 found = run_batch(name, seed, numbers, at)
                 with os.fdopen(writing, "w") as pipe:
                     json.dump([dict(found[0]), found[1], found[2]], pipe)
@@ -143,17 +117,29 @@ def fuzz(name: str, runs: int, seed: int, keep: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("target", choices=[*TARGETS, "all"])
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, help="inputs of each target; 100,000 unless guided")
+    parser.add_argument("--seed", type=int, default=0, help="of generated inputs")
     parser.add_argument("--only", type=int, help="the number of one input")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()), help="folder for inputs that failed")
+    parser.add_argument("--guided", action="store_true", help="let coverage guide, with atheris")
+    parser.add_argument("--minutes", type=float, help="of each target, guided")
+    parser.add_argument("--corpus", type=Path, help="folder that guided fuzzing keeps inputs in and goes on from")
+    parser.add_argument("--minimise", action="store_true", help="write the smallest of these inputs for the tests")
     asked = parser.parse_args()
     names = list(TARGETS) if asked.target == "all" else [asked.target]
     if asked.only is not None:
         found = run_batch(names[0], asked.seed, range(asked.only, asked.only + 1))
         print(*found, sep="\n")
         return len(found[2])
-    return min(1, sum(fuzz(name, asked.runs, asked.seed, asked.keep) for name in names))
+    if asked.guided or asked.minimise:
+        check_atheris()
+        if asked.corpus is None or (asked.guided and not (asked.runs or asked.minutes)):
+            parser.error("--guided takes --corpus and --runs or --minutes, --minimise takes --corpus")
+        if asked.minimise:
+            minimise(names, asked.corpus, os.cpu_count() or 1)
+            return 0
+        return min(1, sum(guided(name, asked.corpus, asked.keep, asked.runs, asked.minutes) for name in names))
+    return min(1, sum(fuzz(name, asked.runs or 100_000, asked.seed, asked.keep) for name in names))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     heads = keys.number("attention.head_count")
     width = keys.number("embedding_length")
     length = keys.number("context_length")
+    if (layers := keys.number("block_count")) > len(model.tensors):  # each of them would be set up to be compared
+        keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
     config: Config = {"model_type": row.model_type}
     for name, key in SIZES.items():
         config[row.sizes.get(name, name)] = keys.number(key)

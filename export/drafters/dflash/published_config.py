@@ -17,6 +17,7 @@ from streamspec.export.drafters.eagle3.head_config import (
     FETCH,
     LAYER_FIELDS,
     layer_config,
+    listed,
     read_fields,
     unread,
     whole,
@@ -129,9 +130,9 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
         faults += unread(raw, FLAT_FIELDS, "", FLAT_ONLY)
         faults += unread(own, NESTED, "dflash_config.", FLAT_ONLY)
     known = ARCHITECTURES[kind or "dflash"] if outside else ARCHITECTURES["dflash"][:1]
-    if unknown := sorted({str(name) for name in raw.get("architectures") or ()} - {*known}):
+    if unknown := sorted({str(name) for name in listed(file, raw, "architectures")} - {*known}):
         faults.append(f"architectures {', '.join(unknown)}")
-    if any(one not in (FULL, SLIDING) for one in layer.get("layer_types") or ()):
+    if any(one not in (FULL, SLIDING) for one in listed(file, layer, "layer_types")):
         faults.append(f"layer_types = {layer['layer_types']!r}"[:100])
     if layer.get("model_type") is None:
         faults.append("no model_type of its layers (only qwen3)")

@@ -156,9 +156,10 @@ def read_config(folder: Path) -> HeadConfig:
     faults = [*unread(raw, HEAD_FIELDS if outside else HEAD_FIELDS | LAYER_FIELDS, "")]
     faults += unread(layer, LAYER_FIELDS, "transformer_layer_config.") if outside else []
     nested = raw.get("eagle_config") or {}
-    faults += unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG) if isinstance(nested, dict) else []
-    named = raw.get("architectures") or []
-    if unknown := sorted({str(name) for name in named} - ARCHITECTURES):
+    if not isinstance(nested, dict):
+        raise wrong(file, "eagle_config", nested, "an object")
+    faults += unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG)
+    if unknown := sorted({str(name) for name in listed(file, raw, "architectures")} - ARCHITECTURES):
         faults.append(f"architectures {', '.join(unknown)}")
     if layer.get("model_type") not in LAYERS:
         faults.append(f"a layer of {layer.get('model_type')!r} (only {', '.join(LAYERS)})")
@@ -254,6 +255,14 @@ def whole(file: Path, name: str, value: Any, high: int) -> int:
     """`value`, called `name` in the error, where it is a whole number 1..high. Raises AdapterError."""
     if type(value) is not int or not 1 <= value <= high:
         raise wrong(file, name, value, f"a whole number 1..{high}")
+    return value
+
+
+def listed(file: Path, values: Mapping[str, Any], name: str) -> list[Any]:
+    """The list of that name, empty where there is none. Raises AdapterError for anything else."""
+    value = values.get(name) or []
+    if not isinstance(value, list):
+        raise wrong(file, name, value, "a list")
     return value
 
 

@@ -184,6 +184,16 @@ def test_the_hash_is_cached_until_a_weight_file_changes(
     assert resolve_base(folder).sha256 == "computed again"
 
 
+@pytest.mark.parametrize("text", ["5", "[]", "[" * 5000, '{"files": []}'])
+def test_a_note_of_a_hash_that_makes_no_sense_is_made_again(tmp_path: Path, cache: Path, text: str) -> None:
+    folder = hf_folder(tmp_path / "mine")
+    known = resolve_base(folder).sha256
+    (note,) = (cache / "hashes").glob("*/*.json")
+    whole = note.read_text()
+    note.write_text(text)
+    assert resolve_base(folder).sha256 == known and note.read_text() == whole
+
+
 def test_sharding_does_not_change_the_hash(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -255,6 +255,8 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"num_hidden_layers": 2}, r"transformer_layer_config\.num_hidden_layers = 2"),
     ({}, {"model_type": "deepseek_v3"}, r"a layer of 'deepseek_v3' \(only llama, qwen3\)"),
     ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, {}, "architectures Eagle3DeepseekV2ForCausalLM"),
+    ({"architectures": 5}, {}, "architectures is 5; expected a list"),
+    ({"eagle_config": [1]}, {}, r"eagle_config is \[1\]; expected an object"),
     ({"tie_word_embeddings": True}, {}, "tie_word_embeddings = True"),
     ({}, {"layer_types": ["sliding_attention"]}, "layer_types = "),
     ({}, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}, "of type 'dynamic'"),

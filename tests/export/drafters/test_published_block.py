@@ -217,6 +217,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zlab_config(is_causal="no"), "is_causal = 'no'"),
     (zlab_config(final_logit_softcapping=30.0), r"final_logit_softcapping = 30\.0"),
     (zlab_config(architectures=["DFlash2DraftModel"]), "architectures DFlash2DraftModel"),
+    (zlab_config(architectures=5), "architectures is 5; expected a list"),
+    (zlab_config({"layer_types": 5}), "layer_types is 5; expected a list"),
     (zlab_config(num_target_layers=36), "num_target_layers 36, not 6"),
     (zlab_config(block_size=1), "block_size is 1; expected 2 or more"),
     (zlab_config(block_size=400), "block_size is 400; expected a whole number"),

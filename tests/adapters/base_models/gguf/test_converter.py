@@ -152,6 +152,11 @@ REFUSED: dict[str, Edit] = {
     "values of another size": ({"attention.value_length": 16}, NOTHING, "value_length is 16; expected 32"),
     "heads that differ by layer": ({"attention.head_count_kv": [2, 1]}, NOTHING, r"head_count_kv is \[2, 1\]"),
     "no layers": ({"block_count": 0}, NOTHING, "block_count is 0"),
+    "layers without end": (
+        {"block_count": 1 << 31},
+        NOTHING,
+        r"block_count is 2147483648; expected at most 21, as the",
+    ),
     "a text for a number": ({"embedding_length": "wide"}, NOTHING, "embedding_length is wide"),
     "more layers than tensors": ({"block_count": 3}, NOTHING, r"no tensor for model\.layers\.2.*and 8 more"),
     "a missing tensor": (NOTHING, {"blk.1.ffn_up.weight": None}, r"no tensor for model\.layers\.1\.mlp\.up_proj"),
