@@ -14,6 +14,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.captured_runner import CapturedGraph, CapturedGraphRunner
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.step_graph import (
     CHOICES,
     EVERY_TOKEN,
@@ -57,7 +58,8 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
     options.intra_op_num_threads = threads
     if model.name == NATIVE:
         options.register_custom_ops_library(str(native_library.library()))
-    for key, value in ((FLOAT_ROWS if static else {}) | entries).items():
+    exact = {"session.x64quantprecision": "1"} if products_saturate() else {}
+    for key, value in (exact | (FLOAT_ROWS if static else {}) | entries).items():
         options.add_session_config_entry(key, value)
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
