@@ -1,0 +1,96 @@
+"""`python -m tests.campaign --kept campaign.json --minutes N --bundles BUNDLE .. --data DIR`: compares speculative with
+plain output, token for token, in every way to draft that each bundle has, greedy and sampled.
+
+The prompts are those of all data sets in DIR, as they are and cut to end around every border of the KV cache's blocks
+and before the end of the context. A prompt is answered plainly once and then by every arm (`tests.campaign.arms`).
+Counts, near-ties and mismatches are kept after each prompt; the next call goes on from there. `--tiny FOLDER`: also
+tiny models with a drafter of every kind in three precisions, made there once. Exit code 1 where a mismatch was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from pathlib import Path
+
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import NATIVE
+from streamspec.runtime.hardware.providers import CPU, NATIVE_CPU
+from tests.campaign.kept import COUNTED, Kept
+from tests.campaign.prompts import texts
+from tests.campaign.side import Side
+
+SECONDS = 6.0  # of the processor on a side before the next has its turn, at least,
+OPENINGS = 5  # and as many times what opening it took
+
+
+def campaign(bundles: list[Path], data: Path, kept: Kept, seconds: float, prompts: int | None = None) -> None:
+    """Runs for so many seconds of wall time, or until every side has had `prompts` prompts. Sides share the processor's
+    time equally."""
+    ends, cases = time.monotonic() + seconds, texts(data)
+    sides = [(bundle, provider) for bundle in bundles for provider in providers(bundle)]
+    for bundle, provider in sides:
+        kept.side(f"{bundle.name} | {provider}")
+
+    def left(side: tuple[Path, str]) -> bool:
+        return prompts is None or kept.side(f"{side[0].name} | {side[1]}")["next"] < prompts
+
+    while time.monotonic() < ends and (open_ := [side for side in sides if left(side)]):
+        chosen = min(open_, key=lambda side: kept.side(f"{side[0].name} | {side[1]}")["seconds"])
+        began = time.process_time()
+        side = Side(*chosen, kept.path.with_suffix(".costs"))
+        state, opened, spent = kept.side(side.name), time.process_time() - began, 0.0
+        while time.monotonic() < ends and left(chosen) and spent < max(SECONDS, OPENINGS * opened):
+            began = time.process_time()
+            side.run(cases, int(state["next"]), kept)
+            spent += time.process_time() - began
+            state["next"] += 1
+            state["seconds"] += time.process_time() - began
+            kept.write()
+        del side
+        gc.collect()
+
+
+def providers(bundle: Path) -> list[str]:
+    return [CPU.name, *([NATIVE_CPU.name] if NATIVE in read_manifest(bundle).files else [])]
+
+
+def report(kept: Kept) -> str:
+    """Tables by arm and by bundle and provider, as the docs have them."""
+    lines = []
+    for title, columns in (("arm", (2, 3)), ("bundle and provider", (0, 1, 3)), ("all", (3,))):
+        lines += [f"| {title} | {' | '.join(COUNTED)} |", "|---" * (1 + len(COUNTED)) + "|"]
+        for words, counts in kept.rows(*columns):
+            lines.append(f"| {', '.join(words)} | {' | '.join(f'{counts[name]:,}' for name in COUNTED)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(given: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kept", type=Path, required=True, metavar="FILE", help="counts so far, written after a prompt"
+    )
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--prompts", type=int, help="end when every bundle has had so many on each provider")
+    parser.add_argument("--bundles", type=Path, nargs="*", default=[], metavar="BUNDLE")
+    parser.add_argument("--tiny", type=Path, metavar="FOLDER", help="tiny bundles with every drafter, made there once")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folders of data sets")
+    asked = parser.parse_args(given)
+    bundles = list(asked.bundles)
+    if asked.tiny is not None:
+        from tests.campaign.tiny import tiny_bundles
+
+        bundles += tiny_bundles(asked.tiny)
+    kept = Kept(asked.kept)
+    campaign(bundles, asked.data, kept, 60 * asked.minutes, asked.prompts)
+    print(report(kept))
+    return int(bool(kept.found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

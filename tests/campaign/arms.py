@@ -1,0 +1,87 @@
+"""The table of the campaign: every way to draft, what it needs of a bundle, and how tokens are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamspec.bundle.manifest import Manifest
+from streamspec.runtime import Pruning, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY
+from streamspec.runtime.hardware.providers import NATIVE_CPU
+
+TOGETHER = 4  # prompts in a row that are chosen alike, and answered in shared calls
+TEXT = ("ngram", "recycling")  # the sources that are on by default
+ROWS = (16, 5, 27, 8)  # of every draft, in turn
+
+
+def drafts(manifest: Manifest) -> bool:
+    return manifest.streams is not None
+
+
+def bare(manifest: Manifest) -> bool:
+    return not drafts(manifest)
+
+
+def prunes(manifest: Manifest) -> bool:
+    return manifest.streams is not None and bool(manifest.streams.pruning)
+
+
+def skips(manifest: Manifest) -> bool:
+    model = manifest.model
+    return bool(model.skipped_layers or model.skipped_attention or model.skipped_mlps)
+
+
+@dataclass(frozen=True)
+class ArmKind:
+    """One way to draft. `fits`: the bundles that have it; `sources`: that draft beside the bundle's own drafter, by
+    their option of `load`; `options`: others of `load`, for which the bundle is opened once more; `shared`: answers
+    share calls; `only`: the provider that can, empty for any."""
+
+    fits: Callable[[Manifest], bool]
+    sources: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pruning: Pruning | None = None
+    shared: bool = False
+    only: str = ""
+
+
+SECOND = {"draft": "second"}  # the bundle that `Side.second` finds
+ARMS = {
+    "drafter": ArmKind(drafts),
+    "drafter, n-grams, recycled tokens": ArmKind(drafts, TEXT),
+    "as loaded by default": ArmKind(drafts, TEXT, {"tree": "auto"}),
+    "drafter, pruned to 4 rows": ArmKind(prunes, pruning=Pruning(4)),
+    "drafter, pruned below 0.05": ArmKind(prunes, pruning=Pruning(min_probability=0.05)),
+    "n-grams": ArmKind(bare, ("ngram",)),
+    "recycled tokens": ArmKind(bare, ("recycling",)),
+    "lookahead": ArmKind(bare, ("lookahead",)),
+    "past answers": ArmKind(bare, ("past_answers",)),
+    "store of answers": ArmKind(lambda manifest: manifest.store is not None, ("store",)),
+    "window of the cache": ArmKind(
+        lambda manifest: bare(manifest) and not manifest.model.caches, options={"draft": "window:128"}
+    ),
+    "second model": ArmKind(bare, options=SECOND),
+    "skipped layers": ArmKind(skips, options={"draft": "self"}),
+    "shared calls": ArmKind(
+        lambda manifest: not manifest.model.caches, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name
+    ),
+}
+CHOSEN: tuple[Sampling, ...] = (  # in turn, for every `TOGETHER` prompts; each sampled one takes a seed of its own
+    GREEDY,
+    GREEDY,
+    Sampling(1.0, top_p=0.9),
+    GREEDY,
+    GREEDY,
+    Sampling(repetition_penalty=1.3, seed=0),
+    GREEDY,
+    Sampling(0.8, top_k=20, repetition_penalty=1.1),
+    GREEDY,
+    GREEDY,
+    Sampling(1.3, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.3),
+    GREEDY,
+    GREEDY,
+    GREEDY,
+    Sampling(0.6, logit_bias={5: 3.0, 9: -3.0, 33: 1.0}),
+)

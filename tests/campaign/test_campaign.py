@@ -1,0 +1,111 @@
+"""The campaign on a tiny bundle: it counts, goes on where it was interrupted, and reports what differs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamspec.bench.arms import Arm, ArmOutput
+from tests.campaign import side
+from tests.campaign.__main__ import main
+from tests.campaign.kept import Kept
+from tests.campaign.prompts import CONTEXT, case, texts
+from tests.support.tiny_bundles import tiny_bundle
+from tests.support.tiny_models import tiny_model, tiny_tokenizer
+
+PROMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with streams, and data."""
+    folder = tmp_path_factory.mktemp("campaign")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # that native operators attend over
+    model = tiny_model("llama", max_position_embeddings=CONTEXT, initializer_range=0.1, **heads)
+    model.save_pretrained(folder / "base")
+    tiny_tokenizer().save_pretrained(folder / "base")
+    tiny_bundle(folder, "int8", base=folder / "base")
+    for name, part in (("one", "dev"), ("one", "test"), ("two", "train")):
+        (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+        rows = [json.dumps({"prompt": f"{name} {part} number {'abcdefg'[i]}"}) for i in range(3)]
+        (folder / "data" / name / f"{part}.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def run(folder: Path, kept: Path, prompts: int) -> tuple[int, Kept]:
+    words = ["--kept", kept, "--prompts", prompts, "--bundles", folder / "bundle", "--data", folder / "data"]
+    code = main([str(word) for word in words])
+    return code, Kept(kept)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Kept:
+    code, kept = run(folder, folder / "whole.json", PROMPTS)
+    assert code == 0
+    return kept
+
+
+def test_every_arm_compares_every_prompt_and_some_drafts_come_true(whole: Kept) -> None:
+    arms = {name: counts for name, counts in whole.counts.items() if "shared" not in name}
+    assert len(arms) == 2 * 5 and {name.split(" | ")[1] for name in arms} == {"cpu", "native"}
+    for counts in arms.values():
+        assert counts["prompts"] == PROMPTS and counts["tokens"] > 100
+        assert counts["accepted"] > 10 and counts["mismatches"] == 0
+    [shared] = [counts for name, counts in whole.counts.items() if "shared" in name]
+    assert shared["prompts"] == PROMPTS and shared["shared_steps"] > 0 and shared["mismatches"] == 0
+
+
+def test_an_interrupted_campaign_goes_on_with_the_next_prompt(
+    folder: Path, whole: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = side.Side.run
+
+    def interrupted(self: side.Side, prompts: list[str], number: int, kept: Kept) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+        answered(self, prompts, number, kept)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(side.Side, "run", interrupted)
+        run(folder, tmp_path / "kept.json", PROMPTS)
+    assert {one["next"] for one in Kept(tmp_path / "kept.json").sides.values()} <= {0, 2}
+    code, kept = run(folder, tmp_path / "kept.json", PROMPTS)
+    assert code == 0
+    for name, counts in whole.counts.items():
+        if "shared" not in name:
+            assert [kept.counts[name][one] for one in ("prompts", "tokens")] == [counts["prompts"], counts["tokens"]]
+
+
+def test_a_token_that_differs_is_reported_with_its_arm_prompt_and_position(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered = Arm.answer
+
+    def forged(self: Arm, prompt: Any, limit: int) -> ArmOutput:
+        answer = answered(self, prompt, limit)
+        if self.name != "drafter, pruned to 4 rows":
+            return answer
+        return replace(answer, token_ids=[*answer.token_ids[:2], answer.token_ids[2] ^ 1, *answer.token_ids[3:]])
+
+    monkeypatch.setattr(Arm, "answer", forged)
+    code, kept = run(folder, tmp_path / "kept.json", 1)
+    assert code == 1 and "MISMATCH" in capsys.readouterr().out
+    assert [(fault["arm"][1:], fault["number"], fault["position"]) for fault in kept.found] == [
+        ([provider, "drafter, pruned to 4 rows", "greedy"], 0, 2) for provider in ("cpu", "native")
+    ]
+    assert kept.found[0]["prompt"] and kept.found[0]["plain"][:2] == kept.found[0]["other"][:2]
+    assert sum(counts["mismatches"] for counts in kept.counts.values()) == 2
+
+
+def test_prompts_end_around_every_border_and_before_the_end_of_the_context(folder: Path) -> None:
+    from streamspec.runtime import load
+
+    session, prompts = load(folder / "bundle", threads=1, tree="plain"), texts(folder / "data")
+    assert prompts[:2] == ["one test number a", "two train number a"] and len(prompts) == 6
+    lengths = [len(case(session, prompts, number).ids) for number in range(600)]
+    assert {128, 127, 120, 256, 384, 512, 639, 600, 1} <= {*lengths, *(length + 1 for length in lengths)}
+    assert max(lengths) == CONTEXT - 1
