@@ -220,11 +220,12 @@ class Manifest:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
         store = read_store(raw, model.vocab_size, {name: info.bytes for name, info in files.items()})
         captured = read_sizes(raw, model.context_length, files)
-        check_model(model, files, NATIVE, CHOICE)
+        precision = raw.choice("precision", PRECISIONS)
+        check_model(model, precision, files, NATIVE, CHOICE)
         return cls(
             base=read_base(raw),
             method=method,
-            precision=raw.choice("precision", PRECISIONS),
+            precision=precision,
             model=model,
             prompt_format=read_prompt_format(raw),
             streams=streams,

@@ -84,10 +84,12 @@ def read_model(raw: Fields) -> ModelInfo:
     )
 
 
-def check_model(model: ModelInfo, files: Container[str], native: str, choice: str) -> None:
+def check_model(model: ModelInfo, precision: str, files: Container[str], native: str, choice: str) -> None:
     """Raises BundleError where `skipped_layers`, halves of layers and the files of the short graph, beside a graph of
-    native operators named `native`, do not go together, and for embeddings beside the file `choice`, which bundles with
-    graphs of fixed shapes have."""
+    native operators named `native`, do not go together; for native operators in another `precision` than theirs; and
+    for embeddings beside the file `choice`, which bundles with graphs of fixed shapes have."""
+    if native in files and precision not in ("int8", "int4"):
+        raise BundleError(f"native operators in {precision}", "int8 or int4", AGAIN)
     if model.embeddings and choice in files:
         raise BundleError("manifest.model.embeddings beside fixed shapes", "shapes that change", AGAIN)
     skipped = model.skipped

@@ -40,7 +40,7 @@ def block(family: str) -> Export:
 
 EXPORTS = {
     "an EAGLE-3 head": published(test_eagle3, "norms"),
-    "of another width": published(test_eagle3, "another width"),
+    "of another width": published(test_eagle3, "another width, other keys"),
     "dflash": block("llama"),
     "dflash within windows": block("gemma2"),
     "dspark": published(test_published_block, "dspark"),

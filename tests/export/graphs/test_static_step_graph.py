@@ -339,7 +339,7 @@ def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any], found: st
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"name": "tpu"}, "target 'tpu'.*cpu, cuda, openvino"),
+        ({"name": "tpu"}, "target 'tpu'.*cpu, cuda, rocm, openvino"),
         ({"name": "cuda", "static": True}, "a static graph for cuda"),
     ],
 )

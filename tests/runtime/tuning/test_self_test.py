@@ -48,9 +48,14 @@ def without_mask(graph: onnx.GraphProto) -> Nodes:
 
 def without_positions(graph: onnx.GraphProto) -> Nodes:
     """Rows follow one another."""
-    redirect(graph, "position_ids", "bent")
+    redirect(graph, bounded(graph), "bent")
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[0])
     return [*rows_in_slots(), axis, helper.make_node("Unsqueeze", ["positions", "axis"], ["bent"])]
+
+
+def bounded(graph: onnx.GraphProto) -> str:
+    """The positions, within the context."""
+    return next(node.output[0] for node in graph.node if node.op_type == "Min" and "position_ids" in node.input)
 
 
 def rows_in_slots() -> Nodes:
@@ -185,7 +190,8 @@ def test_a_window_that_counts_slots_is_refused(tmp_path: Path) -> None:
     """Positions are right where they enter, wrong where the window asks for them."""
 
     def slots(graph: onnx.GraphProto) -> Nodes:
-        flat = next(node.output[0] for node in graph.node if node.op_type == "Squeeze" and "position_ids" in node.input)
+        rows = bounded(graph)
+        flat = next(node.output[0] for node in graph.node if node.op_type == "Squeeze" and rows in node.input)
         redirect(graph, flat, "positions", only="/bias.6/")
         return rows_in_slots()
 
