@@ -34,6 +34,18 @@ def test_too_little_address_space_is_said_in_one_line(original: Path, megabytes:
     assert done.returncode == 0 and done.stdout.count("\n") == 1, (done.stdout, done.stderr[-2000:])
 
 
+def test_a_load_that_gets_no_memory_says_so(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streamspec.errors import ResourceError
+    from streamspec.runtime import load, loader
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(loader, "read_tokenizer", full)
+    with pytest.raises(ResourceError, match="no memory or address space is left"):
+        load(original, threads=1)
+
+
 def test_a_command_without_memory_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     from streamspec.cli.errors import guarded
 
