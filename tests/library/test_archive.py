@@ -217,8 +217,10 @@ def test_a_file_that_was_cut_off_is_refused(end: int, bundle: Path, tmp_path: Pa
     pack(bundle, tmp_path / "a.tar")
     data = (tmp_path / "a.tar").read_bytes()[:end]
     (tmp_path / "a.tar").write_bytes(data)
+    (tmp_path / "out").mkdir()
     with pytest.raises(BundleError):
-        unpack(tmp_path / "a.tar", tmp_path)
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())  # its size tells, before anything is written
 
 
 def test_data_after_the_end_is_refused(bundle: Path, tmp_path: Path) -> None:
