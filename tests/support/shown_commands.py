@@ -11,7 +11,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOTS = "..."
 # Options whose values are files and folders, which pages name as they like.
-FILES = {"--adapter", "--also", "--answers", "--base", "--data", "--draft", "--json", "--kept", "--out", "--prompts"}
+FILES = {
+    "--adapter",
+    "--also",
+    "--answers",
+    "--base",
+    "--books",
+    "--data",
+    "--draft",
+    "--json",
+    "--kept",
+    "--out",
+    "--prompts",
+}
 FILES |= {"--save-outputs", "--store", "--target-adapter", "--val", "--work"}
 PROGRAM = re.compile(r"^([A-Z_]+=\S+ )?(python (-m tests|benchmarks/)|streamspec )")
 BRACKETS = re.compile(r"\[([^][]*)\]")
