@@ -49,6 +49,7 @@ from streamspec.runtime import Session, load
 from streamspec.serve import Limits
 from streamspec.serve.api.chat_requests import read_chat
 from streamspec.serve.api.chat_responses import ResponseBuilder
+from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.tool_calls import CallForm, CallParser, forced_prompt
 from streamspec.serve.errors import ApiError
 
@@ -118,7 +119,7 @@ def alone(session: Session, body: dict[str, Any]) -> Answers | None:
             form = CallForm.of(session)
             prompt, calls = forced_prompt(form, parsed.tools, prompt)(session), partial(CallParser, form, parsed.tools)
             if parsed.tools.forced:
-                options = [replace(one, grammar=parsed.tools.grammar(form)) for one in options]
+                options = [replace(one, grammar=parsed.tools.grammar(form, CheckedGrammars())) for one in options]
         answer = ResponseBuilder(parsed, None, session.tokenizer, calls)
         for one in options:
             session.forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -94,26 +94,29 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     manifest = read_manifest(folder)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
-    beside = None
+    bundles, beside = [(folder, manifest)], None
     if options.cpu_bundle is not None:
-        beside = CpuBundle.read(Path(options.cpu_bundle), manifest, options.verify)
+        beside = CpuBundle.read(Path(options.cpu_bundle), manifest)
         check_memory(beside.folder, options.context, options.memory, options.provider)
+        bundles.append((beside.folder, beside.manifest))
     draft = read_draft(folder, manifest, options)
     if options.pruning is not None and options.adapter is None:
-        for one in [manifest] if beside is None else [manifest, beside.manifest]:
+        for _, one in bundles:
             one.check_prunes()
-    with verified(folder, manifest, options.verify):
-        check_graphs(folder, manifest)
+    with ExitStack() as checked:
+        for each in bundles:
+            checked.enter_context(verified(*each, options.verify))
+            check_graphs(*each)
         # From here on: the library lets no other Python run, and opening the graph needs none.
-        reading = Background(lambda: (read_tokenizer(folder), _source_data(folder, manifest, options)))
+        reading = Background(lambda: read_tokenizer(folder))
         template = read_template(folder, manifest)
         runner, provider = open_runner(
             folder, manifest, options.provider, options.threads, options.spin, options.cache_dir, beside
         )
-        tokenizer, data = reading.result()
-        if beside is not None and provider.bundle:  # of the same tokenizer and format
-            folder, manifest = beside.folder, beside.manifest
-            template, data = read_template(folder, manifest), _source_data(folder, manifest, options)
+        tokenizer = reading.result()
+        if provider.bundle:  # of the same tokenizer and template
+            folder, manifest = bundles[-1]
+        data = _source_data(folder, manifest, options)
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)

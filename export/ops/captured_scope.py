@@ -34,6 +34,7 @@ class CapturedScope(StaticScope):
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
         """Adds a node as `Scope.ops` does, computed where all its inputs are known, and infers its shapes."""
+        assert not any(out) or kind not in {*self.lacks, "Shape"}, f"{kind} writes under no given name"
         if kind in self.lacks:
             return LOWERED[kind](self, *inputs, **attributes)
         if kind == "Shape":

@@ -36,6 +36,7 @@ from streamspec.runtime.hardware.providers import (
     flavour,
     import_onnxruntime,
     named,
+    on_cpu,
     prepare,
     usable,
 )
@@ -186,11 +187,15 @@ class LoadedModel:
                     enable_fallback=0,  # a refused option would be printed, and the CPU taken
                 )
         except Exception as error:
-            on = "" if here.provider is CPU else f" on {self.provider}"
-            raise BundleError(
-                f"ONNX Runtime {self.version} cannot load {path.name}{on}: {error}",
-                "a graph it can run",
-                "export the bundle again or update onnxruntime",
+            what = f"ONNX Runtime {self.version} cannot load {path.name}"
+            if on_cpu(self.provider):
+                raise BundleError(
+                    f"{what}: {error}", "a graph it can run", "export the bundle again or update onnxruntime"
+                ) from None
+            raise ProviderError(
+                f"{what} on {self.provider}: {error}",
+                "a driver, libraries and a graph that it can use",
+                "update them or choose provider cpu",
             ) from None
         self._pages = pages
         return session

@@ -238,6 +238,11 @@ def named(name: str) -> Provider:
     return PROVIDERS[name]
 
 
+def on_cpu(name: str) -> bool:
+    """Whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
+    return name in (CPU.name, NATIVE_CPU.name)
+
+
 def flavour(manifest: Manifest) -> str:
     """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device
     with memory of its own; native: of any number of rows, with a graph of our own operators too; else dynamic."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streamspec.bundle.files import read_manifest, verified
-from streamspec.bundle.manifest import TOKENIZER, Manifest
-from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import ConfigError, StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -28,11 +27,13 @@ from streamspec.runtime.hardware.providers import (
     fitting,
     flavour,
     named,
+    on_cpu,
 )
 from streamspec.runtime.tuning.self_test import check_numerics
 from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration, calibrated
 
 NEITHER = "leave cpu_bundle out"
+TEXT_FILES = ("tokenizer", TOKENIZER), ("chat template", TEMPLATE)
 
 
 def open_runner(
@@ -44,11 +45,11 @@ def open_runner(
     cache_dir: str | Path | None = None,
     beside: CpuBundle | None = None,
 ) -> tuple[OrtRunner, ProviderChoice]:
-    """Opens the bundle in `folder`, whose graphs were checked (`check_graphs`); it has passed the self-test.
-    `cache_dir`: where measurements are kept. `beside`: with "auto", what computes on the CPU in its place.
+    """Opens the bundle in `folder`; it has passed the self-test. `cache_dir`: where measurements are kept. `beside`:
+    with "auto", what computes on the CPU in its place. Files and graphs of both were checked (`check_graphs`).
 
     Raises ConfigError for a name that no provider has; where the requested provider, or with "auto" the CPU, cannot be
-    used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
+    used, cannot load the graph or leaves too much to the CPU, ProviderError; where it computes wrongly, BundleError.
     """
     if provider != AUTO:
         runner = open_on(folder, manifest, provider, threads, spin)
@@ -62,15 +63,13 @@ def open_runner(
 
 @dataclass(frozen=True)
 class CpuBundle:
-    """A bundle of the same weights for the CPU, beside one for a device. `hashes`: whether its files' are checked when
-    it is opened."""
+    """A bundle of the same weights for the CPU, beside one for a device."""
 
     folder: Path
     manifest: Manifest
-    hashes: bool = True
 
     @classmethod
-    def read(cls, folder: Path, device: Manifest, hashes: bool) -> CpuBundle:
+    def read(cls, folder: Path, device: Manifest) -> CpuBundle:
         """Raises ConfigError for a bundle that might answer otherwise than the one of `device`, or is for none."""
         manifest = read_manifest(folder)
         if flavour(device) != DEVICE:
@@ -82,15 +81,27 @@ class CpuBundle:
                 f"a {flavour(manifest)} bundle {folder} for the CPU", "one of export --target cpu", NEITHER
             )
         if device.weights_sha256 is None or manifest.weights_sha256 is None:
-            raise ConfigError("a bundle of 0.1, which does not tell its weights", "two of 0.2", "export it again")
-        for what, one, other in (
-            ("weights", device.weights_sha256[:12], manifest.weights_sha256[:12]),
-            ("prompt format", device.prompt_format, manifest.prompt_format),
-            ("tokenizer", device.files[TOKENIZER].sha256[:12], manifest.files[TOKENIZER].sha256[:12]),
-        ):
+            raise ConfigError(
+                "a bundle that does not tell its weights", "two of streamspec 0.2 or later", "export it again"
+            )
+        for (what, one), (_, other) in zip(_answering(device), _answering(manifest), strict=True):
             if one != other:
                 raise ConfigError(f"{folder} with {what} {other}", f"{one}, as the bundle beside it", NEITHER)
-        return cls(folder, manifest, hashes)
+        return cls(folder, manifest)
+
+
+def _answering(manifest: Manifest) -> list[tuple[str, object]]:
+    """What two bundles have to share to give the same answers to the same texts, each with its name."""
+    hashes = [("weights", manifest.weights_sha256)]
+    hashes += [(what, manifest.files[name].sha256 if name in manifest.files else None) for what, name in TEXT_FILES]
+    model = manifest.model
+    return [
+        ("prompt format", manifest.prompt_format),
+        *((what, value and value[:12]) for what, value in hashes),
+        ("a context of", model.context_length),
+        ("bos_token_id", model.bos_token_id),
+        ("eos_token_ids", list(model.eos_token_ids)),
+    ]
 
 
 def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) -> ProviderChoice:
@@ -102,7 +113,8 @@ def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
     """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph that
-    cannot be captured, or then computes wrongly, gives way to the ordinary one; the model says why."""
+    cannot be captured, or then computes wrongly, gives way to the ordinary one, where the provider runs that; the model
+    says why."""
     wanted, why_not = named(provider), ""
     if wanted.capture is not None and wanted.captured in manifest.files:
         try:
@@ -110,7 +122,7 @@ def open_on(
         except StreamspecError as error:
             if not wanted.dynamic:
                 raise
-            why_not = one_line(error.found, 300)
+            why_not = one_line(f"{error.found}; {error.fix}", 300)
     runner = _checked(folder / wanted.graph, manifest, threads, wanted.name, spin, capture=False)
     runner.model.why_not_captured = why_not
     return runner
@@ -122,11 +134,6 @@ def _checked(
     runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin, capture=capture))
     check_numerics(runner, manifest)
     return runner
-
-
-def on_cpu(name: str) -> bool:
-    """Whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
-    return name in (CPU.name, NATIVE_CPU.name)
 
 
 def speed(calibration: Calibration) -> float:
@@ -200,7 +207,4 @@ class _ProviderSearch:
     def _open(self, name: str) -> OrtRunner:
         if self.beside is None or not on_cpu(name):
             return open_on(self.folder, self.manifest, name, self.threads, self.spin)
-        folder, manifest = self.beside.folder, self.beside.manifest
-        with verified(folder, manifest, self.beside.hashes):
-            check_graphs(folder, manifest)
-            return open_on(folder, manifest, name, self.threads, self.spin)
+        return open_on(self.beside.folder, self.beside.manifest, name, self.threads, self.spin)

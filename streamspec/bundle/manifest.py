@@ -212,9 +212,9 @@ class Manifest:
         _check_drafter(method, streams, trees)
         static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
         swappable = _swappable(raw.nested("swappable"), model) if raw.optional("swappable") else None
-        if swappable is not None and (streams is not None or static is not None):
-            found = "a swappable bundle with streams of its own or fixed shapes"
-            raise BundleError(found, "streams in its adapters, shapes that change", AGAIN)
+        if swappable is not None and (streams is not None or static is not None or model.embeddings):
+            found = "a swappable bundle with streams of its own, fixed shapes or embeddings"
+            raise BundleError(found, "streams in its adapters, shapes that change, no embeddings", AGAIN)
         files = _files(raw)
         if static is not None and CHOICE not in files:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)

@@ -154,14 +154,17 @@ class _Reader:
         self.data, self.beside, self.outside = data, beside.encode(), outside
         self.nodes, self.seen = 0, 0
         self.bounds: list[list[bytes]] = []  # inputs of the nodes that read positions, empty where they bound none
-        self.numbers: dict[bytes, bytes] = {}  # single int64, by name
+        self.numbers: dict[bytes, list[Span]] = {}  # bytes of int64 among the initializers, by name
 
     def positions(self) -> int | None:
         """The length of the context that the graph bounds its positions to, before anything else reads them."""
         if not any(self.bounds):
             return None
-        last = self.numbers.get(self.bounds[0][-1], b"") if len(self.bounds) == 1 else b""
-        return int.from_bytes(last, "little", signed=True) + 1 if len(last) == 8 else 0
+        first, last = self.bounds[0] if len(self.bounds) == 1 else (b"", b"")
+        known = self.numbers.get(last, []) if first == POSITIONS != last else []
+        if len(known) != 1 or known[0][1] - known[0][0] != 8:
+            return 0
+        return int.from_bytes(self.data[slice(*known[0])], "little", signed=True) + 1
 
     def model(self) -> None:
         model = self.message((0, len(self.data)), MODEL_FIELDS, "the model")
@@ -183,7 +186,9 @@ class _Reader:
         for node in _spans(graph, 1):
             self.node(node, nesting)
         for tensor in _spans(graph, 5):
-            self.tensor(tensor)
+            initializer = self.tensor(tensor)
+            if nesting == MAX_NESTING and _number(initializer, 2) == INT64:
+                self.numbers.setdefault(self.bytes(initializer, 8), []).extend(_spans(initializer, 9))
         for kind in (11, 12, 13):
             for value in _spans(graph, kind):
                 self.value(value)
@@ -206,7 +211,7 @@ class _Reader:
             for graph in _spans(fields, 6):
                 self.graph(graph, nesting - 1)
 
-    def tensor(self, span: Span) -> None:
+    def tensor(self, span: Span) -> Message:
         tensor = self.message(span, TENSOR_FIELDS, "a tensor")
         bits, count = BITS.get(_number(tensor, 2)), 1
         if bits is None:
@@ -218,9 +223,7 @@ class _Reader:
         expected = (count * bits + 7) // 8
         if _number(tensor, 14):
             self.external(tensor, expected)
-            return
-        if expected == 8 and _number(tensor, 2) == INT64:
-            self.numbers[self.bytes(tensor, 8)] = self.bytes(tensor, 9)
+            return tensor
         listed = [field for field in ONE_BY_ONE if field in tensor]
         here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
             len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor
@@ -232,6 +235,7 @@ class _Reader:
             or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
         ):
             raise _MalformedGraph(f"a tensor of {expected} bytes with {here}")
+        return tensor
 
     def external(self, tensor: Message, expected: int) -> None:
         entries: dict[bytes, bytes] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,38 @@ def test_a_bundle_of_format_4_loads_unless_its_graph_states_another_context(bund
 def test_a_graph_of_format_4_is_none_of_format_5(bundle: Path) -> None:
     replace_graph(bundle, of_before(bundle))
     refused(bundle, r"model\.onnx: a graph without a bound of its positions; expected 128 as the manifest says")
+
+
+def own_name(graph: onnx.GraphProto, bound: onnx.NodeProto) -> None:
+    bound.input[1] = "position_ids"
+    graph.initializer.append(numpy_helper.from_array(np.asarray(127), "position_ids"))
+
+
+def swapped(graph: onnx.GraphProto, bound: onnx.NodeProto) -> None:
+    bound.input[:] = [bound.input[1], bound.input[0]]
+
+
+def in_an_attribute(graph: onnx.GraphProto, bound: onnx.NodeProto) -> None:
+    """The number that the graph reads is another than the one of that name in an attribute."""
+    value = numpy_helper.from_array(np.asarray(127), "elsewhere")
+    graph.node.insert(0, helper.make_node("Constant", [], ["unused"], value=value))
+    graph.node.insert(0, helper.make_node("Constant", [], ["elsewhere"], value_int=4095))
+    bound.input[1] = "elsewhere"
+
+
+def stated_twice(graph: onnx.GraphProto, bound: onnx.NodeProto) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(127), bound.input[1]))
+
+
+@pytest.mark.parametrize("fake", [own_name, swapped, in_an_attribute, stated_twice])
+def test_a_bound_of_positions_that_is_none(
+    fake: Callable[[onnx.GraphProto, onnx.NodeProto], None], bundle: Path
+) -> None:
+    graph = onnx.load(bundle / "model.onnx", load_external_data=False)
+    bound = next(node for node in graph.graph.node if node.input[:1] == ["position_ids"])
+    fake(graph.graph, bound)
+    replace_graph(bundle, graph)
+    refused(bundle, r"model\.onnx: a graph for a context of 0 tokens; expected 128 as the manifest says")
 
 
 def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:

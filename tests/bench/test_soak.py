@@ -1,4 +1,6 @@
-"""The record of a soak goes on from piece to piece, and its slope is that of servers' growth, not of their sizes."""
+"""The record of a soak goes on from piece to piece, and its slope is that of servers' growth, not of their sizes; what
+a server has to answer is made for each form of request.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,19 @@ def test_what_a_piece_kept_the_next_one_reads(tmp_path: Path) -> None:
     kept.cap = 10**9
     kept.write(tmp_path / "soak.json")
     assert Kept.read(tmp_path / "soak.json") == kept
+
+
+def test_every_form_of_request_has_an_answer_that_nobody_disturbs(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    from streamspec.runtime import load
+    from tests.support.served_bundles import calling_bundle
+
+    soak = __import__("soak")
+    session = load(calling_bundle(tmp_path), threads=1, tree=8)
+    answers = {form: soak.alone(session, soak.body_of(f"any|{form}|0", 64)) for form in soak.FORMS}
+    assert all(answers.values()) and [form for form, said in answers.items() if len(said) == 2] == ["n of 2"]
+    assert answers["with a named tool"][0][1][0][0] == "look_after"
+    assert answers["with a required tool"][0][1][0][0] in ("look_after", "clock")
 
 
 def test_the_slope_is_of_growth_within_servers() -> None:

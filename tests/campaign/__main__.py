@@ -17,6 +17,7 @@ from pathlib import Path
 
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE
+from streamspec.errors import DataError
 from streamspec.runtime.hardware.providers import CPU, NATIVE_CPU
 from tests.campaign.kept import COUNTED, Kept
 from tests.campaign.prompts import texts
@@ -87,7 +88,10 @@ def main(given: list[str] | None = None) -> int:
 
         bundles += tiny_bundles(asked.tiny)
     kept = Kept(asked.kept)
-    campaign(bundles, asked.data, kept, 60 * asked.minutes, asked.prompts)
+    try:
+        campaign(bundles, asked.data, kept, 60 * asked.minutes, asked.prompts)
+    except DataError as error:
+        parser.error(str(error))
     print(report(kept))
     return int(bool(kept.found))
 

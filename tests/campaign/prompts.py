@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamspec.data import read_examples
+from streamspec.errors import DataError
 from streamspec.layer_cache import SUM_BLOCK
 from streamspec.runtime import Session
 
@@ -32,6 +33,9 @@ def texts(data: Path) -> list[str]:
     for file in filter(None, files):
         openings = [example.opening for example in read_examples(file, ROWS)]
         sets.append([one if isinstance(one, str) else str(one[-1]["content"]) for one in openings])
+    if not sets:
+        names = " or ".join(f"{part}.jsonl" for part in PARTS)
+        raise DataError(f"no data set in {data}", f"folders with a {names}", "correct --data")
     most = max(len(some) for some in sets)
     return [some[row % len(some)] for row in range(most) for some in sets]
 

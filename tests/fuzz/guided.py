@@ -103,7 +103,7 @@ def guided(name: str, corpus: Path, keep: Path, runs: int | None = None, minutes
                 break
             crashes += 1
             print(f"{name}: the process ended with status {status}\n{room.said()[-3000:]}", flush=True)
-            if not _without_what_ended_it(room, keep):
+            if not _without_what_ended_it(room, found, keep):
                 break
         counts = room.counts
         edges = max(map(int, re.findall(r"cov: (\d+) ", room.said())), default=0)
@@ -117,14 +117,14 @@ def guided(name: str, corpus: Path, keep: Path, runs: int | None = None, minutes
         return counts["failed"] + crashes
 
 
-def _without_what_ended_it(room: Room, keep: Path) -> bool:
-    """Takes the input that ended a process from those to start from. False where libFuzzer kept none: it could not
-    start."""
+def _without_what_ended_it(room: Room, found: Path, keep: Path) -> bool:
+    """Takes the input that ended a process from those to start from and those `found`. False where libFuzzer kept none:
+    it could not start."""
     files = sorted(keep.glob(f"{room.name}-guided-*-*"), key=lambda one: one.stat().st_mtime)
     if not files or f"Test unit written to {files[-1]}" not in room.said():
         return False
     data = files[-1].read_bytes()
-    for one in room.seeds.iterdir():
+    for one in (*room.seeds.iterdir(), *found.iterdir()):
         if one.read_bytes() == data:
             one.unlink()
     return True

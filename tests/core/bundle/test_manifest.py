@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamspec.bundle.files import verify_files
-from streamspec.bundle.manifest import DrafterInfo, FileInfo, Manifest
+from streamspec.bundle.manifest import DrafterInfo, FileInfo, Manifest, StaticInfo, SwappableCapacity
 from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError, ConfigError
 from tests.support.manifests import FILES, manifest
@@ -36,6 +36,19 @@ def test_method_streams_and_trees_belong_together() -> None:
         Manifest.from_json(complete(method="eagle").to_json())
     with pytest.raises(BundleError, match="layers for streaming, and only there"):
         Manifest.from_json(complete(method="medusa").to_json())
+
+
+@pytest.mark.parametrize("has", ["nothing else", "embeddings", "streams", "static"])
+def test_a_swappable_bundle_has_the_base_alone(has: str) -> None:
+    none = {"method": "lora", "streams": None, "trees": None, "recipe": None, "drafter": None}
+    capacity = {} if has == "streams" else none
+    one = complete(swappable=SwappableCapacity(), static=StaticInfo(8, 64) if has == "static" else None, **capacity)
+    one = replace(one, model=replace(one.model, context_length=64, embeddings=has == "embeddings"))
+    if has == "nothing else":
+        assert Manifest.from_json(one.to_json()) == one
+    else:
+        with pytest.raises(BundleError, match="a swappable bundle with streams of its own, fixed shapes or embeddings"):
+            Manifest.from_json(one.to_json())
 
 
 def test_keys_of_a_drafter_are_said_where_they_are_not_the_models() -> None:

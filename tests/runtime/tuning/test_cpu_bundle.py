@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import FileInfo, Manifest
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import LoadOptions, load
 from streamspec.runtime.hardware.providers import PROVIDERS
@@ -63,10 +64,7 @@ def test_files_of_the_bundle_beside_are_checked_before_it_is_taken(
     content = bytearray(data.read_bytes())
     content[-1] ^= 1
     data.write_bytes(content)
-    session = load(bundles("device fp16"), cpu_bundle=folder, threads=1, cache_dir=tmp_path)
-    assert session.provider.name == "device" and "model.onnx.data" in dict(session.provider.passed_over)["cpu"]
-    monkeypatch.delitem(PROVIDERS, "device")
-    with pytest.raises(BundleError, match="model.onnx.data"):
+    with pytest.raises(BundleError, match="model.onnx.data has sha256"):
         load(bundles("device fp16"), cpu_bundle=folder, threads=1, cache_dir=tmp_path)
 
 
@@ -90,12 +88,34 @@ def test_what_might_answer_otherwise_is_refused_in_one_line(
 
 def test_a_bundle_that_does_not_tell_its_weights_is_refused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     there, here = read_manifest(bundles("device fp16")), read_manifest(bundles("fp32"))
-    assert CpuBundle.read(bundles("fp32"), there, True).manifest == here
-    with pytest.raises(ConfigError, match="a bundle of 0.1, which does not tell its weights"):
-        CpuBundle.read(bundles("fp32"), replace(there, weights_sha256=None), True)
+    assert CpuBundle.read(bundles("fp32"), there).manifest == here
+    with pytest.raises(ConfigError, match="a bundle that does not tell its weights"):
+        CpuBundle.read(bundles("fp32"), replace(there, weights_sha256=None))
     monkeypatch.setattr(select_provider, "read_manifest", lambda folder: replace(here, weights_sha256=None))
-    with pytest.raises(ConfigError, match="a bundle of 0.1, which does not tell its weights"):
-        CpuBundle.read(bundles("fp32"), there, True)
+    with pytest.raises(ConfigError, match="a bundle that does not tell its weights"):
+        CpuBundle.read(bundles("fp32"), there)
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (lambda m: replace(m, model=replace(m.model, context_length=64)), "a context of 64; expected 128,"),
+        (lambda m: replace(m, model=replace(m.model, bos_token_id=5)), "bos_token_id 5;"),
+        (lambda m: replace(m, model=replace(m.model, eos_token_ids=(5,))), r"eos_token_ids \[5\];"),
+        (
+            lambda m: replace(m, files=m.files | {"chat_template.jinja": FileInfo("a" * 64, 1)}),
+            "chat template aaaaaaaa",
+        ),
+        (lambda m: replace(m, files=m.files | {"tokenizer.json": FileInfo("a" * 64, 1)}), "tokenizer aaaaaaaa"),
+    ],
+)
+def test_other_texts_and_ends_are_refused(
+    other: Callable[[Manifest], Manifest], found: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = read_manifest(bundles("device fp16")), read_manifest(bundles("fp32"))
+    monkeypatch.setattr(select_provider, "read_manifest", lambda folder: other(here))
+    with pytest.raises(ConfigError, match=f" with {found}"):
+        CpuBundle.read(bundles("fp32"), there)
 
 
 @pytest.mark.parametrize("other", [{"provider": "cpu"}, {"adapter": "a"}, {"draft": "window"}])
