@@ -50,7 +50,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     }.items(),
     ids=lambda item: item[0],
 )
-def test_yaml_with(content: tuple[str, bytes], tmp_path: Path) -> None:
+def test_yaml_with(content: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where an attack that succeeds leaves its mark
     (tmp_path / "c.yaml").write_bytes(content[1])
     started = time.perf_counter()
     with pytest.raises(ConfigError) as caught:
