@@ -79,7 +79,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `batch`: most answers that may share a model call (default: 1, none does): those of `generate` with a list of
       prompts, and of sessions in threads of their own (`Session.another`). Answers stay the same. Calls are shared by a
       bundle of a CPU's native operators whose layers keep all tokens, where that turns out to bring more tokens a
-      second; `Session.sharing` says why not.
+      second; `Session.batch` is 1 where the bundle cannot.
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
     ConfigError for a provider that cannot be used or does not exist, ConfigError for a draft model of another
