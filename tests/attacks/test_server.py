@@ -41,20 +41,22 @@ def test_connections_without_the_token_do_not_keep_out_who_has_it(running: Make,
                 assert client.get("/v1/models").status_code == 200
 
 
-def test_answers_under_way_are_not_closed_for_those_who_say_nothing(running: Make) -> None:  # noqa: F811
+@pytest.mark.parametrize("count", [1, 4], ids=["one", "as many as there may be connections"])
+def test_answers_under_way_are_not_closed_for_those_who_say_nothing(running: Make, count: int) -> None:  # noqa: F811
     server = running(limits={"connections": 4, "sessions": 2}, still=True)
     connections = server.server._uvicorn.server_state.connections
     with ExitStack() as stack:
-        raw = idle(server, stack, 1, ask(server))[0]
-        until(lambda: len(server.server.pool.requests) == 1)
+        asking = idle(server, stack, count, ask(server))
+        until(lambda: len(server.server.pool.requests) == count)
         idle(server, stack, 12)
         until(lambda: len(connections) <= 4)
         server.shared.gate.set()  # type: ignore[union-attr]
-        said = b""
-        while b"[DONE]" not in said:
-            more = raw.recv(65536)
-            assert more, said
-            said += more
+        for raw in asking:
+            said = b""
+            while b"[DONE]" not in said:
+                more = raw.recv(65536)
+                assert more, said
+                said += more
 
 
 def ask(server: Running) -> bytes:
