@@ -89,9 +89,10 @@ def test_killed_at_any_step_the_next_writer_finds_old_or_new_and_cleans_up(kind:
                 assert sorted(tmp_path.iterdir()) == before  # not those of a process that lives
             victim.kill()
         recover(target)
-        sweep(tmp_path)
-        assert [one.name for one in tmp_path.iterdir()] == ["x"], step
         states.append(seen(target))
+        with new_folder(target) if kind == "folder" else new_file(target) as written:
+            (written / "a" if kind == "folder" else written).write_text("next")
+        assert [one.name for one in tmp_path.iterdir()] == ["x"] and seen(target) == ["next"], step
     assert victim.wait() == 0 and seen(target) == new and step > 5
     assert states == sorted(states, reverse=old > new) and old in states and new in states
 
