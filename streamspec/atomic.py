@@ -1,6 +1,6 @@
 """Writes files and folders whole or not at all, and hashes them.
 
-A file is written under a temporary name beside its target, flushed to disk and renamed. So is a folder; where it
+A file is written in a temporary folder beside its target, flushed to disk and renamed. So is a folder; where it
 replaces an older one, the older one is set aside first and put back if anything fails. A lock beside the temporary name
 tells that its process lives: what one left that was killed is deleted by the next that writes the same target.
 """
@@ -43,17 +43,19 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a temporary file beside `path`; it replaces `path` on a clean exit, else it is deleted."""
+    """Yields the name of a temporary file, in a folder of its own beside `path`, as libraries write temporary files
+    beside theirs; it replaces `path` on a clean exit, else it is deleted.
+    """
     target = Path(path)
-    with _staged(target) as temporary:
+    with _staged(target) as folder:
+        folder.mkdir()
+        temporary = folder / target.name
         try:
             yield temporary
             _sync_file(temporary)
             os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        finally:
+            delete(folder)
     sync_folder(target.parent)
 
 

@@ -57,7 +57,9 @@ if sys.argv[2] == "folder":
         (folder / "a").write_text("new"), (folder / "b").write_text("new")
 else:
     with atomic.new_file(target) as file:
-        file.write_text("new")
+        beside = file.with_name(".theirs")  # as safetensors writes
+        beside.write_text("new")
+        os.replace(beside, file)
 """
 
 

@@ -132,7 +132,7 @@ def test_every_family_writes_what_transformers_writes(family: str, data: Path, t
     base = tmp_path / "base"
     tiny_model(family).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
-    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
+    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=2.0, task_share=0.5))
     model = (
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
         .merge_and_unload()
@@ -166,7 +166,7 @@ def check(session: Session, model: Any, base: Path) -> None:
     """Greedy answers token by token, and some drafts that came true."""
     model.generation_config.eos_token_id = AutoTokenizer.from_pretrained(base).eos_token_id
     steps = tokens = 0
-    for prompt in ("ai", "bj", "hp", "el", "gm", "zz"):
+    for prompt in ("ai", "bj", "gm", "zz"):
         expected = greedy(model, session.encode(prompt), 24)
         for speculate in (False, True):
             answer = session.generate(prompt, max_new_tokens=24, speculate=speculate)
@@ -234,15 +234,17 @@ def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
     }
     export_bundle("smollm2-135m", SHIPPED / "chat", tmp_path / "bundle", "int8", progress=lambda line: None)
     session, grammar = load(tmp_path / "bundle", tree=12, threads=1), Grammar.json_schema(schema)
-    for prompt in ("Describe Tokyo as JSON.", "Which city is the largest of Africa? Answer in JSON."):
-        for sampling in (Sampling(), Sampling(1.0, top_p=0.9, seed=5)):
-            plain, spec = (
-                session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2)
-                for speculate in (False, True)
-            )
-            assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
-            jsonschema.validate(json.loads(spec.text), schema)
-            assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
+    for prompt, sampling in (
+        ("Describe Tokyo as JSON.", Sampling()),
+        ("Which city is the largest of Africa? Answer in JSON.", Sampling(1.0, top_p=0.9, seed=5)),
+    ):
+        plain, spec = (
+            session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2)
+            for speculate in (False, True)
+        )
+        assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
+        jsonschema.validate(json.loads(spec.text), schema)
+        assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
 
 
 EXPORT = (

@@ -87,7 +87,7 @@ def test_the_answers_are_those_of_plain_decoding(
     target: str, draft: str, sources: dict[str, bool], sampling: Sampling, bundles: Bundles, near: Path
 ) -> None:
     session = two(bundles(target), near if draft == "near" else bundles(draft), **sources)
-    plain = load(bundles(target), threads=1, tree="plain")
+    plain = load(bundles(target), threads=1, tree="plain", provider=session.provider.name)
     for prompt in PROMPTS:
         expected = plain.generate(prompt, max_new_tokens=40, sampling=sampling)
         answer = session.generate(prompt, max_new_tokens=40, sampling=sampling)

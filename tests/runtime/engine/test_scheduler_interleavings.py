@@ -99,9 +99,9 @@ def explore(programs: Sequence[Program], preemptions: int) -> tuple[int, set[int
     ("programs", "preemptions", "cancelled"),
     [
         ((twice, twice), 2, {0}),
-        ((once, once, once), 2, {0}),
-        ((once, impatient, canceller), 2, {0, 1}),
-        ((impatient, impatient, canceller), 2, {0, 1, 2}),
+        ((once, once, once), 1, {0}),
+        ((once, impatient, canceller), 1, {0, 1}),
+        ((impatient, impatient, canceller), 1, {0, 1, 2}),
         ((once, impatient, once, canceller), 1, {0, 1}),
         ((fails, once, twice), 1, {0}),
     ],
