@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.serve import Server
+from streamspec.serve import server as server_module
 from tests.serve.conftest import TOKEN, Running, until, user
+from tests.support.as_windows import WindowsOs
 from tests.support.fake_serve_session import FakeServeSession, Shared
 
 Make = Callable[..., Running]
@@ -322,6 +325,16 @@ def test_what_is_no_request_of_ours_is_refused(running: Make, raw: bytes, capfd:
 def test_only_loopback_is_bound(host: str) -> None:
     with pytest.raises(ConfigError, match="this machine alone"):
         Server(FakeServeSession(Shared()), host=host, port=0, token=TOKEN)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="compares both")
+@pytest.mark.parametrize(("system", "shared"), [(os, True), (WindowsOs(), False)], ids=["POSIX", "Windows"])
+def test_a_port_is_not_shared_where_that_lets_others_bind_it_beside(
+    system: object, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "os", system)
+    with server_module._listen("127.0.0.1", 0) as listening:
+        assert bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)) == shared
 
 
 def test_the_other_loopback(running: Make) -> None:

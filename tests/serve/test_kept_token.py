@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from streamspec.errors import ConfigError
+from streamspec.serve import kept_token as module
 from streamspec.serve import serve
 from streamspec.serve.kept_token import kept_token
+from tests.support.as_windows import WindowsOs
 
 
 def test_a_token_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
@@ -29,7 +31,11 @@ def test_a_token_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> No
     assert kept_token(path) == "a-token-of-mine"
 
 
-def test_servers_that_start_at_once_get_one_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", [os, WindowsOs()], ids=["this system", "Windows"])
+def test_servers_that_start_at_once_get_one_token(
+    system: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "os", system)
     with ThreadPoolExecutor(8) as threads:
         for i in range(10):
             assert len(set(threads.map(kept_token, [tmp_path / str(i)] * 8))) == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streamspec.draft_tree import cartesian
 from streamspec.layer_cache import LayerCache, window_slots
+from streamspec.runtime.kv_cache import host_cache
 from streamspec.runtime.kv_cache.compaction import compaction, runs
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
@@ -76,3 +77,14 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.reserve(17) and cache.capacity == 20
     with pytest.raises(ValueError, match="limit"):
         cache.reserve(18)
+
+
+def test_where_memory_is_not_taken_as_it_is_written_it_is_zeros_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, whose `mmap` has no flags."""
+    monkeypatch.setattr(host_cache, "LAZY", False)
+    monkeypatch.delattr(host_cache.mmap, "MAP_PRIVATE")
+    cache = KeyValueCache(plain_groups(2, 1, 4), 64, 16)
+    assert all(not data.any() and data.flags.writeable for data in cache.data)
+    cache.data[0][..., :16, :] = 1
+    cache.length = 16
+    assert cache.reserve(20) and cache.data[0][..., :16, :].all() and not cache.data[0][..., 16:, :].any()
