@@ -55,7 +55,10 @@ def new_file(path: str | Path) -> Iterator[Path]:
             _sync_file(temporary)
             os.replace(temporary, target)
         finally:
-            delete(folder)
+            try:
+                os.rmdir(folder)
+            except OSError:  # it still holds what was not wanted
+                delete(folder)
     sync_folder(target.parent)
 
 

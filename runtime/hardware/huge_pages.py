@@ -19,7 +19,7 @@ HUGE = 2 << 20  # bytes
 MADV_COLLAPSE = 25
 FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-MEMORY = Path("/proc/self/smaps")
+MAPPINGS, MEMORY = Path("/proc/self/maps"), Path("/proc/self/smaps")
 Range = tuple[int, int]
 
 
@@ -34,13 +34,13 @@ class HugePages:
 
     def __enter__(self) -> Self:
         if self._enabled:
-            self._before = [span for span, _ in anonymous()]
+            self._before = anonymous()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._enabled and error is None:
-            filled = [span for span, share in anonymous() if share > FILLED]
-            added = without(filled, self._before)
+            large = any(end - start >= HUGE for start, end in without(anonymous(), self._before))
+            added = without(filled(), self._before) if large else []
             self._moving = Background(lambda: move(added))
 
     def wait(self) -> None:
@@ -76,23 +76,32 @@ def offered() -> bool:
         return False
 
 
-def anonymous() -> list[tuple[Range, float]]:
-    """Lists this process's writable private mappings that belong to no file, in ascending order, and the share of each
-    that is in memory.
-    """
-    out: list[tuple[Range, float]] = []
-    counted = False
+def anonymous() -> list[Range]:
+    """Lists this process's writable private mappings that belong to no file, in ascending order."""
+    lines = MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [span for span in map(_anonymous, lines) if span is not None]
+
+
+def filled() -> list[Range]:
+    """Those of `anonymous` that are in memory. For this Linux looks at every page of the process: in one with PyTorch
+    that takes 50 ms."""
+    out: list[Range] = []
+    span: Range | None = None
     for line in MEMORY.read_text(encoding="utf-8", errors="replace").splitlines():
         key, *rest = line.split()
         if "-" in key:
-            rights, _, _, inode, *name = rest
-            counted = (
-                rights == "rw-p" and inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
-            )
-            start, end = (int(x, 16) for x in key.split("-"))
-        elif counted and key == "Rss:":
-            out.append(((start, end), 1024 * int(rest[0]) / (end - start)))
+            span = _anonymous(line)
+        elif span is not None and key == "Rss:" and 1024 * int(rest[0]) > FILLED * (span[1] - span[0]):
+            out.append(span)
     return out
+
+
+def _anonymous(line: str) -> Range | None:
+    """The range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be written."""
+    addresses, rights, _, _, inode, *name = line.split()
+    own = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+    start, end = (int(x, 16) for x in addresses.split("-"))
+    return (start, end) if rights == "rw-p" and own else None
 
 
 def without(ranges: list[Range], taken: list[Range]) -> list[Range]:

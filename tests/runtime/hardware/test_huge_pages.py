@@ -59,6 +59,15 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pyte
     assert not any(a < earlier.ctypes.data + earlier.nbytes and earlier.ctypes.data < b for a, b in asked)
 
 
+@pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
+def test_what_fills_no_huge_page_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "filled", lambda: pytest.fail("looked at every page"))
+    with HugePages() as moved:
+        held = mapped(HUGE // 4)
+    moved.wait()
+    assert held.all()
+
+
 def test_contents_stay_what_they_were() -> None:
     with HugePages() as moved:
         held = np.arange(4 * HUGE, dtype=np.uint32)
@@ -75,7 +84,8 @@ def test_what_fails_to_open_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "anonymous", lambda: pytest.fail("looked at memory"))
+    for look in ("anonymous", "filled"):
+        monkeypatch.setattr(pages, look, lambda: pytest.fail("looked at memory"))
     for text in ("always madvise [never]", None):
         switch = tmp_path / "enabled"
         if text is not None:
