@@ -154,7 +154,7 @@ def explore(programs: Sequence[Program], preemptions: int) -> tuple[int, Counter
         ((fails, one), 1, {"answered", "failed"}, {1, 2}),
         ((failing, one), 0, {"answered", "failed"}, {1, 2}),
         ((hasty, canceller), 2, {"answered", "cancelled"}, {1}),
-        ((hasty, one, canceller), 1, {"answered", "cancelled"}, {1, 2}),
+        ((hasty, one, canceller), 0, {"answered", "cancelled"}, {1, 2}),
         ((hasty, hasty, canceller), 0, {"answered", "cancelled"}, {1, 2}),
         ((hasty, one, reads, canceller), 0, {"answered", "cancelled"}, {1, 2}),
     ],
