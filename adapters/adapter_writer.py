@@ -21,10 +21,10 @@ from torch import Tensor
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.drafters.acceptance_eval import MAX_RANK
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.reporting.model_card import write_card
 from streamspec.adapters.reporting.verdict import verdict
-from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.trainer import load_trainable, trainable_state
 from streamspec.adapters.training_run import Run
 from streamspec.atomic import write_bytes, write_text

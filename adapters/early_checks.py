@@ -12,10 +12,9 @@ from pathlib import Path
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.distributed.launch import check_launch
-from streamspec.adapters.runs.continued import start_of
 from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.option_checks import flag
+from streamspec.adapters.training.continued import start_of
 from streamspec.atomic import sweep
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,
@@ -30,6 +29,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.files import read_manifest
 from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.option_fields import flag
 
 WORK = "run"  # folder of an unfinished run, inside --out
 RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes

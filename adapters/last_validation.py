@@ -1,6 +1,6 @@
 """The time that the last validation takes: measured on a few rows where time is limited, and kept free by the stages.
 
-Tested by tests/adapters/training/test_budget.py.
+Tested by tests/adapters/runs/test_budget.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from streamspec.adapters.answers.self_distillation import answer_batch
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
-from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks, validation_loss
-from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
-from streamspec.adapters.training.self_distillation import answer_batch
+from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
 from streamspec.adapters.training_run import Run, say
 
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run

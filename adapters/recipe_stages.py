@@ -18,11 +18,14 @@ from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import per_stream_accuracy
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
+from streamspec.adapters.answers.self_distillation import CompletionFile, answered, regenerate, up_to_end
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
+from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.last_validation import (
     last_work,
     measure_drafter,
@@ -39,11 +42,8 @@ from streamspec.adapters.reporting.periodic_validation import (
     target_figures,
 )
 from streamspec.adapters.reporting.verdict import expected
-from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks
-from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
+from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
-from streamspec.adapters.training.self_distillation import CompletionFile, answered, regenerate, up_to_end
 from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text

@@ -19,6 +19,7 @@ import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
+from streamspec.adapters.answers.self_distillation import CompletionFile
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
@@ -49,13 +50,12 @@ from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
+from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.failures import one_line_failures
 from streamspec.adapters.runs.run_lock import sole_owner
-from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.run_state import RunState
-from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.data import fingerprints, sample_examples

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
-from streamspec.adapters.training.budget import TimeBudget
+from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.device import clock_of, has_bf16
 from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file

@@ -60,10 +60,10 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
     from streamspec.adapters import models, recipe_stages
-    from streamspec.adapters.drafters.streams import StreamingModel
+    from streamspec.adapters.drafters.acceptance_eval import record_ranks
+    from streamspec.adapters.drafters.streams.model import StreamingModel
     from streamspec.adapters.early_checks import RUN_STATE, WORK, task_lora
     from streamspec.adapters.train import prepare
-    from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator, start_budget
     from streamspec.adapters.training.run_state import RunState

@@ -81,9 +81,9 @@ def train(arguments: argparse.Namespace) -> None:
     from streamspec.adapters.base_models.resolve import resolve_base
     from streamspec.adapters.dataset.token_rows import joined
     from streamspec.adapters.drafters.drafting_model import TargetModel
+    from streamspec.adapters.drafters.losses import next_token_loss
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator, start_budget
-    from streamspec.adapters.training.losses import next_token_loss
     from streamspec.adapters.training.trainer import Stage, run_stage
     from streamspec.bundle.adapter_folder import read_adapter
     from streamspec.export.weights.load_weights import load_model

@@ -1,9 +1,22 @@
-"""Fields of options: a default with the help text that command lines and the reference show."""
+"""Fields of options: a default with the help text that command lines and the reference show, their ranges, and the
+conversion of flags and YAML values to their types.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
+from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from streamspec.errors import ConfigError, nearest
+
+BOUNDS = {"minimum": operator.lt, "above": operator.le, "maximum": operator.gt, "below": operator.ge}
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
@@ -14,3 +27,76 @@ def option(default: Any, help: str, **rules: Any) -> Any:
 def help_of(options: type, name: str) -> str:
     """The help text of the field `name` of a dataclass."""
     return str(next(field.metadata["help"] for field in fields(options) if field.name == name))
+
+
+def flag(name: str) -> str:
+    """Spells an option's field as its command-line flag."""
+    return "--" + name.rstrip("_").replace("_", "-")  # `continue_`: a word of Python's own
+
+
+def plain_type(hint: Any) -> type:
+    """The type of a field's value where it is not None."""
+    kind: type = next((one for one in get_args(hint) if one is not NoneType), hint)
+    return kind
+
+
+def converted(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint` of its field; YAML reads 1e-3 as text. Raises ConfigError where it cannot be that."""
+    if value is None and NoneType in get_args(hint):
+        return None
+    kind = plain_type(hint)
+    is_bool, number = isinstance(value, bool), None
+    if kind in (int, float) and not is_bool:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if kind is float and number is not None and math.isfinite(number):
+        return number
+    if kind is int and number is not None and number.is_integer():
+        return int(number)
+    if (kind is bool and is_bool) or (kind is str and isinstance(value, str)):
+        return value
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    raise ConfigError(f"{name} = {value!r}", TYPES[kind], f"change {flag(name)}")
+
+
+def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    """Raises ConfigError where `value` breaks a rule: `choices`; `minimum`, `maximum` (inclusive); `above`, `below`
+    (exclusive). None passes.
+    """
+    if value is None:
+        return
+    choices = rules.get("choices")
+    if choices is not None:
+        if value not in choices:
+            near = nearest(str(value), map(str, choices))
+            fix = f"change {flag(name)}" + (f" to {near}" if near else "")
+            raise ConfigError(f"{name} = {value}", " or ".join(map(str, choices)), fix)
+        return
+    for rule, broken in BOUNDS.items():
+        if rule in rules and broken(value, rules[rule]):
+            require(False, name, value, rules.get("says") or expected(rules))
+
+
+def expected(rules: Mapping[str, Any]) -> str:
+    """The range of an option, in words; "" where it has none."""
+    low, high, above, below = (rules.get(rule) for rule in ("minimum", "maximum", "above", "below"))
+    if low is not None and high is not None:
+        return f"{low}..{high}"
+    if low is not None and below is not None:
+        return f"{low} to {below}"
+    if above is not None and below is not None:
+        return f"between {above} and {below}"
+    if above is not None and high is not None:
+        return f"above {above} and at most {high}"
+    if above is not None:
+        return f"above {above}"
+    if low is not None:
+        return f"at least {low}" if low else "0 or more"
+    return ""
+
+
+def require(good: bool, name: str, found: Any, expected: str) -> None:
+    """Raises ConfigError naming the option `name` unless `good`."""
+    if not good:
+        raise ConfigError(f"{name} = {found}", expected, f"change {flag(name)}")

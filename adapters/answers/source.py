@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from streamspec.adapters.answers.bundle import BundleAnswers
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.answers.request import AnswerRequest, AnswerSource
-from streamspec.adapters.training.budget import ANSWERS, ENDLESS, Deadline, Speeds
-from streamspec.adapters.training.self_distillation import CompletionFile, answered
+from streamspec.adapters.answers.self_distillation import CompletionFile, answered
+from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, Deadline, Speeds
 from streamspec.errors import ConfigError, DataError
 from streamspec.progress import counted
 

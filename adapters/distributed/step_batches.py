@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.training.data import Collator, LengthGroupedOrder
 
 
 class Pick(NamedTuple):
@@ -74,7 +74,7 @@ class StepRows(Dataset[PickedRow]):
 
 
 class StepCollator:
-    """As `data.Collator`, with the random numbers `draws` [B, T] float32 beside the tokens."""
+    """As `batches.Collator`, with the random numbers `draws` [B, T] float32 beside the tokens."""
 
     def __init__(self) -> None:
         self.collate = Collator()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.adapters.drafters.dflash.block_config import check_block_base
-from streamspec.adapters.drafters.draft_layer_config import check_draft_layer, check_draft_layer_base
-from streamspec.adapters.drafters.eagle3.pair_config import check_pair_base
+from streamspec.adapters.drafters.dflash.config import check_block_base
+from streamspec.adapters.drafters.draft_layer.config import check_draft_layer, check_draft_layer_base
+from streamspec.adapters.drafters.eagle3.config import check_pair_base
 from streamspec.adapters.drafters.options import (
     BlockOptions,
     DraftLayerOptions,
@@ -24,7 +24,7 @@ from streamspec.adapters.drafters.options import (
     TrainedAloneOptions,
     UnrolledOptions,
 )
-from streamspec.adapters.drafters.stream_config import check_exits, check_warm_streams
+from streamspec.adapters.drafters.streams.config import check_exits, check_warm_streams
 
 RECIPES = ("joint", "staged")
 STAGED = ("staged",)
@@ -63,7 +63,7 @@ ONE_EXPERT = {"experts": 1, "active": 1, "contrast": False, "parallel": False, "
 
 def _draft_layer(options: tuple[type, ...], fixed: Mapping[str, Any], defaults: Mapping[str, Any]) -> DrafterMethod:
     return DrafterMethod(
-        "streamspec.adapters.drafters.draft_layer:DraftLayerModel",
+        "streamspec.adapters.drafters.draft_layer.model:DraftLayerModel",
         (TrainedAloneOptions, DraftLayerOptions, *options),
         fixed,
         defaults,
@@ -75,7 +75,7 @@ def _draft_layer(options: tuple[type, ...], fixed: Mapping[str, Any], defaults: 
 
 DRAFTERS = {
     "streaming": DrafterMethod(
-        "streamspec.adapters.drafters.streams:StreamingModel",
+        "streamspec.adapters.drafters.streams.model:StreamingModel",
         (TrainedAloneOptions, StreamingOptions),
         defaults=HARD,
         warm_start=STAGED,
@@ -83,7 +83,7 @@ DRAFTERS = {
         check_warm_start=check_warm_streams,
     ),
     "medusa": DrafterMethod(
-        "streamspec.adapters.drafters.medusa:MedusaModel",
+        "streamspec.adapters.drafters.medusa.model:MedusaModel",
         (TrainedAloneOptions, MedusaOptions),
         defaults=HARD,
         learns_alone="heads_share",
@@ -95,7 +95,7 @@ DRAFTERS = {
         (PrefixOptions,), ONE_EXPERT | {"own_heads": True}, TARGET_STATES | {"prefix_attention": True}
     ),
     "eagle3": DrafterMethod(
-        "streamspec.adapters.drafters.eagle3.pair_layer:PairLayerModel",
+        "streamspec.adapters.drafters.eagle3.model:PairLayerModel",
         (TrainedAloneOptions, DraftLayerOptions, UnrolledOptions),
         ONE_EXPERT | ALL_ATTEND,
         TARGET_STATES,
@@ -104,7 +104,7 @@ DRAFTERS = {
         check_base=check_pair_base,
     ),
     "dflash": DrafterMethod(
-        "streamspec.adapters.drafters.dflash.block_drafter:BlockDraftModel",
+        "streamspec.adapters.drafters.dflash.model:BlockDraftModel",
         (TrainedAloneOptions, DraftLayerOptions, BlockOptions),
         defaults=HARD,
         recipes=STAGED,

@@ -15,8 +15,8 @@ from transformers import TrainerCallback
 from streamspec.acceptance_stats import Ranks, node_order, simulated_tau
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
-from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.draft_tree import DraftTree
 
 MOST_TIME = 0.03  # share of a stage

@@ -13,18 +13,18 @@ from typing import Any, get_type_hints
 
 from streamspec.adapters.drafters.options import MethodOptions
 from streamspec.adapters.drafters.registry import DRAFTERS, RECIPES, DrafterMethod, readers
-from streamspec.adapters.runs.continued import inherited, start_of
-from streamspec.adapters.training.option_checks import (
+from streamspec.adapters.training.continued import inherited, start_of
+from streamspec.data import COLUMNS
+from streamspec.errors import ConfigError, nearest
+from streamspec.option_fields import (
     check_rules,
     converted,
     expected,
     flag,
+    option,
     plain_type,
     require,
 )
-from streamspec.data import COLUMNS
-from streamspec.errors import ConfigError, nearest
-from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from streamspec.adapters.training.budget import TimeBudget
+from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.option_checks import flag
 from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.option_fields import flag
 
 # options that a resumed run need not repeat
 MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard")

@@ -28,7 +28,7 @@ from streamspec.adapters.distributed.step_batches import StepLoader, drawn_numbe
 from streamspec.adapters.reporting.periodic_validation import PeriodicValidation
 from streamspec.adapters.reporting.stage_display import CHECKED, StageDisplay
 from streamspec.adapters.reporting.trackers import trackers
-from streamspec.adapters.training.budget import Deadline
+from streamspec.adapters.runs.budget import Deadline
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import has_bf16
 

@@ -19,11 +19,11 @@ import typer
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
-from streamspec.adapters.training.option_checks import flag, plain_type
 from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, help_all
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
+from streamspec.option_fields import flag, plain_type
 from streamspec.progress import is_quiet
 
 MAX_YAML = 1 << 20  # bytes

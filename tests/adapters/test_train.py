@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import train as train_module
+from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.checks import joined_words
-from streamspec.adapters.drafters import draft_layer
+from streamspec.adapters.drafters.draft_layer import model as draft_layer
 from streamspec.adapters.train import train
-from streamspec.adapters.training import self_distillation
 from streamspec.data import Example
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat

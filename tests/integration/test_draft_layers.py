@@ -18,9 +18,9 @@ from streamspec import load
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
-from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer.start import fit_start
 from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.errors import AdapterError
 from streamspec.export import export_bundle

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.export import Target, export_bundle
 from streamspec.export.deployment_target import PLAIN_CPU
 from tests.support.tiny_models import tiny_model, tiny_tokenizer

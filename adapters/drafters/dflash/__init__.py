@@ -1,1 +1,1 @@
-"""A block drafter: `block_config` says which shapes it may have, `block_drafter` is the network."""
+"""A block drafter: `config` says which shapes it may have, `model` is the network."""

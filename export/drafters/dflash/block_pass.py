@@ -1,5 +1,5 @@
 """A block drafter as nodes (DFlash, arXiv 2602.06036): streams that run through layers of their own, over K/V of their
-own, and see one another. Row for row the equations of `adapters/drafters/dflash/block_drafter.py`.
+own, and see one another. Row for row the equations of `adapters/drafters/dflash/model.py`.
 
 Every main row gives these layers keys and values, from its states at the tapped layers; they lie in the cache like
 those of further layers. After the accepted node one pass over gamma rows drafts all depths.
@@ -30,7 +30,7 @@ NORM_OUT, NORM_BIAS = "dflash.norm_out", "norm_out.bias"
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec(StreamSpec):
     """The block drafter of one adapter. `block_layers`: of its own; `taps`, `window`: as in
-    `streamspec.adapters.drafters.dflash.block_config.BlockConfig`; `tensors`: of the layers, the last norm and the
+    `streamspec.adapters.drafters.dflash.config.BlockConfig`; `tensors`: of the layers, the last norm and the
     map of the tapped states, by their names in the adapter.
     """
 

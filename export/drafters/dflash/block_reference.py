@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from streamspec.adapters.drafters.dflash.block_config import BlockConfig
-from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
+from streamspec.adapters.drafters.dflash.config import BlockConfig
+from streamspec.adapters.drafters.dflash.model import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.export.drafters.dflash.block_pass import BlockSpec
 from streamspec.export.ops.builder import Array

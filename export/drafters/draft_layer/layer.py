@@ -24,7 +24,7 @@ BEAM = 4  # candidates of a level that the next one goes on from
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLayerSpec(DraftSpec, DraftPasses):
-    """The draft layer of one adapter. Fields as in `streamspec.adapters.drafters.draft_layer.DraftLayerConfig`;
+    """The draft layer of one adapter. Fields as in `streamspec.adapters.drafters.draft_layer.model.DraftLayerConfig`;
     `tensors`: by their names in the adapter.
     """
 

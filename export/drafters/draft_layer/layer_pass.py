@@ -12,7 +12,7 @@ then drafts:
 
 With prefix attention the first level alone attends; with own heads every pass has weights of its own, and no further
 one attends; of `depth` passes each has its own attention, over keys of the text that the first one's weights make
-(docs/explain/how-it-works.md). Row for row the equations of `adapters/drafters/draft_layer.py`.
+(docs/explain/how-it-works.md). Row for row the equations of `adapters/drafters/draft_layer/model.py`.
 """
 
 from __future__ import annotations

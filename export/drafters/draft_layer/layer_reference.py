@@ -1,4 +1,4 @@
-"""The draft layer as it was trained (`adapters/drafters/draft_layer.py`), to compare the graph with."""
+"""The draft layer as it was trained (`adapters/drafters/draft_layer/model.py`), to compare the graph with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
 from streamspec.export.ops.builder import Array

@@ -1,4 +1,6 @@
-"""Deferred speculative streams in PyTorch, to compare the graph with: `adapters/drafters/streams.py` beside one row."""
+"""Deferred speculative streams in PyTorch, to compare the graph with: `adapters/drafters/streams/model.py` beside one
+row.
+"""
 
 from __future__ import annotations
 

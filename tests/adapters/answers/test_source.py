@@ -18,11 +18,11 @@ from streamspec import load
 from streamspec.adapters.answers import openai_server
 from streamspec.adapters.answers.openai_server import OpenAiServer
 from streamspec.adapters.answers.request import AnswerRequest
+from streamspec.adapters.answers.self_distillation import CompletionFile, regenerate
 from streamspec.adapters.answers.source import ask, check_answers_from, equal_tokens, open_source
+from streamspec.adapters.runs.budget import ANSWERS, Deadline, Speeds
 from streamspec.adapters.train import train
-from streamspec.adapters.training.budget import ANSWERS, Deadline, Speeds
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
 from streamspec.errors import BundleError, ConfigError, DataError
 from streamspec.serve import Server
 from tests.support.tiny_bundles import tiny_bundle

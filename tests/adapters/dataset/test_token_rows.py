@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamspec.adapters.dataset import token_rows
+from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder, draft_vocabulary
 from streamspec.adapters.dataset.token_rows import ABOUT, IDS, RowWriter, TokenRow, TokenRows, read_rows
-from streamspec.adapters.training.data import Collator, LengthGroupedOrder, draft_vocabulary
 
 ROWS = [TokenRow([5] * n + [n], [False] * (n - n % 2) + [True] * (1 + n % 2)) for n in range(12)]
 

@@ -8,7 +8,7 @@ import torch
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.step_batches import StepBatches, step_loader
-from streamspec.adapters.training.losses import pick_rows
+from streamspec.adapters.drafters.losses import pick_rows
 
 ROWS = [TokenRow([i % 7 + 3] * (3 + i % 5), [False] + [True] * (2 + i % 5)) for i in range(13)]
 

@@ -9,15 +9,15 @@ from transformers import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
-from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.experts import Experts
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draft_layer_losses
+from streamspec.adapters.drafters.draft_layer.start import fit_start
 from streamspec.adapters.drafters.drafting_model import DraftRows
-from streamspec.adapters.drafters.experts import Experts
 from streamspec.adapters.drafters.layer_copy import copy_last_layer
 from streamspec.adapters.drafters.least_squares import unit_rms
+from streamspec.adapters.drafters.losses import pick_passes, pick_rows
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.losses import pick_passes, pick_rows
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import tiny_model
 

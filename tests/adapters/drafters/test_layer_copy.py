@@ -9,10 +9,10 @@ import torch
 from transformers import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
-from streamspec.adapters.drafters.draft_layer_start import fit_start, last_and_true
-from streamspec.adapters.training.losses import pick_rows
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draft_layer_losses
+from streamspec.adapters.drafters.draft_layer.start import fit_start, last_and_true
+from streamspec.adapters.drafters.losses import pick_rows
 from tests.support.near_families import ALIKE
 from tests.support.tiny_models import SIZES, tiny_model
 

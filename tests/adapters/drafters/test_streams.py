@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, MainPass
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, stream_mask
-from streamspec.adapters.training.losses import draft_losses, lookup_table, pick_rows
+from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick_rows
+from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel, fit_start, stream_mask
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.model_families import FAMILIES
 from tests.support.tiny_models import tiny_model

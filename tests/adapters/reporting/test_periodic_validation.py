@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from streamspec.adapters.dataset.token_rows import TokenRow, joined
+from streamspec.adapters.drafters.acceptance_eval import validation_loss
 from streamspec.adapters.reporting import periodic_validation
 from streamspec.adapters.reporting.periodic_validation import PeriodicValidation, sample, target_figures
 from streamspec.adapters.train import train
-from streamspec.adapters.training.acceptance_eval import validation_loss
 from tests.support.tiny_models import options
 
 

@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 
 from streamspec import atomic
+from streamspec.adapters.drafters import losses
 from streamspec.adapters.runs.failures import explained
 from streamspec.adapters.train import train
-from streamspec.adapters.training import losses, trainer
+from streamspec.adapters.training import trainer
 from streamspec.errors import ResourceError
 from tests.support.tiny_models import options
 

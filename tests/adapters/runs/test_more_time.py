@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from streamspec.adapters import train as train_module
+from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.runs import failures
 from streamspec.adapters.train import train
-from streamspec.adapters.training import self_distillation, trainer
+from streamspec.adapters.training import trainer
 from streamspec.cli.errors import guarded
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import options

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of, reference
-from streamspec.adapters.training.option_checks import flag
 from streamspec.errors import ConfigError
+from streamspec.option_fields import flag
 from tests.support.tiny_models import options
 
 

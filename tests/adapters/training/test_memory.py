@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.drafting_model import FitStep, TargetModel
-from streamspec.adapters.drafters.stream_config import StreamConfig
-from streamspec.adapters.drafters.streams import StreamingModel
+from streamspec.adapters.drafters.losses import next_token_loss, pick_rows
+from streamspec.adapters.drafters.streams.config import StreamConfig
+from streamspec.adapters.drafters.streams.model import StreamingModel
+from streamspec.adapters.runs.budget import ENDLESS
 from streamspec.adapters.training import trainer
-from streamspec.adapters.training.budget import ENDLESS
-from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import next_token_loss, pick_rows
 from streamspec.adapters.training.trainer import Stage, run_stage
 from tests.support.tiny_models import options, tiny_model
 

@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM
 from streamspec.acceptance_stats import ENDED
 from streamspec.adapters import models, recipe_stages, training_run
 from streamspec.adapters import train as train_module
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.drafters.acceptance_eval import record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.train import train
-from streamspec.adapters.training.acceptance_eval import record_ranks
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.trainer import Stage
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainingArguments
 
+from streamspec.adapters.runs.budget import ENDLESS, Deadline
 from streamspec.adapters.train import train
 from streamspec.adapters.training import trainer
-from streamspec.adapters.training.budget import ENDLESS, Deadline
 from streamspec.adapters.training.device import processor_time
 from streamspec.adapters.training.trainer import COMPLETE, Clock, last_checkpoint
 from tests.support.tiny_models import options

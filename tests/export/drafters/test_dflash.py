@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from streamspec import load
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.drafters.dflash.block_config import BlockConfig
-from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
+from streamspec.adapters.drafters.dflash.config import BlockConfig
+from streamspec.adapters.drafters.dflash.model import BlockDraftModel
 from streamspec.errors import AdapterError
 from streamspec.export import Target, export_bundle
 from tests.support.near_families import ALIKE

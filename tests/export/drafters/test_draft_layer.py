@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.adapter_section import AdapterSection

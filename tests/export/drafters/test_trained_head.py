@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from streamspec import load
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.drafting_model import DraftRows
-from streamspec.adapters.drafters.eagle3.pair_layer import PairLayerModel, fit_tokens
+from streamspec.adapters.drafters.eagle3.model import PairLayerModel, fit_tokens
 from streamspec.adapters.train import train
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError

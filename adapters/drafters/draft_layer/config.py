@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.adapters.drafters.options import FINAL, taps_of_text, taps_text
-from streamspec.adapters.training.option_checks import require
 from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft_layer
 from streamspec.errors import ConfigError
+from streamspec.option_fields import require
 
 
 @dataclass

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from streamspec.acceptance_stats import ENDED, MISSED
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
-from streamspec.adapters.training.budget import ENDLESS, Deadline
-from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_losses, vocabulary_index
+from streamspec.adapters.drafters.losses import in_chunks, lookup_table, next_token_losses, vocabulary_index
+from streamspec.adapters.runs.budget import ENDLESS, Deadline
 
 MAX_RANK = 10
 

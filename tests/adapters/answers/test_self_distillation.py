@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from streamspec.adapters.answers import self_distillation
+from streamspec.adapters.answers.self_distillation import CompletionFile, answer_batches, drawn, regenerate, up_to_end
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.training import self_distillation
-from streamspec.adapters.training.budget import ANSWERS, Deadline, Speeds
-from streamspec.adapters.training.self_distillation import CompletionFile, answer_batches, drawn, regenerate, up_to_end
+from streamspec.adapters.runs.budget import ANSWERS, Deadline, Speeds
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
 

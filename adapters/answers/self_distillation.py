@@ -22,7 +22,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopP
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.step_batches import drawn_numbers
-from streamspec.adapters.training.budget import ANSWERS, ENDLESS, Deadline, Speeds
+from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, Deadline, Speeds
 from streamspec.atomic import write_text
 from streamspec.errors import DataError
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
@@ -42,9 +43,8 @@ from streamspec.adapters.drafters.drafting_model import (
     bigram_shape,
 )
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, share_left, unit_rms
-from streamspec.adapters.drafters.stream_config import StreamConfig
-from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import drafting_losses, head_losses, vocabulary_index
+from streamspec.adapters.drafters.losses import drafting_losses, head_losses, vocabulary_index
+from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import rotation_angle, streams_of
 from streamspec.errors import ConfigError

@@ -11,10 +11,10 @@ import pytest
 
 from streamspec.adapters import training_run
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.drafters.acceptance_eval import batches_in_time
+from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, RANKED, Deadline, TimeBudget
 from streamspec.adapters.train import train
 from streamspec.adapters.training import device
-from streamspec.adapters.training.acceptance_eval import batches_in_time
-from streamspec.adapters.training.budget import ANSWERS, ENDLESS, RANKED, Deadline, TimeBudget
 from streamspec.errors import AdapterError
 from tests.support.tiny_models import options
 

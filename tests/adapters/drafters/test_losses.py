@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel
-from streamspec.adapters.training import losses
-from streamspec.adapters.training.acceptance_eval import record_ranks
-from streamspec.adapters.training.losses import draft_losses, lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.drafters import losses
+from streamspec.adapters.drafters.acceptance_eval import record_ranks
+from streamspec.adapters.drafters.losses import draft_losses, lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel
 from tests.support.tiny_models import tiny_model
 
 IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0, 0]])

@@ -1,11 +1,11 @@
-"""Which bases an EAGLE-3 head can have. Free of torch. Covered by the tests of `pair_layer`."""
+"""Which bases an EAGLE-3 head can have. Free of torch. Covered by the tests of `model`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from streamspec.adapters.drafters.draft_layer_config import check_draft_layer_base
+from streamspec.adapters.drafters.draft_layer.config import check_draft_layer_base
 from streamspec.adapters.drafters.options import FINAL
 from streamspec.errors import ConfigError
 

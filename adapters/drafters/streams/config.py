@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.training.option_checks import flag
 from streamspec.errors import ConfigError
+from streamspec.option_fields import flag
 
 
 @dataclass

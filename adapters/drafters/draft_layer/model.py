@@ -54,16 +54,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
-from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.draft_layer.experts import Branches, Experts, LaterPass
+from streamspec.adapters.drafters.draft_layer.start import fit_start
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
-from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
+from streamspec.adapters.drafters.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import read_adapter
 

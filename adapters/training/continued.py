@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.drafters.options import taps_text
-from streamspec.adapters.training.option_checks import flag
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,
     STREAM_CONFIG,
@@ -20,6 +19,7 @@ from streamspec.bundle.adapter_folder import (
     read_json,
 )
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.option_fields import flag
 
 # Options that a run has of its own: they are not those of the run that it continues.
 OWN = {"base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume"}

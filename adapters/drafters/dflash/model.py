@@ -29,12 +29,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.drafters.dflash.block_config import BlockConfig, taps_of
+from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
 from streamspec.adapters.drafters.layer_copy import plain_maps, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.drafters.streams import (
+from streamspec.adapters.drafters.losses import depth_losses, state_loss
+from streamspec.adapters.drafters.streams.model import (
     SCALE_ROWS,
     AppendCache,
     StreamingModel,
@@ -42,8 +44,6 @@ from streamspec.adapters.drafters.streams import (
     measure_scale,
     stream_mask,
 )
-from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import depth_losses, state_loss
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError

@@ -14,7 +14,7 @@ from streamspec.adapters.drafters.drafting_model import MainPass
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left
 
 if TYPE_CHECKING:
-    from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+    from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 
 
 @torch.no_grad()

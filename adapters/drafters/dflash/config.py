@@ -1,5 +1,5 @@
 """The shape of a block drafter, as training options and bases allow it. Free of torch. Covered by the tests of
-`block_drafter`.
+`model`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.adapters.drafters.options import taps_of_text
-from streamspec.adapters.drafters.stream_config import StreamConfig
+from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.errors import ConfigError
 from streamspec.model_families import FAMILIES
 

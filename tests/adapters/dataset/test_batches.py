@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder, draft_vocabulary
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator, LengthGroupedOrder, draft_vocabulary
 from streamspec.data import read_examples
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.experts import Branches
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
-from streamspec.adapters.drafters.experts import Branches
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left, unit_rms
 from streamspec.adapters.training_run import Run
 

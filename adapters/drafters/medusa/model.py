@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
-from streamspec.adapters.training.losses import drafting_losses
+from streamspec.adapters.drafters.losses import drafting_losses
 from streamspec.adapters.training_run import Run
 
 

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from streamspec.adapters.drafters.dflash.block_config import BlockConfig, check_block_base, taps_of
-from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
+from streamspec.adapters.drafters.dflash.config import BlockConfig, check_block_base, taps_of
+from streamspec.adapters.drafters.dflash.model import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.drafters.streams import fit_start
+from streamspec.adapters.drafters.streams.model import fit_start
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import ConfigError

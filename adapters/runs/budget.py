@@ -1,6 +1,6 @@
 """The minutes of a whole command: what is left of them, the share of a stage, and how fast this machine works.
 
-Tested by tests/adapters/training/test_budget.py. Free of torch.
+Tested by tests/adapters/runs/test_budget.py. Free of torch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Medusa heads: one residual block for each draft token."""

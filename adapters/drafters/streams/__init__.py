@@ -1,0 +1,1 @@
+"""Speculative streams: rows of their own through the last layers of the target."""
