@@ -20,9 +20,9 @@ from recycling import CountedTime, costs_of
 
 from streamspec.bench.prompts import read_cases
 from streamspec.runtime import Session, load
+from streamspec.runtime.costs.drafter_gate import ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH
-from streamspec.runtime.decoding.drafter_gate import ExplorationGate
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy

@@ -41,7 +41,7 @@ class Streamspec:
     def arm(self, mode: str) -> Any:
         """One way of decoding; what it learns of drafts is its own."""
         from streamspec.bench.arms import Arm
-        from streamspec.runtime.decoding.drafter_gate import DrafterGate
+        from streamspec.runtime.costs.drafter_gate import DrafterGate
         from streamspec.runtime.decoding.policy import AdaptiveState
 
         if mode not in self.arms:

@@ -1,1 +1,1 @@
-"""What a step costs by its rows: known, or learned from the times of steps."""
+"""What a step costs by its rows, learned from the times of steps, and whether drafting pays."""

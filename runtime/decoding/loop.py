@@ -14,10 +14,10 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
+from streamspec.runtime.costs.drafter_gate import DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
-from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, DraftDepth
+from streamspec.runtime.costs.drafter_gate import DrafterGate, ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.costs.speculation_controller import SpeculationController
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH, DraftCalibration, DraftSearch
-from streamspec.runtime.decoding.drafter_gate import DrafterGate, ExplorationGate
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.source import DraftSource
 

@@ -17,8 +17,8 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree, expected_tokens
 from streamspec.runtime.costs.learned_costs import CONTEXT, CostRecord
+from streamspec.runtime.costs.speculation_controller import HOPELESS
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.decoding.speculation_controller import HOPELESS
 from streamspec.runtime.draft_sources.ngram import CONTINUATION
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.tuning.cost_file import costs_file, read_record, save_record

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding.speculation_controller import FRESH_START, MAX_BUDGET, REFILL, SpeculationController
+from streamspec.runtime.costs.speculation_controller import FRESH_START, MAX_BUDGET, REFILL, SpeculationController
 
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 

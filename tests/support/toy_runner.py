@@ -12,15 +12,15 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.draft_depth import EarlyEnd
+from streamspec.runtime.costs.drafter_gate import DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.costs.speculation_controller import SpeculationController
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal
-from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pruning, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
-from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.engine.idle_unload import IdleUnloader

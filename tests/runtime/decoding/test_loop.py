@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
+from streamspec.runtime.costs.speculation_controller import PROBES
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
-from streamspec.runtime.decoding.speculation_controller import PROBES
 from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 

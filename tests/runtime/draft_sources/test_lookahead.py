@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.runtime import Sampling, load
+from streamspec.runtime.costs.drafter_gate import EXPLORED_PAUSE, DrafterGate, ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree, with_rows
-from streamspec.runtime.decoding.drafter_gate import EXPLORED_PAUSE, DrafterGate, ExplorationGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_sources.lookahead import (

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamspec.runtime.costs.drafter_gate import PAUSE, DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.drafter_gate import PAUSE, DrafterGate
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyRunner, adaptive, hashed, scripted, varied
 
