@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, ParallelDraftPass
+from streamspec.export.drafters.draft_pass import Accepted, ParallelDraftPass
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.export.spec.draft_spec import DraftSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import ParallelReference
-from streamspec.export.validate.pytorch_reference import ReferenceOutput
+from streamspec.export.reference.draft_reference import ParallelReference
+from streamspec.export.reference.pytorch_reference import ReferenceOutput
 
 
 class MedusaReference(ParallelReference):

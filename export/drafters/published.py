@@ -15,11 +15,11 @@ from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import Target
 from streamspec.export.drafters.dflash.published_block import PublishedBlockSpec, read_block
 from streamspec.export.drafters.dflash.published_config import kind_of
-from streamspec.export.drafters.draft_pass import most_candidates
 from streamspec.export.drafters.eagle3.head import Eagle3Spec, expected_nodes, read_head, shared_embedding
 from streamspec.export.drafters.eagle3.head_config import read_fields
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.spec.draft_spec import most_candidates
 from streamspec.export.weights.target import ReadTarget, need_torch, source_of
 
 Published = Eagle3Spec | PublishedBlockSpec

@@ -21,16 +21,17 @@ from streamspec.export.drafters.dflash import block_pass
 from streamspec.export.drafters.dflash.published_block import PublishedBlockPass, PublishedBlockSpec
 from streamspec.export.drafters.draft_layer import layer
 from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
-from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
+from streamspec.export.drafters.draft_pass import DraftPass
 from streamspec.export.drafters.eagle3 import trained_head
 from streamspec.export.drafters.eagle3.head import Eagle3Spec
 from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
 from streamspec.export.drafters.streams import stream_pass
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import DraftReference
+from streamspec.export.reference.draft_reference import DraftReference
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
 
 
 @dataclass(frozen=True, kw_only=True)

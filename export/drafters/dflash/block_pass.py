@@ -19,10 +19,10 @@ from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, MainRows
 from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.export.weights.source import ChangedSource, Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import ChangedSource, Source
 
 NORM_OUT, NORM_BIAS = "dflash.norm_out", "norm_out.bias"
 

@@ -12,14 +12,14 @@ from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.export.drafters.dflash.block_pass import BlockSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import (
+from streamspec.export.reference.draft_reference import (
     DraftedTree,
     DraftReference,
     ExpectedDrafts,
     ParallelDrafts,
     TreePass,
 )
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.reference.pytorch_reference import ReferenceModel
 
 
 class BlockReference(DraftReference):

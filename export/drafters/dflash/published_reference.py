@@ -9,14 +9,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from streamspec.export.drafters.dflash.published_block import EMBEDDING, HEAD, PublishedBlockSpec
 from streamspec.export.drafters.eagle3.head_reference import half_turn, tapped_states
-from streamspec.export.validate.draft_reference import (
+from streamspec.export.reference.draft_reference import (
     DraftedTree,
     DraftReference,
     ExpectedDrafts,
     ParallelDrafts,
     TreePass,
 )
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.reference.pytorch_reference import ReferenceModel
 
 
 class PublishedBlockReference(DraftReference):

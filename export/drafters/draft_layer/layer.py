@@ -14,10 +14,10 @@ from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft
 from streamspec.bundle.manifest import DrafterInfo
 from streamspec.bundle.model_section import MAX_CONTEXT
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.draft_pass import DraftSpec
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.source import ChangedSource, Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.export.spec.weight_source import ChangedSource, Source
 
 BEAM = 4  # candidates of a level that the next one goes on from
 

@@ -25,9 +25,8 @@ import numpy as np
 
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSource, DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
-from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.layers.activations import activate
-from streamspec.export.layers.attention import attend, by_head
+from streamspec.export.layers.attention import attend, by_head, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight

@@ -14,15 +14,9 @@ from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import (
-    Compared,
-    DraftedTree,
-    DraftReference,
-    ExpectedDrafts,
-    TreePass,
-)
-from streamspec.export.validate.graph_runner import AnyRunner, stepper
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.runners.graph_runner import AnyRunner, stepper
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
 

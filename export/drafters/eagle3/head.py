@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,15 +18,12 @@ from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.drafters.adapter_section import Shapes, tensor_faults
 from streamspec.export.drafters.dflash.published_config import BlockHeadConfig
 from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
-from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.eagle3.head_config import FETCH, HeadConfig, read_config
-from streamspec.export.layers.decoder_spec import DecoderSpec, Rotary
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.source import Table
+from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
+from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.export.spec.weight_source import Blocks, Table
 from streamspec.model_families import FAMILIES
-
-if TYPE_CHECKING:
-    from streamspec.export.quantization.arithmetic import Blocks
 
 LAYER, NORM = "layers.0.", "eagle3.norm"
 ONE_NAME = {"model.": "", "midlayer.": LAYER}  # what tensors' names begin with in one of the formats
@@ -116,7 +113,7 @@ def layer_decoder(layer: Any, cache_dtype: str, into: int, layers: int = 1) -> D
 
 
 class HeadSource:
-    """The tensors of a published drafter, its layers as those from number `first` on, as a `weights.source.Source`.
+    """The tensors of a published drafter, its layers as those from number `first` on, as a `spec.weight_source.Source`.
     `label`: what the names of its other tensors begin with in the graph."""
 
     def __init__(

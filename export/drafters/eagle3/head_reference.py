@@ -16,16 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from streamspec.export.drafters.draft_layer.layer_reference import drafted_after, level_paths
 from streamspec.export.drafters.eagle3.head import LAYER, Eagle3Spec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import (
-    Compared,
-    DraftedTree,
-    DraftReference,
-    ExpectedDrafts,
-    TreePass,
-)
-from streamspec.export.validate.graph_runner import AnyRunner
-from streamspec.export.validate.pytorch_reference import ReferenceModel
-from streamspec.export.validate.reference import tree_rows
+from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.reference import tree_rows
+from streamspec.export.runners.graph_runner import AnyRunner
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
 
 Heads = tuple[Tensor, Tensor]  # keys and values [heads, rows, D] of the head's rows so far

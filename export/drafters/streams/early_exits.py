@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from streamspec.export.drafters.adapter_section import AdapterSection
-from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.draft_spec import PruningSpec
 
 
 def exit_layers(section: AdapterSection) -> list[int]:

@@ -17,17 +17,18 @@ import numpy as np
 from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, Lora, ParallelDraftPass
+from streamspec.export.drafters.draft_pass import Accepted, ParallelDraftPass
 from streamspec.export.drafters.streams.early_exits import exit_layers, read_exits
 from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
-from streamspec.export.weights.source import MergedSource
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, Lora
+from streamspec.export.spec.weight_source import MergedSource
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"

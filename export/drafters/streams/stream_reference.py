@@ -12,11 +12,12 @@ from transformers.pytorch_utils import Conv1D
 
 from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.export.drafters.streams.stream_pass import StreamSpec
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import ParallelReference
-from streamspec.export.validate.pytorch_reference import ReferenceOutput
+from streamspec.export.reference.draft_reference import ParallelReference
+from streamspec.export.reference.pytorch_reference import ReferenceOutput
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
+from streamspec.export.weights.model_spec import describe
 
 
 class StreamReference(ParallelReference):

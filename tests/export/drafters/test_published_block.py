@@ -20,7 +20,7 @@ from streamspec.errors import AdapterError
 from streamspec.export import Target, export_bundle
 from streamspec.export.drafters.dflash.published_block import read_block
 from streamspec.export.drafters.dflash.published_config import read_block_config
-from streamspec.export.validate.graph_runner import open_session, stepper
+from streamspec.export.runners.graph_runner import open_session, stepper
 from tests.support.published_blocks import (
     BLOCK,
     LAYERS,

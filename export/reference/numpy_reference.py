@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.layers.decoder_spec import Rotary
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.long_context import LongText
+from streamspec.export.reference.long_context import LongText
+from streamspec.export.spec.decoder_spec import Rotary
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
 

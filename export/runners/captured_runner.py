@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamspec.captured.packed_call import (
-    DRAW_COLUMNS,
-    CallSizes,
-    Numbers,
-    pack,
-    pack_draw,
-    result_parts,
-    unmoved,
-    unpack,
-)
+from streamspec.captured.packed_call import DRAW_COLUMNS, CallSizes, Numbers, pack, result_parts, unmoved, unpack
 from streamspec.draft_tree import DraftTree
-from streamspec.errors import StreamspecError
 from streamspec.export.ops.builder import Array
-from streamspec.runtime.tuning.self_test import NEAR_DRAWS, SAMPLED, drawn_otherwise
 from streamspec.step_graph import (
     CALL,
     CHOICES,
@@ -34,9 +23,6 @@ from streamspec.step_graph import (
     is_cache,
     renamed,
 )
-
-if TYPE_CHECKING:
-    from streamspec.export.validate.draft_reference import DraftedTree
 
 
 class CapturedGraph(NamedTuple):
@@ -162,30 +148,6 @@ class CapturedGraphRunner:
             buffer[:, :, first : first + count] = 0
         self.length += count
         self.sources = unmoved(sizes, self.length)
-
-
-def check_sampled(graph: CapturedGraph, case: DraftedTree) -> dict[str, int]:
-    """Draws the tokens of the tree; `rows`, and how many of them are the `same` as drawn from the graph's own logits in
-    double precision. Raises StreamspecError where the graph draws others."""
-    steps, sampling = CapturedGraphRunner(graph), SAMPLED
-    context, drafted, tree = case.context, case.drafted, case.tree
-    steps.prefill(context)
-    count = graph.sizes.padded(len(drafted))
-    draw, seen = np.zeros((1 + count, DRAW_COLUMNS), np.float32), np.zeros(graph.features.vocab, np.bool_)
-    seen[context] = True
-    uniforms = np.array([sampling.uniform(len(context) + depth + 1) for depth in tree.depths])
-    pack_draw(draw, [*sampling.scalars().values()], np.arange(len(drafted)), uniforms)
-    out = steps.step(
-        drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), draw=draw, seen=seen
-    )
-    other = drawn_otherwise(context.tolist(), tree, drafted.tolist(), out["logits"], out[CHOICES].tolist())
-    if len(other) > len(tree) // NEAR_DRAWS:
-        raise StreamspecError(
-            f"the captured graph draws {len(other)} of {len(tree)} tokens otherwise than its logits say",
-            "the same tokens",
-            "report this base: its graph is not computed correctly",
-        )
-    return {"rows": len(tree), "same": len(tree) - len(other)}
 
 
 def _every_other(rows: int) -> DraftTree:

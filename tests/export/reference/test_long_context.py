@@ -14,15 +14,16 @@ import torch
 from streamspec.errors import StreamspecError
 from streamspec.export import export_bundle, export_genai
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
-from streamspec.export.validate import long_context
-from streamspec.export.validate.graph_runner import open_session
-from streamspec.export.validate.long_context import expect_long, plan
+from streamspec.export.reference import long_context
+from streamspec.export.reference.long_context import expect_long, plan
+from streamspec.export.reference.reference import reference_of
+from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.validate.parity import check_parity, expect
-from streamspec.export.validate.reference import reference_of
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.support.tiny_exports import VOCAB, build, build_static, save_base, tiny_model
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 40)  # fewer than any limit here

@@ -2,7 +2,7 @@
 among others.
 
 ONNX Runtime cannot pack weights that are inputs beforehand, and adds their products up otherwise for one row than for
-several, and for few columns a thread than for many (tests/export/layers/test_lora_inputs.py). Three measures
+several, and for few columns a thread than for many (tests/export/quantization/test_lora_inputs.py). Three measures
 prevent that:
 
 - its kernel for single rows is for products without a factor, so products have one (`FACTOR`);
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamspec.export.ops.builder import Scope
-from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows
+from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.quantization.arithmetic import NO_SATURATION, quantize_rows
 from streamspec.step_graph import LORA_A, LORA_A_SCALE, LORA_B, LORA_RANK, LORA_RANKS, GraphTensor, lora_name
 
 FACTOR = 0.5  # a power of two, which rounds nothing

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from streamspec.export.quantization.arithmetic import Array, Blocks
+from streamspec.export.ops.builder import Array
+
+Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
 
 
 class Table(Protocol):

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.graph_runner import AnyRunner
+from streamspec.export.runners.graph_runner import AnyRunner
+from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from streamspec.export.validate.pytorch_reference import ReferenceModel, ReferenceOutput
+    from streamspec.export.reference.pytorch_reference import ReferenceModel, ReferenceOutput
+
 
 NODES = 4  # of a tree, beside which drafts are compared
-
 Compared = tuple[Array, Array, Array]  # of a row: candidates [C], the graph's logits [C], the reference's [V]
 
 

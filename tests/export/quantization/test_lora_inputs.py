@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from streamspec.export.layers.lora_inputs import PIECE, LowRank
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
+from streamspec.export.quantization.lora_inputs import PIECE, LowRank
 from streamspec.export.quantization.precisions import PRECISIONS, Rows, Weight
-from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session
 from tests.support.int4_rows import same_rows
 
 WIDTH, OUTPUTS = 576, (("q", 320), ("k", 192))  # more columns than rows, and more terms than ONNX Runtime adds at once

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.long_context import LongText
+from streamspec.export.reference.long_context import LongText
 from streamspec.export.weights.checkpoint import Checkpoint
 
 Around = Callable[[int], AbstractContextManager[None]]
@@ -57,10 +57,10 @@ class Reference(Protocol):
 def reference_of(model: Any, drafter: Any = None) -> Reference:
     """The reference of a checkpoint, or of a model of transformers with what its `drafter` reads, if any."""
     if isinstance(model, Checkpoint):
-        from streamspec.export.validate.numpy_reference import NumpyReference
+        from streamspec.export.reference.numpy_reference import NumpyReference
 
         return NumpyReference(model)
-    from streamspec.export.validate.pytorch_reference import ReferenceModel
+    from streamspec.export.reference.pytorch_reference import ReferenceModel
 
     return ReferenceModel(model, drafter)
 

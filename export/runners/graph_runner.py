@@ -12,7 +12,7 @@ import numpy as np
 from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.captured_runner import CapturedGraph, CapturedGraphRunner
+from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.step_graph import (

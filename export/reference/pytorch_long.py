@@ -1,6 +1,6 @@
 """Computes rows of a long text in PyTorch, layer by layer in chunks of rows (`long_context`).
 
-tests/export/validate/test_long_context.py covers it.
+tests/export/reference/test_long_context.py covers it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.long_context import LongText
+from streamspec.export.reference.long_context import LongText
 from streamspec.export.weights.lazy_weights import Float32Decoder
 
 

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamspec.adapters.base_models.config_fields import rope_parameters
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.decoder_spec import DecoderSpec
 
 if TYPE_CHECKING:
-    from streamspec.export.validate.reference import Reference
+    from streamspec.export.reference.reference import Reference
+
 
 WORK = 1e12  # multiplications that each side may take: some 20 s on two cores
 MOST_ROWS = 4160  # computed, however small the model: attention grows with their square

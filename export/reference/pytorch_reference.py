@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
 
 
@@ -143,7 +143,7 @@ class ReferenceModel:
     @property
     def long(self) -> Any:
         """Computes the compared rows of a long text (`pytorch_long.long_logits`)."""
-        from streamspec.export.validate.pytorch_long import long_logits
+        from streamspec.export.reference.pytorch_long import long_logits
 
         return lambda text, tokens: long_logits(self.decoder, text, tokens)
 
