@@ -17,7 +17,7 @@ from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
-from streamspec.export.drafters.published import PUBLISHED, Published, beside
+from streamspec.export.drafters.published.read import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.graphs.captured_step_graph import check_capturable
 from streamspec.export.ops.builder import IR_VERSION, OPSET

@@ -40,7 +40,7 @@ from streamspec.export.bundle_parts import (
     with_short,
 )
 from streamspec.export.deployment_target import DEVICES, PLAIN_CPU, Target
-from streamspec.export.drafters.published import read_published
+from streamspec.export.drafters.published.read import read_published
 from streamspec.export.drafters.streams.eager_pass import DEFERRED, eager, weights_of
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.device_cache_graph import compact_graph

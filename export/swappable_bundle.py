@@ -42,7 +42,7 @@ from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, Progress, descri
 from streamspec.export.bundle_writer import DATA, check_cache_dtype, choose_format, complete, to_stderr, weights
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.ops.builder import Array

@@ -12,7 +12,7 @@ import numpy as np
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo, SwappableCapacity
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.swappable_step_graph import adapter_rows, update
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.ops.builder import Array

@@ -21,7 +21,8 @@ from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.export.drafters.draft_pass import Accepted
-from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamSpec
+from streamspec.export.drafters.streams.draft_pass import StreamPass
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear
 from streamspec.export.ops.builder import Array, Scope, WeightStore, declared

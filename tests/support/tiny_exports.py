@@ -18,8 +18,8 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.captured.packed_call import CallSizes, captured_features
 from streamspec.draft_tree import DraftTree
 from streamspec.export.deployment_target import DEVICE_PRECISIONS
-from streamspec.export.drafters.medusa import MedusaSpec
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.medusa.spec import MedusaSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted
-from streamspec.export.drafters.streams.stream_pass import (
+from streamspec.export.drafters.streams.draft_pass import (
     DELTA,
     MERGED,
     STREAM_WEIGHTS,

@@ -1,4 +1,4 @@
-"""Masks of stream rows: what each sees of the main rows and of its siblings. Covered by the tests of `stream_pass`."""
+"""Masks of stream rows: what each sees of the main rows and of its siblings. Covered by the tests of `draft_pass`."""
 
 from __future__ import annotations
 

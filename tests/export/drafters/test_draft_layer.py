@@ -14,8 +14,8 @@ from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.adapter_section import AdapterSection
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec, shapes
-from streamspec.export.drafters.draft_layer.layer_reference import TrainedDraftLayer
+from streamspec.export.drafters.draft_layer.reference import TrainedDraftLayer
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, shapes
 from streamspec.export.runners.captured_runner import CapturedGraphRunner
 from streamspec.export.weights.model_spec import describe
 from tests.support.near_families import ALIKE

@@ -8,138 +8,25 @@ streams' own, whose scores meet in one softmax: nothing is concatenated or repea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import replace
 
 import numpy as np
 
 from streamspec.bundle.adapter_folder import rotation_angle
-from streamspec.bundle.manifest import POSITIONS, DrafterInfo
-from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, ParallelDraftPass
-from streamspec.export.drafters.streams.early_exits import exit_layers, read_exits
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
-from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.draft_spec import DraftSpec, Lora
 from streamspec.export.spec.weight_source import MergedSource
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamSpec(DraftSpec):
-    """Streams of one adapter."""
-
-    ns: int
-    scale: float
-    shifted: bool
-    embeddings: Array  # P [gamma, hidden]
-    root_map: Array | None = None  # W [hidden, hidden]
-    shares: Array | None = None  # c, a [gamma, 2]; None: ones
-    moved: tuple[Array, Array] | None = None  # D [r, hidden] and U [hidden, r] of f(M) = M + U D M; None: M
-    value_rotation: bool = False
-    lora: Lora = field(default_factory=dict)
-
-    @property
-    def uses_root(self) -> bool:
-        """Whether streams or their bigram read the token after the accepted node."""
-        return self.root_map is not None or super().uses_root
-
-    @property
-    def not_eager(self) -> str:
-        """Streams that start from the root wait for acceptance."""
-        return "streams that read the root, which is not known before acceptance" if self.root_map is not None else ""
-
-    def first_layer(self, layers: int) -> int:
-        """The first of the last `ns` layers, which streams run through."""
-        return layers - self.ns
-
-    def tapped(self, layers: int) -> tuple[int, ...]:
-        """The last `ns` layers."""
-        return tuple(range(self.first_layer(layers), layers))
-
-    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
-        """Copies the spec with `change` applied to its LoRA."""
-        return replace(self, lora=change(self.lora))
-
-    def info(self, candidates: int) -> DrafterInfo:
-        """Adds the number of layers, the positions and the root token to the description."""
-        positions, root = "shifted" if self.shifted else "same", self.root_map is not None
-        return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root, eager=self.eager)
-
-
-def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
-    config, spec = section.config, section.spec
-    ns = section.whole("ns", 1, spec.layers)
-    section.positive("scale", config.get("scale"))
-    if config.get("positions") not in POSITIONS:
-        raise section.refused(f"streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS))
-    shapes: Shapes = {} if config.get("value_rotation") else {"stream_embeddings": (section.gamma, spec.hidden)}
-    if config.get("start_rank"):
-        rank = section.whole("start_rank", 1, 4096)
-        shapes |= {"start_down": (rank, spec.hidden), "start_up": (spec.hidden, rank)}
-    if config.get("shares"):
-        shapes["shares"] = (section.gamma, 2)
-    if config.get("root_token"):
-        shapes["root_map"] = (spec.hidden, spec.hidden)
-    if config.get("pruning"):
-        prune = section.whole("pruning", 1, 4096)
-        many = (len(exits),) if (exits := exit_layers(section)) else ()
-        shapes |= {"prune_down": (*many, prune, spec.hidden), "prune_up": (*many, spec.hidden, prune)}
-    if lora := config.get("lora"):
-        rank = section.whole("rank", 1, 4096, lora)
-        section.positive("lora.alpha", lora.get("alpha"))
-        for layer in range(spec.layers - ns, spec.layers):
-            for module in spec.modules(layer, streams=True):
-                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.at(layer).in_width(module))
-                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.at(layer).out_width(module), rank)
-    return shapes
-
-
-def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
-    """Reads the streams from tensors that have the `shapes`."""
-    config, lora = section.config, section.config.get("lora")
-    exits = read_exits(section, tensors)
-    moved = [tensors[name].astype(np.float32) for name in ("start_down", "start_up") if name in tensors]
-    none = np.zeros((section.gamma, section.spec.hidden), np.float32)  # values tell streams apart
-    factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
-    return StreamSpec(
-        **shared,
-        ns=config["ns"],
-        scale=float(config["scale"]),
-        shifted=config["positions"] == "shifted",
-        embeddings=tensors.get("stream_embeddings", none).astype(np.float32),
-        moved=(moved[0], moved[1]) if moved else None,
-        value_rotation=bool(config.get("value_rotation")),
-        shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
-        root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
-        lora=_read_lora(tensors, section.spec, config["ns"], factor) if lora else {},
-        pruning=exits[-1] if exits else None,
-        exits=exits,
-    )
-
-
-def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
-    out = {}
-    for layer in range(spec.layers - ns, spec.layers):
-        for module in spec.modules(layer, streams=True):
-            a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
-            if a is not None and b is not None:
-                order = spec.row_order(module)
-                out[layer, module] = (
-                    a.astype(np.float32),
-                    (b if order is None else b[order]).astype(np.float32) * factor,
-                )
-    return out
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:

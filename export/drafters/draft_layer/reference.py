@@ -12,7 +12,7 @@ import torch
 from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.adapters.drafters.drafting_model import DraftRows
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel

@@ -10,7 +10,7 @@ import torch
 from streamspec.adapters.drafters.dflash.block_config import BlockConfig
 from streamspec.adapters.drafters.dflash.block_drafter import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
-from streamspec.export.drafters.dflash.block_pass import BlockSpec
+from streamspec.export.drafters.dflash.spec import BlockSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import (
     DraftedTree,

@@ -7,19 +7,17 @@ tests/export/drafters/test_eagle3.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamspec.adapters.base_models.config_fields import ACTIVATIONS, FIXED_ROPE, HEADS, fits
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import AdapterError
+from streamspec.export.drafters.eagle3.spec import LAYERS, HeadConfig
+from streamspec.export.drafters.layer_config import FETCH, LAYER_FIELDS, layer_config, whole, wrong
 from streamspec.json_fields import parse_object
 
 CONFIG = "config.json"
 DRAFT_TOKENS = 5  # that a head drafts whose configuration does not say
-FETCH = "fetch the head again, or choose another"
-LAYERS = ("llama", "qwen3")  # families of the head's decoder layer
 ARCHITECTURES = frozenset(
     {
         "LlamaForCausalLMEagle3",
@@ -43,25 +41,6 @@ HEAD_FIELDS = frozenset(
         "speculators_config",
         "speculators_model_type",
         "transformer_layer_config",
-    }
-)
-LAYER_FIELDS = frozenset(
-    {
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "rms_norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "max_position_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "vocab_size",
     }
 )
 # Fields that change nothing here: of training, of files, or read by other modules.
@@ -100,37 +79,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 EAGLE_CONFIG = {"use_aux_hidden_state": (True,), "use_mtp_layernorm": (False,), "use_last_layernorm": (True,)}
-NUMBERS = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
-    "max_position_embeddings",
-)
 TAPS = "eagle_aux_hidden_state_layer_ids"
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """What a published head computes.
-
-    `layer`: the configuration of its decoder layer, of transformers. `taps`: layers of the target whose inputs it
-    reads; empty: the default ones. `gamma`: tokens that it drafts. `target`: the model it names, None for none.
-    `norm_*` and `fc_norm` as in speculators: norms before the residual stream, before `fc` over all taps or over each,
-    and of the state that goes on.
-    """
-
-    layer: Any
-    draft_vocab: int
-    target_hidden: int
-    gamma: int
-    taps: tuple[int, ...]
-    target: str | None
-    norm_before_residual: bool
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_output: bool
-
-    def tapped(self, layers: int) -> tuple[int, ...]:
-        """The layers whose inputs it reads in a target of so many layers."""
-        return self.taps or (2, layers // 2, layers - 3)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -219,53 +168,9 @@ def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tupl
     return tuple(one if outside else one + 1 for one in chosen)
 
 
-def layer_config(file: Path, fields: dict[str, Any]) -> Any:
-    """The layer's configuration with the defaults of its family."""
-    from transformers import AutoConfig
-
-    for name in NUMBERS:
-        if fields.get(name) is not None:
-            whole(file, name, fields[name], 1 << 30)
-        else:
-            fields.pop(name, None)
-    try:
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        rope = config.rope_parameters["rope_type"]
-        eps = float(config.rms_norm_eps)
-    except Exception as error:  # transformers raises errors of every kind
-        text = " ".join(str(error).split())[:200]
-        raise AdapterError(f"{file}: {type(error).__name__} {text}", "a layer's configuration", FETCH) from None
-    faults = []
-    if rope not in FIXED_ROPE:
-        faults.append(f"rotary embedding of type {rope!r} (only {', '.join(sorted(FIXED_ROPE))})")
-    if config.hidden_act not in ACTIVATIONS:
-        faults.append(f"hidden_act = {config.hidden_act!r}")
-    if config.num_attention_heads % config.num_key_value_heads:
-        faults.append(f"{config.num_attention_heads} heads over {config.num_key_value_heads} of keys")
-    if not fits(config.head_dim):
-        faults.append(f"heads of {config.head_dim} ({HEADS})")
-    if not 0 < eps < 1:
-        faults.append(f"rms_norm_eps = {eps}")
-    if faults:
-        raise AdapterError(f"{file}: {'; '.join(faults)}", "nothing that streamspec does not compute", FETCH)
-    return config
-
-
-def whole(file: Path, name: str, value: Any, high: int) -> int:
-    """`value`, called `name` in the error, where it is a whole number 1..high. Raises AdapterError."""
-    if type(value) is not int or not 1 <= value <= high:
-        raise wrong(file, name, value, f"a whole number 1..{high}")
-    return value
-
-
 def listed(file: Path, values: Mapping[str, Any], name: str) -> list[Any]:
     """The list of that name, empty where there is none. Raises AdapterError for anything else."""
     value = values.get(name) or []
     if not isinstance(value, list):
         raise wrong(file, name, value, "a list")
     return value
-
-
-def wrong(file: Path, name: str, value: Any, expected: str) -> AdapterError:
-    """The error for a field of a value that cannot be."""
-    return AdapterError(f"{file}: {name} is {str(value)[:60]}", expected, FETCH)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSource, DraftLayerSpec
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSource, DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head, window_out

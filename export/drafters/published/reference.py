@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from streamspec.export.drafters.dflash.published_block import EMBEDDING, HEAD, PublishedBlockSpec
-from streamspec.export.drafters.eagle3.head_reference import half_turn, tapped_states
+from streamspec.export.drafters.eagle3.reference import half_turn, tapped_states
+from streamspec.export.drafters.published.spec import EMBEDDING, HEAD, PublishedBlockSpec
 from streamspec.export.reference.draft_reference import (
     DraftedTree,
     DraftReference,

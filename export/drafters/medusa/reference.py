@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from streamspec.export.drafters.medusa import MedusaSpec
+from streamspec.export.drafters.medusa.spec import MedusaSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import ParallelReference
 from streamspec.export.reference.pytorch_reference import ReferenceOutput

@@ -1,5 +1,5 @@
 """A draft layer (Jakiro, arXiv 2502.06282; EAGLE, MTP and Hydra are settings of it): its description, its tensors in
-an adapter, and its weights under the names of further layers. Its nodes are in `layer_pass`.
+an adapter, and its weights under the names of further layers. Its nodes are in `draft_pass`.
 """
 
 from __future__ import annotations

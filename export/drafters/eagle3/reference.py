@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from streamspec.export.drafters.draft_layer.layer_reference import drafted_after, level_paths
-from streamspec.export.drafters.eagle3.head import LAYER, Eagle3Spec
+from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths
+from streamspec.export.drafters.eagle3.spec import LAYER, Eagle3Spec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel

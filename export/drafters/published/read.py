@@ -13,10 +13,11 @@ from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import Target
-from streamspec.export.drafters.dflash.published_block import PublishedBlockSpec, read_block
-from streamspec.export.drafters.dflash.published_config import kind_of
-from streamspec.export.drafters.eagle3.head import Eagle3Spec, expected_nodes, read_head, shared_embedding
-from streamspec.export.drafters.eagle3.head_config import read_fields
+from streamspec.export.drafters.eagle3.spec import Eagle3Spec
+from streamspec.export.drafters.published.block_config import kind_of
+from streamspec.export.drafters.published.eagle3_config import read_fields
+from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
+from streamspec.export.drafters.published.tensors import expected_nodes
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.spec.draft_spec import most_candidates

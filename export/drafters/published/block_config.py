@@ -12,17 +12,8 @@ from typing import Any
 
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.eagle3.head_config import (
-    CONFIG,
-    FETCH,
-    LAYER_FIELDS,
-    layer_config,
-    listed,
-    read_fields,
-    unread,
-    whole,
-    wrong,
-)
+from streamspec.export.drafters.layer_config import FETCH, LAYER_FIELDS, layer_config, whole, wrong
+from streamspec.export.drafters.published.eagle3_config import CONFIG, listed, read_fields, unread
 
 KINDS = ("dflash", "dspark")  # by speculators_model_type
 ARCHITECTURES = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.bundle.adapter_folder import rotation_angle
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import ParallelReference
 from streamspec.export.reference.pytorch_reference import ReferenceOutput

@@ -1,4 +1,4 @@
-"""A published EAGLE-3 head as nodes: the levels of a draft layer (`draft_layer.layer_pass`) with the head's own layer.
+"""An EAGLE-3 head as nodes: the levels of a draft layer (`draft_layer.draft_pass`) with the head's own layer.
 
 Row t stands for the pair (f_t, y_(t+1)), f_t = fc(the taps of row t, side by side):
 
@@ -12,10 +12,11 @@ The row after a draft token for y_(t+2) has f = g_t (norm(g_t) with norm_output)
 
 from __future__ import annotations
 
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec
-from streamspec.export.drafters.draft_layer.layer_pass import ChosenRows, DraftLayerPass, DraftLevel
+from streamspec.export.drafters.draft_layer.draft_pass import ChosenRows, DraftLayerPass, DraftLevel
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, MainRows
-from streamspec.export.drafters.eagle3.head import NORM, Eagle3Spec, HeadSource
+from streamspec.export.drafters.eagle3.spec import NORM, Eagle3Spec
+from streamspec.export.drafters.layer_config import HeadSource
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight

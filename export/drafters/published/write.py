@@ -1,5 +1,5 @@
-"""Writes an EAGLE-3 head that was trained here in speculators' format, for vLLM and SGLang. Covered by the tests of
-`trained_head`.
+"""Writes an EAGLE-3 head that was trained here in speculators' format, for vLLM and SGLang. Covered by
+tests/export/drafters/test_trained_head.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, read_adapter
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.adapter_section import read_tensors
-from streamspec.export.drafters.eagle3.head import Eagle3Spec
-from streamspec.export.drafters.eagle3.head_config import CONFIG, TAPS
+from streamspec.export.drafters.eagle3.spec import Eagle3Spec
+from streamspec.export.drafters.published.eagle3_config import CONFIG, TAPS
 from streamspec.export.drafters.registry import read_drafter
 from streamspec.export.weights.target import read_target, source_of
 
