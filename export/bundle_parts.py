@@ -17,12 +17,12 @@ from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
-from streamspec.export.drafters.draft_pass import DraftSpec, most_candidates
-from streamspec.export.drafters.published import PUBLISHED, Published, beside
+from streamspec.export.drafters.published.read import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.graphs.captured_step_graph import check_capturable
-from streamspec.export.layers.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
 from streamspec.export.ops.builder import IR_VERSION, OPSET
+from streamspec.export.spec.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
+from streamspec.export.spec.draft_spec import DraftSpec, most_candidates
 from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
 from streamspec.prompt.prompt_format import PromptFormat

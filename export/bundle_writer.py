@@ -20,12 +20,7 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
-from streamspec.bundle.manifest import (
-    CHOICE,
-    MODEL,
-    NATIVE,
-    Manifest,
-)
+from streamspec.bundle.manifest import CHOICE, MODEL, NATIVE, Manifest
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
 from streamspec.bundle.precision_cost import ANSWERS
@@ -45,14 +40,12 @@ from streamspec.export.bundle_parts import (
     with_short,
 )
 from streamspec.export.deployment_target import DEVICES, PLAIN_CPU, Target
-from streamspec.export.drafters.draft_pass import graph_features
-from streamspec.export.drafters.published import read_published
+from streamspec.export.drafters.published.read import read_published
 from streamspec.export.drafters.streams.eager_pass import DEFERRED, eager, weights_of
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import Array, WeightStore
@@ -60,13 +53,24 @@ from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.calibration_text import calibration_tokens
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.runners.captured_runner import CapturedGraph
+from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import graph_features
+from streamspec.export.spec.weight_source import Source
 from streamspec.export.tokenizer_files import copy_tokenizer
-from streamspec.export.validate.captured_runner import CapturedGraph, check_sampled
-from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import text_rows, texts_for
-from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
+from streamspec.export.validate.parity import (
+    TREE_ROWS,
+    Expected,
+    check_parity,
+    check_sampled,
+    expect,
+    make_probe,
+    page,
+    passage,
+)
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
-from streamspec.export.weights.source import Source
 from streamspec.export.weights.target import TORCH, computed_by, need_torch, source_of
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template

@@ -25,31 +25,21 @@ from streamspec.errors import BaseModelError, BundleError
 from streamspec.export.bundle_parts import Progress
 from streamspec.export.bundle_writer import DATA, resolve_pair, to_stderr, weights
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.heads import Tables
-from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.ops.builder import Array, Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.precisions import Precision, Rows, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
+from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import Source
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
-from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
-from streamspec.export.weights.source import Source
+from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.target import need_torch
 from streamspec.model_families import FAMILIES
-from streamspec.step_graph import (
-    CACHE_KINDS,
-    INPUT_IDS,
-    KEY,
-    PAST,
-    POSITION_IDS,
-    PRESENT,
-    VALUE,
-    past,
-    present,
-)
+from streamspec.step_graph import CACHE_KINDS, INPUT_IDS, KEY, PAST, POSITION_IDS, PRESENT, VALUE, past, present
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 CONFIG, SETTINGS, MODEL = "genai_config.json", "tokenizer_config.json", "model.onnx"

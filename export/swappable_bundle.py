@@ -24,14 +24,7 @@ from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, more_than_low_rank, read_adapter, read_json
 from streamspec.bundle.files import verify_files
-from streamspec.bundle.manifest import (
-    MODEL,
-    TOKENIZER,
-    BaseInfo,
-    DraftTreeInfo,
-    Manifest,
-    plain_name,
-)
+from streamspec.bundle.manifest import MODEL, TOKENIZER, BaseInfo, DraftTreeInfo, Manifest, plain_name
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.swappable_adapters import (
     ADAPTERS,
@@ -49,21 +42,22 @@ from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, Progress, descri
 from streamspec.export.bundle_writer import DATA, check_cache_dtype, choose_format, complete, to_stderr, weights
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
-from streamspec.export.layers.lora_inputs import PIECE
-from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.ops.builder import Array
+from streamspec.export.quantization.lora_inputs import PIECE
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.quantization.smoothing import Scales, SmoothedSource
+from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
 from streamspec.export.tokenizer_files import copy_tokenizer
-from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
+from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.target import need_torch, read_target
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat

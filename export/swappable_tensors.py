@@ -12,14 +12,15 @@ import numpy as np
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo, SwappableCapacity
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.draft_pass import DraftSpec, Lora
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.swappable_step_graph import adapter_rows, update
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows
+from streamspec.export.ops.builder import Array
+from streamspec.export.quantization.arithmetic import NO_SATURATION, quantize_rows
 from streamspec.export.quantization.precisions import Fp32, Precision
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, Lora
+from streamspec.export.spec.weight_source import Source
 from streamspec.step_graph import (
     BIGRAM_IN,
     BIGRAM_OUT,

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from streamspec.acceptance_stats import MISSED, Acceptance, node_order
 from streamspec.bundle.adapter_folder import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
 from streamspec.errors import AdapterError
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.decoder_spec import DecoderSpec
 
 Shapes = dict[str, tuple[int, ...]]  # by a tensor's name in the adapter
 

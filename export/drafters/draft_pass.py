@@ -9,21 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo
 from streamspec.export.layers.attention import loaded
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.layers.short_conv import Read, RowsBefore
 from streamspec.export.layers.window_ring import Ring
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, graph_features
 from streamspec.step_graph import (
     BIGRAM_IN,
     BIGRAM_OUT,
@@ -34,96 +32,6 @@ from streamspec.step_graph import (
     GraphTensor,
     outputs,
 )
-
-Lora = Mapping[
-    tuple[int, str], tuple[Array, Array]
-]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftSpec:
-    """A drafter of `gamma` tokens, as an adapter holds it."""
-
-    gamma: int
-    draft_vocab: Array | None = None  # int64 [D]
-    bigram: tuple[Array, Array] | None = None  # A, B [D, r]
-    pruning: PruningSpec | None = None
-    exits: tuple[PruningSpec, ...] = ()  # early exits, of which `pruning` is one
-    eager: bool = False  # streams beside every node of a tree, not after acceptance
-    own_keys: tuple[int, int] = (0, 0)  # heads and width of keys of its own layers, where they are not the target's
-
-    @property
-    def uses_root(self) -> bool:
-        """Whether candidates depend on the token after the accepted node."""
-        return self.bigram is not None
-
-    @property
-    def not_eager(self) -> str:
-        """Why it cannot run beside every node of a tree; "" where it can."""
-        return "no streams"
-
-    @property
-    def own_layers(self) -> int:
-        """Layers of its own that have K/V in the cache."""
-        return 0
-
-    @property
-    def levels(self) -> tuple[int, ...]:
-        """Draft rows of each depth, where it drafts depth by depth and K/V of a row depend on the token after it."""
-        return ()
-
-    def first_layer(self, layers: int) -> int:
-        """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
-        return layers
-
-    def exit_layer(self, layers: int) -> int | None:
-        """The first layer that pruned rows do not enter; None without an early exit."""
-        if self.pruning is None:
-            return None
-        return self.first_layer(layers) if self.pruning.layer is None else self.pruning.layer
-
-    def tapped(self, layers: int) -> tuple[int, ...]:
-        """The layers whose inputs the drafter reads."""
-        return ()
-
-    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
-        """A copy with its LoRA changed; itself where it has none."""
-        return self
-
-    def info(self, candidates: int) -> DrafterInfo:
-        """The drafter as a manifest describes it."""
-        return DrafterInfo(
-            self.gamma,
-            0,
-            candidates,
-            "same",
-            root_token=False,
-            bigram=self.bigram is not None,
-            pruning=self.pruning is not None,
-            exit_layer=None if self.pruning is None else self.pruning.layer,
-            own_keys=self.own_keys,
-        )
-
-
-def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int, **more: Any) -> GraphFeatures:
-    """The features of the graph of a decoder and a drafter; `more`: fields that neither decides."""
-    plain = GraphFeatures(
-        spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, caches=spec.caches, **more
-    )
-    if drafter is None:
-        return plain
-    return replace(
-        plain,
-        drafter=True,
-        gamma=drafter.gamma,
-        candidates=candidates,
-        root=drafter.uses_root,
-        own_layers=drafter.own_layers,
-        own_keys=drafter.own_keys,
-        draft_rows=sum(drafter.levels),
-        bigram=drafter.bigram is not None,
-        exit_layer=drafter.exit_layer(spec.layers),
-    )
 
 
 def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
@@ -180,12 +88,6 @@ class Accepted:
         """Inputs [1, count, H] of a convolution: of the node and the rows before it, oldest first."""
         assert self.before is not None and self.inputs_of is not None
         return self.inputs_of(present)(g, self.before.of(g, self.node, count))
-
-
-def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
-    """Counts the candidates of a draft row: more with a bigram, which moves lower ranks up."""
-    most = BIGRAM_CANDIDATES if spec is not None and spec.bigram is not None else DRAFT_CANDIDATES
-    return min(most, vocab if spec is None or spec.draft_vocab is None else len(spec.draft_vocab))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The one table of drafters: how each is read, written as nodes, computed in PyTorch, and where it fits.
 
-A further drafter is a file beside this one and a row here. Its `DraftSpec.info` is what the manifest records.
+A further drafter is a folder beside this file and a row here. Its `DraftSpec.info` is what the manifest records.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ import numpy as np
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, Adapter
 from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.draft_tree import MAX_GAMMA
-from streamspec.export.drafters import medusa
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
-from streamspec.export.drafters.dflash import block_pass
-from streamspec.export.drafters.dflash.published_block import PublishedBlockPass, PublishedBlockSpec
-from streamspec.export.drafters.draft_layer import layer
-from streamspec.export.drafters.draft_layer.layer_pass import DraftLayerPass
-from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
-from streamspec.export.drafters.eagle3 import trained_head
-from streamspec.export.drafters.eagle3.head import Eagle3Spec
-from streamspec.export.drafters.eagle3.head_pass import Eagle3Pass
-from streamspec.export.drafters.streams import stream_pass
+from streamspec.export.drafters.dflash import spec as dflash
+from streamspec.export.drafters.dflash.draft_pass import BlockPass
+from streamspec.export.drafters.draft_layer import spec as draft_layer
+from streamspec.export.drafters.draft_layer.draft_pass import DraftLayerPass
+from streamspec.export.drafters.draft_pass import DraftPass
+from streamspec.export.drafters.eagle3 import spec as eagle3
+from streamspec.export.drafters.eagle3.draft_pass import Eagle3Pass
+from streamspec.export.drafters.medusa import spec as medusa
+from streamspec.export.drafters.medusa.draft_pass import MedusaPass
+from streamspec.export.drafters.published.draft_pass import PublishedBlockPass
+from streamspec.export.drafters.published.spec import PublishedBlockSpec
+from streamspec.export.drafters.streams import spec as streams
+from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.draft_reference import DraftReference
+from streamspec.export.reference.draft_reference import DraftReference
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,52 +60,52 @@ class Drafter:
 
 
 _DRAFT_LAYER = Drafter(
-    spec=layer.DraftLayerSpec,
-    shapes=layer.shapes,
-    read=layer.read,
+    spec=draft_layer.DraftLayerSpec,
+    shapes=draft_layer.shapes,
+    read=draft_layer.read,
     nodes=lambda decoder, spec, candidates, _: DraftLayerPass(decoder, spec, candidates),
-    reference="draft_layer.layer_reference:DraftLayerReference",
+    reference="draft_layer.reference:DraftLayerReference",
     whole_model=True,
 )
 DRAFTERS = {
     "streaming": Drafter(
-        spec=stream_pass.StreamSpec,
-        shapes=stream_pass.shapes,
-        read=stream_pass.read,
-        nodes=lambda decoder, spec, *more: (EagerPass if spec.eager else stream_pass.StreamPass)(decoder, spec, *more),
-        reference="streams.stream_reference:StreamReference",
+        spec=streams.StreamSpec,
+        shapes=streams.shapes,
+        read=streams.read,
+        nodes=lambda decoder, spec, *more: (EagerPass if spec.eager else StreamPass)(decoder, spec, *more),
+        reference="streams.reference:StreamReference",
         swappable=True,
     ),
     "medusa": Drafter(
         spec=medusa.MedusaSpec,
         shapes=medusa.shapes,
         read=medusa.read,
-        nodes=lambda decoder, spec, candidates, _: medusa.MedusaPass(decoder, spec, candidates),
-        reference="medusa_reference:MedusaReference",
+        nodes=lambda decoder, spec, candidates, _: MedusaPass(decoder, spec, candidates),
+        reference="medusa.reference:MedusaReference",
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
     "eagle3": Drafter(
-        spec=Eagle3Spec,
-        shapes=trained_head.shapes,
-        read=trained_head.read,
+        spec=eagle3.Eagle3Spec,
+        shapes=eagle3.shapes,
+        read=eagle3.read,
         nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
-        reference="eagle3.head_reference:Eagle3Reference",
+        reference="eagle3.reference:Eagle3Reference",
     ),
     "dflash": Drafter(
-        spec=block_pass.BlockSpec,
-        shapes=block_pass.shapes,
-        read=block_pass.read,
-        nodes=lambda decoder, spec, candidates, _: block_pass.BlockPass(decoder, spec, candidates),
-        reference="dflash.block_reference:BlockReference",
+        spec=dflash.BlockSpec,
+        shapes=dflash.shapes,
+        read=dflash.read,
+        nodes=lambda decoder, spec, candidates, _: BlockPass(decoder, spec, candidates),
+        reference="dflash.reference:BlockReference",
         whole_model=True,
     ),
 }  # by an adapter's method
 PUBLISHED_BLOCK = Drafter(
     spec=PublishedBlockSpec,
-    shapes=block_pass.shapes,
-    read=block_pass.read,
+    shapes=dflash.shapes,
+    read=dflash.read,
     nodes=lambda decoder, spec, candidates, _: PublishedBlockPass(decoder, spec, candidates),
-    reference="dflash.published_reference:PublishedBlockReference",
+    reference="published.reference:PublishedBlockReference",
 )  # no adapter holds it: `published` reads it
 
 

@@ -40,21 +40,21 @@ from streamspec.captured.packed_call import (
 )
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass, Interleaved
-from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.captured_sampler import CapturedSampler
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
-from streamspec.export.layers.attention import attend, by_head, loaded, stored
+from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.quantization.precisions import Precision, Rows
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, graph_features
+from streamspec.export.spec.weight_source import Source
 from streamspec.step_graph import (
     CACHE_KINDS,
     CALL,

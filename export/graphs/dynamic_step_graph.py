@@ -18,16 +18,14 @@ from onnx import TensorProto
 
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass
-from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
-from streamspec.export.layers.attention import RowExactAttention
+from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec, Skipped
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
@@ -35,7 +33,9 @@ from streamspec.export.layers.window_ring import Ring, ring_after
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec, Skipped
+from streamspec.export.spec.draft_spec import DraftSpec, graph_features
+from streamspec.export.spec.weight_source import Source
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,

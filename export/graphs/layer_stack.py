@@ -9,16 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, MainRows
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.acceptance import unless_forced
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.step_graph import INPUT_IDS, NEXT_IDS, STREAM_IDS
 
 

@@ -18,14 +18,12 @@ import numpy as np
 import onnx
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, DraftSpec, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.drafters.streams.stream_masks import window_out
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
-from streamspec.export.layers.attention import attend, by_head, loaded, stored
+from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import Tables
 from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
@@ -33,7 +31,9 @@ from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
 from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.quantization.static_precisions import StaticPrecision
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, graph_features
+from streamspec.export.spec.weight_source import Source
 from streamspec.layer_cache import DTYPES, LayerCache
 from streamspec.step_graph import (
     CACHE_KINDS,

@@ -20,15 +20,16 @@ import onnx
 from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import SwappableCapacity
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
-from streamspec.export.drafters.streams.stream_pass import StreamPass, StreamSpec
+from streamspec.export.drafters.draft_pass import Accepted
+from streamspec.export.drafters.streams.draft_pass import StreamPass
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.layers.heads import Linear
-from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import Array, Scope, WeightStore, declared
+from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec, graph_features
 from streamspec.step_graph import (
     ACCEPTED_NODE,
     DRAFT_HEAD,

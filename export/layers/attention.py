@@ -25,8 +25,9 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Scope
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.layer_cache import DTYPES, SUM_BLOCK
 from streamspec.step_graph import PAST_LENGTH, past, present
 
@@ -146,3 +147,10 @@ def by_head(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> s
     return g.op(
         "Transpose", g.op("Reshape", rows, g.ints(1, -1, spec.kv_heads, spec.head_dim)), out=out, perm=[0, 2, 1, 3]
     )
+
+
+def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
+    """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
+    distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
+    near = g.op("Less", distance, g.store.constant(window, np.int64))
+    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))

@@ -17,16 +17,15 @@ import numpy as np
 
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import capped
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.heads import AttentionHeads, Linear
-from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.layers.per_layer_input import layer_end
 from streamspec.export.native.layout import TILE
 from streamspec.export.native.operators import NativeOps
-from streamspec.export.ops.builder import Scope
-from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import Source
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12

@@ -16,14 +16,13 @@ pruned, nothing here runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from onnx import TensorProto
 
 from streamspec.draft_tree import MASKED, PRIOR_WEIGHT
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.ops.builder import Scope
+from streamspec.export.spec.draft_spec import PruningSpec
 from streamspec.step_graph import (
     EXIT_DOWN,
     EXIT_INPUTS,
@@ -35,16 +34,6 @@ from streamspec.step_graph import (
     PRIORS,
     TREE_MASK,
 )
-
-
-@dataclass(frozen=True)
-class PruningSpec:
-    """The map of rank r: `down` A [r, hidden], `up` B [hidden, r]; of the input of `layer`, None: where the drafter
-    begins."""
-
-    down: Array
-    up: Array
-    layer: int | None = None
 
 
 class EarlyExit:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.per_layer_input import value_norm
 from streamspec.export.native.operators import PackedHeads
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.weights.source import Source
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import Source
 
 LANES = 4  # numbers of which a kernel takes one sine or cosine each in the same way; what is left over, in another
 

@@ -19,8 +19,8 @@ from streamspec.export.quantization.precisions import Rows, Weight
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder, Residual
-    from streamspec.export.layers.decoder_spec import DecoderSpec
     from streamspec.export.layers.heads import Linear
+    from streamspec.export.spec.decoder_spec import DecoderSpec
 
 
 def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Rows) -> str:

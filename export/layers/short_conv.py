@@ -17,9 +17,9 @@ from onnx import TensorProto
 
 from streamspec.export.layers.attention import loaded
 from streamspec.export.layers.decoder import Decoder, Linear
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.step_graph import PAST_LENGTH
 
 Read = Callable[[Scope, str], str]  # inputs [1, x, H] of the rows with the int64 numbers [x]; zero below 0

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.layer_cache import DTYPES
 from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, past, present
 
 if TYPE_CHECKING:
-    from streamspec.export.drafters.draft_pass import DraftSpec
+    from streamspec.export.spec.draft_spec import DraftSpec
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other

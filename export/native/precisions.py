@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.native.layout import Unpacked, pack_blocks, pack_int4, pack_int6, pack_int8
-from streamspec.export.ops.builder import Scope, WeightStore
-from streamspec.export.quantization.arithmetic import Array, unpack
+from streamspec.export.ops.builder import Array, Scope, WeightStore
+from streamspec.export.quantization.arithmetic import unpack
+from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import (
     BLOCKS,
     Int4,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer
 
-from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.ops.builder import Array
+from streamspec.export.spec.decoder_spec import DecoderSpec
 
 LENGTH = 256  # tokens of a text
 

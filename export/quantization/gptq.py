@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamspec.export.quantization.arithmetic import Array, Blocks
+from streamspec.export.ops.builder import Array
+from streamspec.export.spec.weight_source import Blocks
 
 LARGEST = 15  # code
 SHRINK = 0.7  # of the moments of two different inputs

@@ -35,11 +35,8 @@ import numpy as np
 from onnx import TensorProto
 
 from streamspec.errors import ConfigError
-from streamspec.export.layers.lora_inputs import LowRank
-from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
+from streamspec.export.ops.builder import CONTRIB, Array, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
-    Array,
-    Blocks,
     Simulation,
     dequantize_rows,
     hadamard,
@@ -48,9 +45,11 @@ from streamspec.export.quantization.arithmetic import (
     quantize_rows,
     round_blocks,
 )
+from streamspec.export.quantization.lora_inputs import LowRank
+from streamspec.export.spec.weight_source import Blocks
 
 if TYPE_CHECKING:
-    from streamspec.export.weights.source import Table
+    from streamspec.export.spec.weight_source import Table
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
 OUTPUTS = 256  # of a map, where int4's scales are compared

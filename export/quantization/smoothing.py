@@ -24,20 +24,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
-from streamspec.export.drafters.draft_pass import DraftSpec, Lora
-from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import (
-    HADAMARD,
-    Array,
-    Blocks,
-    Simulation,
-    hadamard,
-    mixed_inputs,
-    unmixed,
-)
+from streamspec.export.ops.builder import Array
+from streamspec.export.quantization.arithmetic import HADAMARD, Simulation, hadamard, mixed_inputs, unmixed
 from streamspec.export.quantization.gptq import moments, round_weight
-from streamspec.export.validate.reference import reference_of
-from streamspec.export.weights.source import ChangedSource, Source
+from streamspec.export.reference.reference import reference_of
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, Lora
+from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
 
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: the least that a mostly zero input is taken to reach beyond this sample

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation, unpack
+from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import (
     BLOCKS,
     Fp16,

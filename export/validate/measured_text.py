@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.bundle.precision_cost import TEXT
-from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.layer_cache import DTYPES
 
 TOKENS, LEAST = 1536, 384  # of all passages, for a small model and for a large one

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from streamspec.bundle.manifest import ProbeInfo
+from streamspec.captured.packed_call import DRAW_COLUMNS, pack_draw
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BaseModelError, StreamspecError
-from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.captured_runner import CapturedGraph
-from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
-from streamspec.export.validate.graph_runner import AnyRunner, stepper
-from streamspec.export.validate.long_context import ExpectedLong, expect_long, run_long
-from streamspec.export.validate.reference import reference_of, tree_rows
+from streamspec.export.reference.draft_reference import DraftedTree, ExpectedDrafts, TreePass
+from streamspec.export.reference.long_context import ExpectedLong, expect_long, run_long
+from streamspec.export.reference.reference import reference_of, tree_rows
+from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner
+from streamspec.export.runners.graph_runner import AnyRunner, stepper
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.runtime.tuning.self_test import NEAR_DRAWS, SAMPLED, drawn_otherwise
 from streamspec.step_graph import CHOICES, HIDDEN_STATES, is_cache
 
 # Of the logits' standard deviation, root mean square; fp16 also with keys and values in float16.
@@ -242,3 +244,27 @@ def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
 
 def _short(value: Any) -> float:
     return float(f"{float(value):.6g}")
+
+
+def check_sampled(graph: CapturedGraph, case: DraftedTree) -> dict[str, int]:
+    """Draws the tokens of the tree; `rows`, and how many of them are the `same` as drawn from the graph's own logits in
+    double precision. Raises StreamspecError where the graph draws others."""
+    steps, sampling = CapturedGraphRunner(graph), SAMPLED
+    context, drafted, tree = case.context, case.drafted, case.tree
+    steps.prefill(context)
+    count = graph.sizes.padded(len(drafted))
+    draw, seen = np.zeros((1 + count, DRAW_COLUMNS), np.float32), np.zeros(graph.features.vocab, np.bool_)
+    seen[context] = True
+    uniforms = np.array([sampling.uniform(len(context) + depth + 1) for depth in tree.depths])
+    pack_draw(draw, [*sampling.scalars().values()], np.arange(len(drafted)), uniforms)
+    out = steps.step(
+        drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), draw=draw, seen=seen
+    )
+    other = drawn_otherwise(context.tolist(), tree, drafted.tolist(), out["logits"], out[CHOICES].tolist())
+    if len(other) > len(tree) // NEAR_DRAWS:
+        raise StreamspecError(
+            f"the captured graph draws {len(other)} of {len(tree)} tokens otherwise than its logits say",
+            "the same tokens",
+            "report this base: its graph is not computed correctly",
+        )
+    return {"rows": len(tree), "same": len(tree) - len(other)}

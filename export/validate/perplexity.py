@@ -18,8 +18,8 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.graph_runner import stepper
-from streamspec.export.validate.reference import Reference, reference_of
+from streamspec.export.reference.reference import Reference, reference_of
+from streamspec.export.runners.graph_runner import stepper
 from streamspec.prompt.prompt_format import PromptFormat
 
 LIMIT = 20  # rows

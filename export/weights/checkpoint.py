@@ -16,8 +16,8 @@ from streamspec.adapters.base_models.check_folder import GENERATION
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.decoder_spec import DecoderSpec
 
 KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
 
@@ -69,7 +69,7 @@ class StoredTable:
 
 
 class CheckpointSource:
-    """Weights of a checkpoint as float32 arrays, a `weights.source.Source`."""
+    """Weights of a checkpoint as float32 arrays, a `spec.weight_source.Source`."""
 
     def __init__(self, model: Checkpoint, spec: DecoderSpec) -> None:
         self.model, self.spec = model, spec

@@ -31,8 +31,9 @@ from streamspec.adapters.base_models.without_torch.parameters import (
     map_widths,
 )
 from streamspec.errors import BaseModelError
-from streamspec.export.layers.decoder_spec import DecoderSpec, Rotary, known_tokens
+from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
 from streamspec.export.weights.checkpoint import Checkpoint
+from streamspec.export.weights.model_spec import known_tokens
 from streamspec.model_families import FAMILIES, factor, switched
 
 

@@ -18,18 +18,11 @@ from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged
 from streamspec.adapters.text_lora import text_lora
-from streamspec.bundle.adapter_folder import (
-    RESTORE,
-    TASK_CONFIG,
-    TASK_WEIGHTS,
-    Adapter,
-    check_task_lora,
-    read_json,
-)
+from streamspec.bundle.adapter_folder import RESTORE, TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_json
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.draft_pass import Lora
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import Lora
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import ConfigError
-from streamspec.export.layers.decoder_spec import Skipped
+from streamspec.export.spec.decoder_spec import Skipped
 from streamspec.model_families import switched
 from streamspec.runtime.costs.draft_depth import MOST
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup

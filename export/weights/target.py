@@ -17,10 +17,11 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.errors import BaseModelError, ConfigError
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import Source
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
-from streamspec.export.weights.source import Source
+from streamspec.export.weights.model_spec import describe
 
 TOOLS = ("onnxruntime", "onnx", "torch", "transformers")
 TORCH, NUMPY = "PyTorch", "numpy"

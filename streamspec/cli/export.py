@@ -158,7 +158,7 @@ def command(
     from streamspec.cli.bench import parse_rows
     from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
-    from streamspec.export.drafters.eagle3.write_head import write_published
+    from streamspec.export.drafters.published.write import write_published
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, counts = adapter or [], tuple(parse_rows(rows) or ())

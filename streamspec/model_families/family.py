@@ -1,7 +1,7 @@
 """How a model family is described: where a Hugging Face causal LM keeps its parts, and how its layers are put together.
 
 One decoder template reads a description, in training (`adapters/base_models/hf_decoder.py`) and in export
-(`export/layers/decoder_spec.py`). Sizes, biases and scales are read from the modules themselves.
+(`export/weights/model_spec.py`). Sizes, biases and scales are read from the modules themselves.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization import smoothing
 from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.precisions import Int8, precision
 from streamspec.export.quantization.smoothing import smooth
-from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.validate.parity import check_parity, expect
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import load
 from tests.support.near_families import ALIKE

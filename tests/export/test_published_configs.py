@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import export_bundle
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.graph_runner import GraphRunner, open_session
+from streamspec.export.runners.graph_runner import GraphRunner, open_session
+from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES
 from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support.published_configs import CONFIGS

@@ -18,9 +18,9 @@ from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.bundle.manifest import Manifest, SwappableCapacity
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.graph_runner import GraphRunner, open_session
+from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import sample_tree
+from streamspec.export.weights.model_spec import describe
 from tests.support.int4_rows import same_rows
 from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, VOCAB, save_adapter, save_base, tiny_model, tiny_streams

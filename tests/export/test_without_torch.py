@@ -27,13 +27,13 @@ from streamspec.adapters.base_models.without_torch.parameters import report_tens
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_genai, export_swappable
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.reference.reference import reference_of
 from streamspec.export.validate.perplexity import HeldOut
-from streamspec.export.validate.reference import reference_of
 from streamspec.export.weights import target
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.support import gguf_cases
 from tests.support.gguf_files import write_gguf
 from tests.support.published_configs import CONFIGS
@@ -218,7 +218,7 @@ def tiny_loaded(folder: Path) -> Any:
 @pytest.mark.parametrize("computed", [range(60), [*range(8), *range(40, 60)]])
 def test_a_long_text_gives_what_pytorch_gives(computed: Any, tmp_path: Path) -> None:
     """Also where rows are skipped, whose keys and values are zeros."""
-    from streamspec.export.validate.long_context import LongText
+    from streamspec.export.reference.long_context import LongText
 
     model, rows = saved(tmp_path, "gemma3_text"), np.isin(np.arange(60), computed)
     text, tokens = LongText(rows, {44: "window"}, 16), np.arange(int(rows.sum())) % 64

@@ -18,21 +18,21 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.captured.packed_call import CallSizes, captured_features
 from streamspec.draft_tree import DraftTree
 from streamspec.export.deployment_target import DEVICE_PRECISIONS
-from streamspec.export.drafters.draft_pass import DraftSpec, graph_features
-from streamspec.export.drafters.medusa import MedusaSpec
-from streamspec.export.drafters.streams.stream_pass import StreamSpec
+from streamspec.export.drafters.medusa.spec import MedusaSpec
+from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
-from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
 from streamspec.export.quantization.static_precisions import static_precision
-from streamspec.export.validate.captured_runner import CapturedGraph
-from streamspec.export.validate.graph_runner import AnyRunner, open_session, stepper
+from streamspec.export.runners.captured_runner import CapturedGraph
+from streamspec.export.runners.graph_runner import AnyRunner, open_session, stepper
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec, graph_features
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.support.near_families import NEAR
 
 VOCAB, HIDDEN, LAYERS = 96, 64, 4

@@ -1,1 +1,1 @@
-"""Draft layers: `layer` reads one, `layer_pass` writes its nodes, `layer_reference` computes it in PyTorch."""
+"""Draft layers: Jakiro, and EAGLE, MTP and Hydra as settings of it."""

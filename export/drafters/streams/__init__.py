@@ -1,1 +1,1 @@
-"""Speculative streams: `stream_pass` reads them and writes their nodes, `stream_reference` computes them in PyTorch."""
+"""Speculative streams, after acceptance or beside every node of the tree."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from onnx import TensorProto
 
 from streamspec.errors import ConfigError
-from streamspec.export.drafters.draft_pass import Accepted, DraftSpec
-from streamspec.export.drafters.streams.stream_pass import (
+from streamspec.export.drafters.draft_pass import Accepted
+from streamspec.export.drafters.streams.draft_pass import (
     DELTA,
     MERGED,
     STREAM_WEIGHTS,
@@ -25,10 +25,11 @@ from streamspec.export.drafters.streams.stream_pass import (
     stream_update,
 )
 from streamspec.export.layers.decoder import Residual
-from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.ops.static_scope import StaticScope
 from streamspec.export.quantization.precisions import Rows
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.step_graph import EAGER
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Masks of stream rows: what each sees of the main rows and of its siblings. Covered by the tests of `stream_pass`."""
+"""Masks of stream rows: what each sees of the main rows and of its siblings. Covered by the tests of `draft_pass`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.draft_pass import Accepted
+from streamspec.export.layers.attention import window_out
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 
@@ -68,10 +69,3 @@ class StreamMasks:
             nodes = (g.op("Unsqueeze", self.accepted.node, g.ints(side)) for side in (1, 0))
             hidden = g.op("Or", hidden, g.op("Not", g.op("Equal", *nodes)))
         return g.op("Where", hidden, masked, zero)
-
-
-def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
-    """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
-    distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
-    near = g.op("Less", distance, g.store.constant(window, np.int64))
-    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))

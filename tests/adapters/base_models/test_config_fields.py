@@ -17,7 +17,7 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import export_bundle, export_genai, export_swappable
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES, family_of
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options

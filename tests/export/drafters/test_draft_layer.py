@@ -14,10 +14,10 @@ from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.adapter_section import AdapterSection
-from streamspec.export.drafters.draft_layer.layer import DraftLayerSpec, shapes
-from streamspec.export.drafters.draft_layer.layer_reference import TrainedDraftLayer
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.captured_runner import CapturedGraphRunner
+from streamspec.export.drafters.draft_layer.reference import TrainedDraftLayer
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, shapes
+from streamspec.export.runners.captured_runner import CapturedGraphRunner
+from streamspec.export.weights.model_spec import describe
 from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, build_captured, build_static, tiny_model
 

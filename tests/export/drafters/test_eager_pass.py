@@ -11,8 +11,8 @@ import pytest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.streams.eager_pass import eager
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.parity import sample_tree
+from streamspec.export.weights.model_spec import describe
 from tests.support.tiny_exports import FAMILIES, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 GAMMA, ROWS, PROMPT = 3, 9, 11

@@ -27,9 +27,9 @@ from streamspec.cli import inspect as inspection
 from streamspec.cli.export import check_options
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import Target, export_bundle
-from streamspec.export.drafters.eagle3.head import read_head, shared_embedding
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.graph_runner import open_session, stepper
+from streamspec.export.drafters.published.spec import read_head, shared_embedding
+from streamspec.export.runners.graph_runner import open_session, stepper
+from streamspec.export.weights.model_spec import describe
 from tests.export.test_peft_lora import tuned
 from tests.support.published_heads import (
     DRAFTED,

@@ -18,9 +18,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 from streamspec import load
 from streamspec.errors import AdapterError
 from streamspec.export import Target, export_bundle
-from streamspec.export.drafters.dflash.published_block import read_block
-from streamspec.export.drafters.dflash.published_config import read_block_config
-from streamspec.export.validate.graph_runner import open_session, stepper
+from streamspec.export.drafters.published.block_config import read_block_config
+from streamspec.export.drafters.published.spec import read_block
+from streamspec.export.runners.graph_runner import open_session, stepper
 from tests.support.published_blocks import (
     BLOCK,
     LAYERS,

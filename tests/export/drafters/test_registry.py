@@ -7,7 +7,7 @@ from streamspec import export
 from streamspec.bundle.manifest import METHODS
 from streamspec.bundle.swappable_adapters import METHODS as SWAPPABLE
 from streamspec.export.drafters.registry import DRAFTERS, row_of
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.weights.model_spec import describe
 from tests.support.tiny_exports import tiny_heads, tiny_model, tiny_streams
 
 

@@ -19,7 +19,7 @@ from streamspec.adapters.train import train
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.export import export_bundle
-from streamspec.export.drafters.eagle3.write_head import write_published
+from streamspec.export.drafters.published.write import write_published
 from tests.support.tiny_models import options, tiny_model
 
 IDS = torch.tensor([[5, 9, 12, 33, 7, 41, 8, 20]])

@@ -23,10 +23,10 @@ from streamspec.export.deployment_target import DEVICE_PRECISIONS, DEVICES, Targ
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph, check_capturable
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.export.drafters.test_draft_layer import METHODS, spec_of, trained
 from tests.support.device_kernels import ROCM, check_kernels
 from tests.support.tiny_exports import (

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from streamspec.draft_tree import MASKED, DraftTree, chain
-from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.draft_reference import ParallelReference
+from streamspec.export.reference.draft_reference import ParallelReference
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.reference import tree_rows
+from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.pytorch_reference import ReferenceModel
-from streamspec.export.validate.reference import tree_rows
+from streamspec.export.weights.model_spec import describe
 from streamspec.step_graph import SAMPLING_INPUTS
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
@@ -269,7 +269,7 @@ def test_without_stream_rows_no_stream_node_runs(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.enable_profiling, options.log_severity_level = True, 3
     options.profile_file_prefix = str(tmp_path / "profile")
-    from streamspec.export.validate.graph_runner import GraphRunner
+    from streamspec.export.runners.graph_runner import GraphRunner
 
     stepper = GraphRunner(
         ort.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"]), 32

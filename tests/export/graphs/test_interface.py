@@ -13,7 +13,7 @@ from streamspec.bundle.cache_section import COMPACT
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import CHOICE, MODEL
 from streamspec.export import Target, export_swappable
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.weights.model_spec import describe
 from streamspec.step_graph import (
     COMPACTION,
     DYNAMIC,

@@ -16,10 +16,10 @@ import onnx
 import pytest
 
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.static_precisions import static_precision
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.export.drafters.test_draft_layer import spec_of, trained
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_heads, tiny_model, tiny_streams
 

@@ -14,11 +14,11 @@ import pytest
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
-from streamspec.export.validate.graph_runner import GraphRunner, open_session
+from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from streamspec.layer_cache import SUM_BLOCK
 from tests.support.int4_rows import same_rows
 from tests.support.tiny_exports import tiny_model

@@ -17,7 +17,6 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Array, WeightStore, tensor
 from streamspec.export.ops.static_scope import LOWERED, StaticScope
 from streamspec.export.quantization.arithmetic import (
@@ -31,6 +30,7 @@ from streamspec.export.quantization.arithmetic import (
 from streamspec.export.quantization.precisions import BLOCKS
 from streamspec.export.quantization.static_precisions import STATIC_PRECISIONS, static_precision
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.export.graphs.test_dynamic_step_graph import (
     CLOSE,
     CONTEXT,

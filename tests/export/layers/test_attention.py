@@ -14,7 +14,7 @@ from onnx import TensorProto
 from streamspec.draft_tree import MASKED
 from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session
 from streamspec.layer_cache import SUM_BLOCK
 
 SLOTS = 700

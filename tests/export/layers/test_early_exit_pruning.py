@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from streamspec.draft_tree import DraftTree
-from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.reference import tree_rows
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.pytorch_reference import ReferenceModel
-from streamspec.export.validate.reference import tree_rows
+from streamspec.export.weights.model_spec import describe
 from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
 

@@ -14,20 +14,13 @@ from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.weights.load_weights import ModelSource, load_model
+from streamspec.export.weights.model_spec import describe
 from streamspec.layer_cache import SHARED
 from streamspec.runtime import load
 from tests.export.graphs.test_dynamic_step_graph import check_against_reference
 from tests.export.graphs.test_static_step_graph import check_against_reference as check_static
-from tests.support.tiny_exports import (
-    build,
-    build_static,
-    save_adapter,
-    save_base,
-    tiny_model,
-    tiny_streams,
-)
+from tests.support.tiny_exports import build, build_static, save_adapter, save_base, tiny_model, tiny_streams
 
 DENSE = {
     "attention_k_eq_v": True,

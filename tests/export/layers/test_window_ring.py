@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.validate.graph_runner import GraphRunner
+from streamspec.export.runners.graph_runner import GraphRunner
 from streamspec.runtime.tuning.self_test import two_branches
 from tests.support.tiny_exports import build, tiny_model
 

@@ -15,7 +15,6 @@ import torch
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_genai, export_swappable
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
     SPREAD,
@@ -38,8 +37,9 @@ from streamspec.export.quantization.precisions import (
     precision,
 )
 from streamspec.export.quantization.smoothing import RARE, _best_scale, smooth
-from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.support.int4_rows import same_rows
 from tests.support.tiny_exports import FAMILIES, build, save_base, tiny_model, tiny_streams
 

@@ -11,10 +11,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.model_spec import describe
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
 
 TOKENS = np.random.default_rng(5).integers(3, VOCAB, 9)

@@ -21,8 +21,9 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import shortened
 from streamspec.errors import ConfigError, ResourceError, StreamspecError
 from streamspec.export import Target, export_bundle
-from streamspec.export.layers.decoder_spec import Skipped, describe
+from streamspec.export.spec.decoder_spec import Skipped
 from streamspec.export.weights import skipped_layers
+from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.skipped_layers import check_skippable, leave_out, price, read_skipped, said, search
 from streamspec.runtime import Sampling, estimate_memory, load
 from streamspec.runtime.draft_model.runner import TwoModelRunner

@@ -156,8 +156,8 @@ def _blocks() -> list[Any]:
 
 def run_published(data: bytes, folder: Path) -> object:
     """As an export reads the drafter beside a target of six layers."""
-    from streamspec.export.drafters.dflash.published_config import kind_of, read_block_config
-    from streamspec.export.drafters.eagle3.head_config import CONFIG, read_config, read_fields
+    from streamspec.export.drafters.published.block_config import kind_of, read_block_config
+    from streamspec.export.drafters.published.eagle3_config import CONFIG, read_config, read_fields
 
     (folder / CONFIG).write_bytes(data)
     read = read_block_config if kind_of(read_fields(folder)) else read_config

@@ -14,7 +14,7 @@ from streamspec.bundle.files import read_manifest
 from streamspec.cli.export import command
 from streamspec.errors import BundleError, ConfigError, ConversationError
 from streamspec.export import Target, export_bundle, export_swappable
-from streamspec.export.validate.graph_runner import open_session, stepper
+from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.runtime import Pruning, Sampling, Session, load
 from streamspec.runtime.memory import estimate
 from tests.runtime.engine.test_ort_runner import PROMPTS

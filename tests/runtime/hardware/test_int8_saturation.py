@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session
 from streamspec.runtime import load
 from streamspec.runtime.hardware import int8_saturation as saturation
 

@@ -1,0 +1,54 @@
+"""Takes a drafter that others published into an export, with a base and at most a LoRA beside it. Covered by
+tests/export/drafters/test_eagle3.py and test_published_block.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.adapter_folder import Adapter
+from streamspec.bundle.manifest import DraftTreeInfo
+from streamspec.errors import ConfigError
+from streamspec.export.deployment_target import Target
+from streamspec.export.drafters.eagle3.spec import Eagle3Spec
+from streamspec.export.drafters.published.block_config import kind_of
+from streamspec.export.drafters.published.eagle3_config import read_fields
+from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
+from streamspec.export.drafters.published.tensors import expected_nodes
+from streamspec.export.quantization.precisions import Precision, check_hidden_size
+from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.spec.draft_spec import most_candidates
+from streamspec.export.weights.target import ReadTarget, need_torch, source_of
+
+Published = Eagle3Spec | PublishedBlockSpec
+# In a manifest: the drafter, and the method whose kind it is.
+PUBLISHED: dict[type, tuple[str, str]] = {Eagle3Spec: ("eagle3", "eagle"), PublishedBlockSpec: ("dflash", "dflash")}
+
+
+def read_published(
+    folder: Path, base: Base, adapter: Adapter | None, target: Target, kind: Precision | StaticPrecision
+) -> Published:
+    """The published drafter in `folder`. Raises StreamspecError for one that does not fit the rest of the export."""
+    if adapter is not None and adapter.streams is not None:
+        raise ConfigError(f"--drafter beside {adapter.path}, which has a drafter", "one drafter", "leave one out")
+    need_torch("a published drafter")
+    config = read_config(base.path)
+    if kind_of(read_fields(folder)):
+        return read_block(folder, config)  # of the target's own width
+    head = read_head(folder, config)
+    check_hidden_size(kind, head.head.layer.hidden_size)
+    return head
+
+
+def beside(head: Published, target: ReadTarget) -> tuple[Published, DraftTreeInfo, int]:
+    """The drafter without the embedding and sizes of keys that are the target's, its draft trees, and how many
+    candidates a row has."""
+    spec = target.spec
+    if head.own_keys == (spec.kv_heads, spec.head_dim):
+        head = replace(head, own_keys=(0, 0))
+    table = source_of(target.weighed, spec).rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
+    most = most_candidates(head, spec.vocab)
+    return shared_embedding(head, table), expected_nodes(head, most), most

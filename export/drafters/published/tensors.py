@@ -1,0 +1,127 @@
+"""Reads the tensors of a published drafter, checked against its configuration and its target. Covered by
+tests/export/drafters/test_eagle3.py and test_published_block.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
+from streamspec.bundle.manifest import DraftTreeInfo
+from streamspec.errors import AdapterError, BaseModelError
+from streamspec.export.drafters.adapter_section import Shapes, tensor_faults
+from streamspec.export.drafters.eagle3.spec import LAYER, HeadConfig
+from streamspec.export.drafters.layer_config import FETCH
+from streamspec.export.drafters.published.block_config import BlockHeadConfig
+from streamspec.export.ops.builder import Array
+from streamspec.export.spec.draft_spec import DraftSpec
+
+ONE_NAME = {"model.": "", "midlayer.": LAYER}  # what tensors' names begin with in one of the formats
+UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight")  # of the target, kept for training
+INVERSE = "rotary_emb.inv_freq"  # computed from the configuration
+KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "<u1"}
+MAPS = ("d2t", "t2d")
+# Share of steps in which the candidate of a rank is right where the one before it was: nothing was measured on a
+# published head's validation data. The runtime corrects it by what it sees.
+PRIOR = (0.6, 0.12, 0.06, 0.03, 0.02)
+MOST_NODES = 64
+
+
+def checked_tensors(folder: Path, shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
+    """The tensors of a published drafter; `shapes_of` gives the shapes of those it must have, of the names found.
+    Raises AdapterError that names all that are missing, misshapen, unknown or not finite."""
+    stored = _stored(folder)
+    found = {name: tuple(one.shape) for name, one in stored.items()}
+    if faults := tensor_faults(found, shapes_of(set(stored))):
+        raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
+    if odd := sorted(f"{name} ({one.dtype})" for name, one in stored.items() if one.dtype not in KINDS):
+        raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(KINDS), FETCH)
+    tensors = {name: _array(one) for name, one in stored.items()}
+    broken = [name for name, one in tensors.items() if not np.isfinite(one).all()]
+    if broken:
+        raise AdapterError(f"{folder}: {tensor_faults({}, {}, broken)}", "finite numbers", FETCH)
+    return tensors
+
+
+def expected_nodes(spec: DraftSpec, candidates: int) -> DraftTreeInfo:
+    """The nodes of draft trees in order of the probability that `PRIOR` gives them."""
+    nodes, depths = [(0, 0, 1.0)], [0]
+    taken: set[tuple[int, int]] = set()
+    shares = PRIOR[:candidates]
+    while len(nodes) < MOST_NODES:
+        free = [
+            (-nodes[parent][2] * share, parent, rank)
+            for parent in range(len(nodes))
+            if depths[parent] < spec.gamma
+            for rank, share in enumerate(shares)
+            if (parent, rank) not in taken
+        ]
+        if not free:
+            break
+        minus, parent, rank = min(free)
+        taken.add((parent, rank))
+        nodes.append((parent, rank, -minus))
+        depths.append(depths[parent] + 1)
+    return DraftTreeInfo(tuple(nodes), min(8, len(nodes)))
+
+
+def check_target(folder: Path, config: HeadConfig | BlockHeadConfig, target: Any) -> None:
+    """Raises AdapterError for a drafter of another target than a base of the configuration `target`."""
+    pairs = {
+        "hidden size": (config.target_hidden, target.hidden_size),
+        "vocabulary": (config.layer.vocab_size, target.vocab_size),
+    }
+    other = [f"{name} {ours}, not {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    layers = target.num_hidden_layers
+    end = layers + (isinstance(config, BlockHeadConfig) and config.finished)
+    if wrong := [tap for tap in config.tapped(layers) if not 0 <= tap < end]:
+        other.append(f"states of layer {', '.join(map(str, wrong))} of {layers}")
+    if other:
+        named = f" (it names {config.target})" if config.target else ""
+        raise AdapterError(f"{folder}: {'; '.join(other)}{named}", "a drafter of this base", "name its own base")
+
+
+def _stored(folder: Path) -> dict[str, SafeTensor]:
+    """The tensors of the head's files, by their names in speculators' format."""
+    try:
+        tensors = stored_tensors(folder)
+    except BaseModelError as error:
+        convert = "load its pickle where you trust it, and write it with safetensors.torch.save_file"
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        raise AdapterError(error.found, error.expected, convert if pickled else FETCH) from None
+    named: dict[str, SafeTensor] = {}
+    for one in tensors:
+        name = one.name
+        for begin, ours in ONE_NAME.items():
+            name = ours + name.removeprefix(begin) if name.startswith(begin) else name
+        if name not in UNUSED and not name.endswith(INVERSE):
+            if name in named:
+                raise AdapterError(f"{folder}: {named[name].name} and {one.name}", "one of them", FETCH)
+            named[name] = one
+    return named
+
+
+def _array(tensor: SafeTensor) -> Array:
+    """The numbers of a tensor, floating-point ones in float32."""
+    values = np.frombuffer(b"".join(tensor.read()), KINDS[tensor.dtype]).reshape(tensor.shape)
+    if tensor.dtype == "BF16":
+        return (values.astype("<u4") << 16).view("<f4")
+    return values.astype(np.float32) if tensor.dtype.startswith("F") else values
+
+
+def draft_tokens(folder: Path, vocab: int, tensors: dict[str, Array]) -> Array | None:
+    """int64 [D]: the target's tokens that the head proposes, from `d2t`, which holds how far each is from its number;
+    None where these are all in their order."""
+    if "d2t" not in tensors:
+        return None
+    offsets = tensors["d2t"]
+    ids = np.arange(len(offsets)) + offsets.astype(np.int64)
+    if offsets.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < len(ids):
+        raise AdapterError(f"{folder}: d2t does not name {len(ids)} tokens", f"distinct tokens below {vocab}", FETCH)
+    if "t2d" in tensors and not np.array_equal(np.flatnonzero(tensors["t2d"]), np.sort(ids)):
+        raise AdapterError(f"{folder}: t2d and d2t name other tokens", "the same ones", FETCH)
+    return None if np.array_equal(ids, np.arange(vocab)) else ids

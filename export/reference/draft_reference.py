@@ -1,0 +1,111 @@
+"""Compares a drafter's candidates with PyTorch.
+
+A reference computes the drafts at a few nodes of a tree first, so that the model need not be in memory with the graph.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamspec.draft_tree import DraftTree
+from streamspec.export.ops.builder import Array
+from streamspec.export.runners.graph_runner import AnyRunner
+from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamspec.export.reference.pytorch_reference import ReferenceModel, ReferenceOutput
+
+
+NODES = 4  # of a tree, beside which drafts are compared
+Compared = tuple[Array, Array, Array]  # of a row: candidates [C], the graph's logits [C], the reference's [V]
+
+
+@dataclass(frozen=True)
+class DraftedTree:
+    """A tree of `drafted` tokens after `context`."""
+
+    context: Array
+    drafted: Array
+    tree: DraftTree
+
+    def samples(self) -> Iterator[tuple[int, int]]:
+        """Yields a few nodes, and a token after each."""
+        for node in np.linspace(0, len(self.tree) - 1, NODES, dtype=int):
+            yield int(node), int(self.drafted[-1 - node])
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """The reference's pass over context and tree."""
+
+    output: ReferenceOutput
+    positions: Array
+    sees: Array
+
+
+class ExpectedDrafts(ABC):
+    """PyTorch's drafts at a few nodes of a tree."""
+
+    @abstractmethod
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
+        """Yields every row that the graph drafts at those nodes; `steps` has run the context."""
+
+
+class DraftReference(ABC):
+    """Runs a drafter in PyTorch."""
+
+    @abstractmethod
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """The drafts to compare a graph with. They keep the model only where they depend on the graph's own."""
+
+
+class ParallelReference(DraftReference):
+    """A drafter whose logits depend on the accepted node alone."""
+
+    def __init__(self, model: ReferenceModel, spec: DraftSpec) -> None:
+        self.model, self.spec = model, spec
+
+    @abstractmethod
+    def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """[gamma, V] beside `row`, whose next token is `root`; without a bigram's share."""
+
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Computes the logits at every sampled node at once; the model is not kept."""
+        drafts = []
+        for node, root in case.samples():
+            row = len(case.context) + node
+            logits = self.logits(main.output, main.positions, main.sees, row, root).numpy()
+            drafts.append((node, root, logits))
+        return ParallelDrafts(self.spec, drafts)
+
+
+@dataclass(frozen=True)
+class ParallelDrafts(ExpectedDrafts):
+    """Drafts that no candidate changes. `drafts`: node, the token after it and the logits [gamma, V] there."""
+
+    spec: DraftSpec
+    drafts: list[tuple[int, int, Array]]
+
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
+        tree, chosen = case.tree, self.spec.draft_vocab
+        for node, root, logits in self.drafts:
+            out = steps.step(
+                case.drafted,
+                np.asarray(tree.depths),
+                tree.mask(),
+                parents=np.asarray(tree.parents),
+                streams=self.spec.gamma,
+                forced_node=node,
+                forced_root=root,
+            )
+            if chosen is not None:
+                logits = np.where(np.isin(np.arange(logits.shape[1]), chosen), logits, -np.inf)
+            yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)

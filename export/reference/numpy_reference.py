@@ -1,0 +1,207 @@
+"""Computes a decoder in numpy, in float32: what graphs are compared with and calibrated on where PyTorch is not.
+
+One forward pass over all rows together, without a cache, independent of the step graph. Written to be read, not to be
+fast. tests/export/test_without_torch.py compares it with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from streamspec.draft_tree import MASKED
+from streamspec.export.ops.builder import Array
+from streamspec.export.reference.long_context import LongText
+from streamspec.export.spec.decoder_spec import Rotary
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
+from streamspec.export.weights.config_spec import describe_checkpoint
+
+HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
+SCORES = 1 << 24  # of attention, at a time
+Around = Callable[[int], AbstractContextManager[None]]
+Skipped = Callable[[int | None], Array]  # of a window: how many skipped rows each row sees [T]
+
+
+def _gelu_tanh(x: Array) -> Array:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-np.clip(x, -80, None))),
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
+}
+
+
+class NumpyReference:
+    """A checkpoint's layers, called one by one; a `reference.Reference`."""
+
+    def __init__(self, model: Checkpoint) -> None:
+        self.config, self.spec = model.config, describe_checkpoint(model)
+        self.source = CheckpointSource(model, self.spec)
+        self._watching: tuple[int, Sequence[str], dict[str, Array]] = (-1, (), {})
+
+    def states(self, tokens: Array, positions: Array, sees: Array, around: Around | None = None) -> Array:
+        """Finished states float32 [1, T, H] of rows at int64 positions [T]."""
+        return self._run(np.asarray(tokens)[None], positions, sees, around)
+
+    def texts(self, tokens: Array, around: Around | None = None) -> Array:
+        """Finished states float32 [B, T, H] of texts of tokens [B, T], each by itself."""
+        length = tokens.shape[1]
+        return self._run(tokens, np.arange(length), np.tri(length, dtype=bool), around)
+
+    def finished(self, output: Array) -> Array:
+        """What the head reads, float32 [T, H], of all rows of `states`."""
+        return output[0]
+
+    def logits(self, output: Array) -> Array:
+        """Logits float32 [T, V] of all rows of `states`."""
+        return self.head(output[0])
+
+    def head(self, finished: Array) -> Array:
+        """Logits float32 [r, V] of finished states [r, H]."""
+        spec = self.spec
+        name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
+        table = self.source.rows_of(name)
+        logits = np.empty((len(finished), spec.vocab), np.float32)
+        for at in range(0, spec.vocab, HEAD_ROWS):
+            rows = slice(at, at + HEAD_ROWS)
+            logits[:, rows] = finished @ table[rows].T
+        return _capped(logits * np.float32(spec.logit_scale), spec.logit_cap)
+
+    def long(self, text: LongText, tokens: Array) -> Array:
+        """Logits float32 [rows, V] of the compared rows of a long text, whose skipped rows are zeros."""
+        where, skips = text.positions, np.concatenate([[0], np.cumsum(~text.computed)])
+
+        def skipped(window: int | None) -> Array:
+            first = np.zeros_like(where) if window is None else np.maximum(where - window + 1, 0)
+            counts: Array = skips[where + 1] - skips[first]
+            return counts
+
+        final = self._run(tokens[None], where, where[:, None] >= where, None, skipped)[0]
+        return self.head(final[np.searchsorted(where, text.compared)])
+
+    @contextmanager
+    def watched(self, layer: int, modules: Sequence[str]) -> Iterator[dict[str, Array]]:
+        """What the block's passes give linear maps of a layer: rows [rows, in] by the map's name."""
+        self._watching = layer, modules, {}
+        try:
+            yield self._watching[2]
+        finally:
+            self._watching = -1, (), {}
+
+    def fast_products(self) -> Any:
+        """Changes nothing: numpy has one kind of product."""
+        return nullcontext()
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the layers."""
+        return self.spec.layers * sum(int(np.prod(shape)) for shape in self.spec.shapes.values())
+
+    def _run(
+        self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None
+    ) -> Array:
+        spec = self.spec
+        table = self.source.rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
+        hidden = table[tokens.reshape(-1)].reshape(*tokens.shape, -1) * np.float32(spec.embedding_scale)
+        turns = [_turns(kind, positions) for kind in spec.rotaries]
+        for layer in range(spec.layers):
+            window, seen = spec.windows[layer], sees
+            if window is not None:
+                seen = sees & (positions[:, None] - positions < window)
+            mask = np.where(seen, np.float32(0), np.float32(MASKED))
+            if skipped is not None:  # a zero stands for all zeros that a row sees
+                counts = np.maximum(np.log(np.maximum(skipped(window), 1e-30)), MASKED)
+                mask = np.concatenate([counts[:, None].astype(np.float32), mask], axis=1)
+            with around(layer) if around else nullcontext():
+                hidden = self._layer(layer, hidden, mask, turns)
+        return self._norm(hidden, spec.stacked(spec.family.final_norm))
+
+    def _layer(self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
+        spec, family = self.spec, self.spec.family
+        normed = self._named_norm(layer, hidden, family.attention_norm)
+        mixed = self._attention(layer, normed, mask, turns)
+        update = self._named_norm(layer, self._map(layer, family.out[0], mixed), family.attention_out_norm)
+        hidden = hidden + update * np.float32(spec.residual_scale)
+        normed = self._named_norm(layer, hidden, spec.mlp_norm)
+        inner = ACTIVATIONS[spec.activation](self._map(layer, family.up[0], normed))
+        inner = inner * self._map(layer, family.up[1], normed) if family.gated else inner
+        update = self._named_norm(layer, self._map(layer, family.down[0], inner), family.mlp_out_norm)
+        return hidden + update * np.float32(spec.residual_scale)
+
+    def _attention(self, layer: int, normed: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
+        """[B, T, Hq * D] of normed rows [B, T, H] under an additive mask [T, K]."""
+        spec, family = self.spec, self.spec.family
+        q, k, v = (self._map(layer, name, normed) for name in family.qkv)
+        kinds = spec.rotary_of[layer]
+
+        def turned(x: Array, kind: int) -> Array:
+            return x if kinds is None else _turned(x, *turns[kinds[kind]])
+
+        def finished(x: Array, side: int) -> Array:
+            if not spec.head_norms:
+                return turned(self._heads(x), side)
+            name = spec.weight_name(layer, spec.head_norms[side])
+            if spec.joint_head_norms:
+                return turned(self._heads(self._norm(x, name)), side)
+            if family.head_norms_last:
+                return self._norm(turned(self._heads(x), side), name)
+            return turned(self._norm(self._heads(x), name), side)
+
+        q, k, v = finished(q, 0), finished(k, 1), self._heads(v)
+        count, rows = q.shape[0], q.shape[2]
+        q = q.reshape(count, spec.kv_heads, spec.group, rows, spec.head_dim)
+        out, columns = np.empty_like(q), mask.shape[1] - k.shape[2]  # 1 where zeros are counted
+        step = max(1, SCORES // (count * spec.heads * mask.shape[1]))
+        for at in range(0, rows, step):
+            part = slice(at, at + step)
+            scores = q[:, :, :, part] @ k[:, :, None].swapaxes(-1, -2) * np.float32(spec.attention_scale)
+            scores = np.pad(_capped(scores, spec.attention_cap), [(0, 0)] * 4 + [(columns, 0)]) + mask[part]
+            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores /= scores.sum(axis=-1, keepdims=True)
+            out[:, :, :, part] = scores[..., columns:] @ v[:, :, None]
+        return out.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)
+
+    def _heads(self, x: Array) -> Array:
+        """[B, heads, T, D] of [B, T, heads * D]."""
+        return x.reshape(*x.shape[:2], -1, self.spec.head_dim).swapaxes(1, 2)
+
+    def _map(self, layer: int, module: str, x: Array) -> Array:
+        """A linear map of a layer, of rows [.., in]."""
+        watched, modules, seen = self._watching
+        if watched == layer and module in modules:
+            seen[module] = x.reshape(-1, x.shape[-1])
+        name = self.spec.weight_name(layer, module)
+        product = x.reshape(-1, x.shape[-1]) @ self.source.weight(f"{name}.weight").T
+        bias = self.source.bias(f"{name}.bias")
+        return (product if bias is None else product + bias).reshape(*x.shape[:-1], -1)
+
+    def _named_norm(self, layer: int, x: Array, module: str | None) -> Array:
+        return x if module is None else self._norm(x, self.spec.weight_name(layer, module))
+
+    def _norm(self, x: Array, name: str) -> Array:
+        mean = np.square(x).mean(axis=-1, keepdims=True) + np.float32(self.spec.eps)
+        normed: Array = x / np.sqrt(mean) * self.source.weight(f"{name}.weight")
+        return normed
+
+
+def _capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else np.tanh(x / np.float32(cap)) * np.float32(cap)
+
+
+def _turns(kind: Rotary, positions: Array) -> tuple[Array, Array]:
+    """cos and sin [T, D / 2]."""
+    angles = np.asarray(positions, np.float32)[:, None] * kind.inv_freq
+    return np.cos(angles) * np.float32(kind.scale), np.sin(angles) * np.float32(kind.scale)
+
+
+def _turned(x: Array, cos: Array, sin: Array) -> Array:
+    """Heads [B, heads, T, D], of which number i turns with number D / 2 + i."""
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

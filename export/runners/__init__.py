@@ -1,0 +1,1 @@
+"""Step graphs run on ONNX Runtime with plain numpy arrays."""

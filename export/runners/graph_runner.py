@@ -1,0 +1,258 @@
+"""Runs a step graph on ONNX Runtime with plain numpy arrays: for parity checks and tests, not for speed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
+from streamspec.draft_tree import MASKED
+from streamspec.export.ops.builder import Array
+from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner
+from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
+from streamspec.step_graph import (
+    CHOICES,
+    EVERY_TOKEN,
+    FORCED_NODE,
+    FORCED_ROOT,
+    INPUT_IDS,
+    KEEP_ABOVE,
+    KEEP_ROWS,
+    KEY,
+    LOGIT_ROWS,
+    LOGIT_SCALE,
+    NEW_ROWS,
+    NEXT_IDS,
+    PARENTS,
+    PAST,
+    PAST_LENGTH,
+    POSITION_IDS,
+    PRESENT,
+    PRIORS,
+    RAW_LOGITS,
+    STREAM_IDS,
+    TREE_MASK,
+    is_cache,
+    new_rows,
+    past,
+    renamed,
+)
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def open_session(model: Path, threads: int = 0, static: bool = False, **entries: str) -> Any:
+    """A CPU session as the runtime opens it for a graph of changing or of fixed shapes. `entries`: further session
+    configuration.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    if model.name == NATIVE:
+        options.register_custom_ops_library(str(native_library.library()))
+    for key, value in ({X64_PRECISION: x64_precision()} | (FLOAT_ROWS if static else {}) | entries).items():
+        options.add_session_config_entry(key, value)
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+class GraphRunner:
+    """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
+    inputs of a swappable graph. `cache` [layers, 2, 1, Hkv, capacity, D] where all layers keep the same.
+    """
+
+    def __init__(
+        self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None, ring: int | None = None
+    ) -> None:
+        """`ring`: slots of the layers that keep a window, by default `capacity`, which is never too few. With fewer a
+        call may have as many rows as they are beyond the window."""
+        self.session, self.length, self.adapter = session, 0, adapter or {}
+        inputs = session.get_inputs() + session.get_overridable_initializers()
+        self.names = {value.name for value in inputs}
+        caches = {value.name: value for value in inputs if is_cache(value.name)}
+        first = caches[past(0, KEY)]
+        dtype = np.float16 if first.type == "tensor(float16)" else np.float32
+        shapes = {name: (1, value.shape[1], capacity, value.shape[3]) for name, value in caches.items()}
+        whole = np.zeros((len(caches), *shapes[first.name]), dtype)
+        self.cache = whole.reshape(len(caches) // 2, 2, *whole.shape[1:]) if len(set(shapes.values())) == 1 else None
+        self.buffers = {
+            name: np.zeros(shape, dtype) if self.cache is None else whole[number]
+            for number, (name, shape) in enumerate(shapes.items())
+        }
+        for name, value in caches.items():
+            if ring is not None and value.shape[2] != EVERY_TOKEN:
+                self.buffers[name] = self.buffers[name][:, :, :ring].copy()
+        self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
+
+    def step(
+        self,
+        tokens: Array,
+        offsets: Array,
+        mask: Array,
+        *,
+        rows: Array | None = None,
+        parents: Array | None = None,
+        streams: int = 0,
+        forced_node: int = -1,
+        forced_root: int = -1,
+        keep_rows: int = 1 << 30,
+        keep_above: float = -np.inf,
+        priors: Array | None = None,
+        next_ids: Array | None = None,
+    ) -> dict[str, Array]:
+        """One call over `tokens` [n] at positions length + offsets [n]. K/V are written; `length` stays as it is."""
+        n = len(tokens)
+        rows = np.arange(n) if rows is None else np.asarray(rows)
+        feed: dict[str, Array] = {
+            INPUT_IDS: np.asarray(tokens, np.int64)[None],
+            POSITION_IDS: (self.length + np.asarray(offsets, np.int64))[None],
+            TREE_MASK: np.asarray(mask, np.float32),
+            PARENTS: np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
+            PAST_LENGTH: np.array([self.length]),
+            LOGIT_ROWS: rows.astype(np.int64),
+            STREAM_IDS: np.arange(streams),
+            FORCED_NODE: np.array([forced_node]),
+            FORCED_ROOT: np.array([forced_root]),
+            KEEP_ROWS: np.array([keep_rows]),
+            NEXT_IDS: np.full(n, -1) if next_ids is None else np.asarray(next_ids),
+            KEEP_ABOVE: np.array([keep_above], np.float32),
+            PRIORS: np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
+        }
+        return self._run(feed)
+
+    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs the session over the inputs that it has and over the cache, which is bound in place."""
+        import onnxruntime as ort
+
+        binding = self.session.io_binding()
+        held = []  # the binding does not keep the arrays alive
+        for name, value in {**feed, **self.adapter}.items():
+            if name in self.names:
+                # bind_cpu_input knows no overridable initializers
+                held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
+                binding.bind_ortvalue_input(name, held[-1])
+        for name, buffer in self.buffers.items():
+            held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
+            binding.bind_ortvalue_input(name, held[-1])
+            binding.bind_ortvalue_output(renamed(name, PAST, PRESENT), held[-1])
+        for name in self.outputs:
+            binding.bind_output(name)
+        self.session.run_with_iobinding(binding)
+        values = binding.get_outputs()[-len(self.outputs) :]
+        out = {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
+        return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]}
+
+    def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
+        """A causal chunk; `length` grows by it."""
+        n = len(tokens)
+        mask = np.where(np.tri(n, dtype=bool), 0, MASKED)
+        out = self.step(tokens, np.arange(n), mask, **options)
+        self.length += n
+        return out
+
+    def skip(self, count: int) -> None:
+        """Leaves `count` rows out: their keys and values are zeros."""
+        self.length += count
+
+
+class StaticGraphRunner:
+    """A static graph with its cache: rows are padded, prompts cut into chunks, K/V copied to the cache here."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.length = session, 0
+        self.shapes = {value.name: value.shape for value in session.get_inputs()}
+        self.rows = self.shapes[INPUT_IDS][1]
+        self.outputs = [value.name for value in session.get_outputs()]
+        types = {value.name: value.type for value in session.get_inputs()}
+        self.buffers = {
+            name: np.zeros(shape, np.float16 if types[name] == "tensor(float16)" else np.float32)
+            for name, shape in self.shapes.items()
+            if is_cache(name)
+        }
+
+    def step(
+        self,
+        tokens: Array,
+        offsets: Array,
+        mask: Array,
+        *,
+        parents: Array | None = None,
+        streams: int = 0,
+        forced_node: int = -1,
+        forced_root: int = -1,
+        next_ids: Array | None = None,
+    ) -> dict[str, Array]:
+        """As `GraphRunner.step`; streams always run, whatever the value of `streams`."""
+        n, pad = len(tokens), self.rows - len(tokens)
+        padded = np.full((self.rows, self.rows), MASKED, np.float32)
+        padded[:n, :n] = mask
+        feed = {
+            INPUT_IDS: np.pad(np.asarray(tokens, np.int64), (0, pad))[None],
+            POSITION_IDS: self.length + np.pad(np.asarray(offsets, np.int64), (0, pad))[None],
+            TREE_MASK: padded,
+            PARENTS: np.pad(np.zeros(n, np.int64) if parents is None else np.asarray(parents, np.int64), (0, pad)),
+            PAST_LENGTH: np.array([self.length]),
+            FORCED_NODE: np.array([forced_node]),
+            FORCED_ROOT: np.array([forced_root]),
+            NEXT_IDS: np.full(self.rows, -1) if next_ids is None else np.pad(next_ids, (0, pad), constant_values=-1),
+        }
+        feed |= self.buffers
+        out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
+        for name, buffer in self.buffers.items():
+            slots, new = (self.length + np.arange(n)) % buffer.shape[2], out.pop(renamed(name, PAST, NEW_ROWS))
+            buffer[:, :, slots] = new[:, :, :n]
+        logits = out.pop(RAW_LOGITS)[:n]
+        return out | {CHOICES: out[CHOICES][:n], "logits": logits}
+
+    def prefill(
+        self,
+        tokens: Array,
+        *,
+        forced_node: int = -1,
+        rows: Array | None = None,
+        next_ids: Array | None = None,
+        **options: Any,
+    ) -> dict[str, Array]:
+        """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last
+        chunk; so do `rows`, whose choices and logits are given (default: all)."""
+        parts: list[dict[str, Array]] = []
+        for start in range(0, len(tokens), self.rows):
+            chunk = tokens[start : start + self.rows]
+            mask = np.where(np.tri(len(chunk), dtype=bool), 0, MASKED)
+            parts.append(
+                self.step(
+                    chunk,
+                    np.arange(len(chunk)),
+                    mask,
+                    forced_node=min(max(0, forced_node - start), len(chunk) - 1),
+                    next_ids=None if next_ids is None else next_ids[start : start + len(chunk)],
+                    **options,
+                )
+            )
+            self.length += len(chunk)
+        kept = slice(None) if rows is None else rows
+        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[kept] for name in (CHOICES, "logits")}
+
+    def skip(self, count: int) -> None:
+        """Leaves `count` rows out: their keys and values are zeros."""
+        for buffer in self.buffers.values():
+            buffer[:, :, np.unique((self.length + np.arange(count)) % buffer.shape[2])] = 0
+        self.length += count
+
+
+AnyRunner = GraphRunner | StaticGraphRunner | CapturedGraphRunner
+
+
+def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> AnyRunner:
+    """The runner of a session's kind of graph, or of a `CapturedGraph`."""
+    if isinstance(session, CapturedGraph):
+        return CapturedGraphRunner(session)
+    static = any(value.name == new_rows(0, KEY) for value in session.get_outputs())
+    return StaticGraphRunner(session) if static else GraphRunner(session, capacity, adapter)

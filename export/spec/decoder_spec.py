@@ -1,0 +1,209 @@
+"""Describes a decoder: sizes, rotary frequencies, which parts exist. `weights.model_spec` reads one off a Hugging Face
+model, `weights.config_spec` off a configuration. The tests of both cover it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamspec.layer_cache import DTYPES, LayerCache, layer_caches
+from streamspec.model_families import Family
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """`inv_freq` [rotated / 2], from HF's own rotary embedding; cos and sin are multiplied by `scale` (HF's
+    attention_scaling), and by 1 + beta * log(1 + floor(position / length)) where there is a `growth` (beta, length).
+    """
+
+    inv_freq: NDArray[np.float32]
+    scale: float
+    growth: tuple[float, int] | None = None
+
+
+class Skipped(NamedTuple):
+    """Rising numbers of layers that a short graph leaves out, and of those whose attention or whose MLP it does."""
+
+    layers: tuple[int, ...] = ()
+    attention: tuple[int, ...] = ()
+    mlps: tuple[int, ...] = ()
+
+
+NOTHING_SKIPPED = Skipped()
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of one of layers that differ; fields as in `DecoderSpec`."""
+
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    widths: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """One decoder. Weight names are Hugging Face's (`weight_name`). Where layers differ (`sizes`), sizes are those of
+    the last layer with keys of its own, which draft layers are like; `at` has those of another."""
+
+    model_type: str
+    family: Family
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context_length: int
+    eps: float
+    activation: str  # silu, gelu, gelu_tanh, relu, relu2 or xielu
+    parallel: bool
+    mlp_norm: str | None  # None: no norm of its own
+    head_norms: tuple[str, ...]
+    joint_head_norms: bool  # over all heads together
+    tied: bool
+    windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
+    taps: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
+    rotaries: tuple[Rotary, ...]
+    rotary_of: tuple[tuple[int, int] | None, ...]  # per layer: which of them turns queries, which keys; None: none
+    embedding_scale: float
+    residual_scale: float  # of what a half of a layer adds
+    attention_scale: float
+    attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
+    logit_scale: float
+    logit_cap: float | None
+    clip: float | None  # of queries, keys and values: no number of them is larger
+    widths: Mapping[str, tuple[int, int]]  # (out, in) of a layer's linear maps
+    shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    cache_dtype: str = DTYPES[0]  # of stored keys and values
+    sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
+    kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
+    numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
+    no_attention: tuple[int, ...] = ()  # layers of a short graph that are their MLP alone
+    no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
+    per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
+    per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
+
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps of the tokens before; empty: everything, in float32."""
+        own = [(one.kv_heads, one.head_dim) for one in self.sizes]
+        sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
+        windows, context, sources = self.windows, self.context_length, self.kv_sources
+        return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention)
+
+    def at(self, layer: int) -> DecoderSpec:
+        """The same with the sizes of a layer, for what is written within it."""
+        return replace(self, **vars(self.sizes[layer])) if layer < len(self.sizes) else self
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to, mostly itself."""
+        return self.kv_sources[layer] if layer < len(self.kv_sources) else layer
+
+    def kept_below(self, first: int) -> list[int]:
+        """The layers from `first` on that attend to what one below `first` keeps."""
+        return [layer for layer in range(first, self.layers) if self.source(layer) < first]
+
+    def ring(self, layer: int) -> int | None:
+        """The window of a layer whose keys are kept for no more than that; None where everything is, as of a draft
+        layer."""
+        return self.caches[self.source(layer)].window if layer < len(self.caches) else None
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+    def modules(self, layer: int, streams: bool = False) -> tuple[str, ...]:
+        """Linear maps of a layer, of `streams` those that their rows run through."""
+        return tuple(module for group in self.fused(layer, streams) for module in group)
+
+    def fused(self, layer: int, streams: bool = False) -> tuple[tuple[str, ...], ...]:
+        """The modules in the groups that are computed as one map."""
+        names = self.family.per_layer_input
+        per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
+        return *self.mixer(layer), self.family.up, self.family.down, *per_layer
+
+    def sensitive(self, modules: Sequence[str]) -> bool:
+        """Whether int4 keeps 8 bits of the fused maps `modules`."""
+        return tuple(modules) == self.family.qkv
+
+    def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
+        family = self.family
+        if any(self.taps[layer : layer + 1]):
+            return family.conv_in, family.conv_out
+        widths = self.at(layer).widths
+        return tuple(name for name in family.qkv if name in widths), family.out
+
+    @property
+    def last_attention(self) -> int:
+        """The last layer that attends to keys of its own; draft layers are like it."""
+        return max(layer for layer, count in enumerate(self.taps) if not count and self.source(layer) == layer)
+
+    def rotated(self, kind: int) -> int:
+        """Leading numbers of each head that a kind of rotary embedding turns."""
+        return 2 * len(self.rotaries[kind].inv_freq)
+
+    def weight_name(self, layer: int, module: str) -> str:
+        """`module` as in HF: `self_attn.q_proj`, `mlp.up_proj`, `input_layernorm`, ..."""
+        number = self.numbers[layer] if self.numbers else layer
+        return f"{self.stacked(self.family.layers)}.{number}.{module}"
+
+    def without(self, skipped: Skipped) -> DecoderSpec:
+        """The same without some of its layers or halves of them, which share nothing with the others, over the same
+        weights."""
+        kept = tuple(layer for layer in range(self.layers) if layer not in skipped.layers)
+        return replace(
+            self,
+            layers=len(kept),
+            numbers=kept,
+            no_attention=tuple(i for i, layer in enumerate(kept) if layer in skipped.attention),
+            no_mlp=tuple(i for i, layer in enumerate(kept) if layer in skipped.mlps),
+            windows=tuple(self.windows[layer] for layer in kept),
+            taps=tuple(self.taps[layer] for layer in kept),
+            rotary_of=tuple(self.rotary_of[layer] for layer in kept),
+        )
+
+    def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
+        """The name of linear maps of a layer fused to one."""
+        return self.weight_name(layer, "+".join([modules[0], *(module.split(".")[-1] for module in modules[1:])]))
+
+    def stacked(self, module: str) -> str:
+        """Name of a module beside the layers."""
+        return f"{self.family.stack}.{module}"
+
+    def out_width(self, module: str) -> int:
+        """Output size of a linear map of a layer."""
+        return self.widths[module][0]
+
+    def in_width(self, module: str) -> int:
+        """Input size of a linear map of a layer."""
+        return self.widths[module][1]
+
+    def row_order(self, module: str) -> NDArray[np.int64] | None:
+        """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all keys, all
+        values); None where it is the same.
+        """
+        if not (self.family.interleaved and module in self.family.qkv):
+            return None
+        return np.arange(self.out_width(module)).reshape(self.heads, 3, self.head_dim).swapaxes(0, 1).reshape(-1)
+
+    def in_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A weight or bias of a layer's `module` ("self_attn.q_proj.weight", linear maps [out, in]) or of another norm
+        as the graph has it: rows in its order, norms with the one that is added.
+        """
+        module = name.rpartition(".")[0]
+        if array.ndim == 1 and self.family.one_added and name.endswith(".weight"):
+            return array + 1
+        order = self.row_order(module) if module in self.widths else None
+        return array if order is None else array[order]

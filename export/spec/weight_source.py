@@ -1,0 +1,90 @@
+"""Where a graph's weights come from: the interface that the exporter reads them by, whatever scales or drafters change
+about them on the way. Covered by the tests of `load_weights`, `smoothing` and the drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from streamspec.export.ops.builder import Array
+
+Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
+
+
+class Table(Protocol):
+    """A table [rows, columns], read in parts as float32 arrays."""
+
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        """Reads rows."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Reads everything."""
+
+
+class Source(Protocol):
+    """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
+    order (`DecoderSpec.row_order`), None for a bias that does not exist."""
+
+    def weight(self, name: str) -> Array:
+        """Returns the weight `name`."""
+
+    def rows_of(self, name: str) -> Table:
+        """Returns a table, such as the embedding, to be read part by part."""
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed (`arithmetic.hadamard`); 0: not."""
+
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
+
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns 4 bits of the fused map that begins with `module`, rounded on a text; None where none was."""
+
+
+class ChangedSource:
+    """Passes tables and biases of another source on; subclasses change its weights."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def rows_of(self, name: str) -> Table:
+        """Returns a table unchanged."""
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+        return self.source.bias(name)
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed."""
+        return self.source.mixed(module)
+
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input of a linear map counts."""
+        return self.source.importance(module)
+
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns None: these are other weights."""
+        return None
+
+
+class MergedSource(ChangedSource):
+    """Another source's weights plus low-rank `updates`, by their names: A [r, in] and B [out, r]."""
+
+    def __init__(self, source: Source, updates: Mapping[str, tuple[Array, Array]]) -> None:
+        super().__init__(source)
+        self.updates = updates
+
+    def weight(self, name: str) -> Array:
+        """Returns the weight plus its update, if any."""
+        weight = self.source.weight(name)
+        if name not in self.updates:
+            return weight
+        a, b = self.updates[name]
+        return weight + b @ a

@@ -1,0 +1,197 @@
+"""Describes a decoder, read off a Hugging Face causal LM: sizes, rotary frequencies, which parts exist.
+
+The family's description (`streamspec/model_families/families.py`) says only what the modules themselves cannot tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from streamspec.adapters.base_models.config_fields import (
+    FIXED_WITHIN,
+    HEADS,
+    activation,
+    activations,
+    check_config,
+    fits,
+    read_field,
+)
+from streamspec.errors import BaseModelError
+from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary
+from streamspec.model_families import Family, switched
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.hf_decoder import HFDecoder
+
+
+def describe(model: Any) -> DecoderSpec:
+    """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
+    from streamspec.adapters.base_models.hf_decoder import HFDecoder
+
+    config, decoder = model.config, HFDecoder(model)
+    check_config(config)
+    family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
+    taps = tuple(0 if (conv := decoder.conv(i)) is None else conv.conv.weight.shape[-1] for i in range(len(layers)))
+    attending = [layer for layer, count in zip(layers, taps, strict=True) if not count]
+    if not attending:
+        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
+    last = layers[decoder.last_attention]
+    attention = getattr(last, family.attention)
+    heads, differ = config.num_attention_heads, family.shared_kv is not None
+    sizes = tuple(_sizes(layer, family, heads) for layer in layers) if differ else ()
+    widths = dict((sizes[decoder.last_attention] if sizes else _sizes(last, family, heads)).widths)
+    if any(taps):
+        convolving = layers[taps.index(max(taps))]
+        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
+    rotaries, rotary_of, length = _rotaries(decoder)
+    normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
+    head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()
+    spec = DecoderSpec(
+        model_type=config.model_type,
+        family=family,
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=widths[family.down[0]][1],
+        heads=heads,
+        kv_heads=sizes[decoder.last_attention].kv_heads
+        if sizes
+        else read_field(config, "num_key_value_heads") or heads,
+        head_dim=head_dim,
+        vocab=embedding.weight.shape[0],
+        context_length=length,
+        eps=decoder.eps,
+        activation=activations(family)[activation(config)],
+        parallel=switched(config, family.parallel),
+        mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
+        head_norms=head_norms,
+        joint_head_norms=bool(head_norms) and _joint(last.get_submodule(head_norms[0]), head_dim),
+        tied=decoder.lm_head.weight is embedding.weight,
+        windows=tuple(decoder.window(layer) for layer in range(len(layers))),
+        taps=taps,
+        rotaries=rotaries,
+        rotary_of=rotary_of,
+        embedding_scale=decoder.embedding_scale,
+        residual_scale=decoder.residual_scale,
+        attention_scale=float(attention.scaling),
+        attention_cap=read_field(config, "attn_logit_softcapping"),
+        logit_scale=decoder.logit_multiplier / decoder.logit_divisor,
+        logit_cap=read_field(config, "final_logit_softcapping"),
+        clip=getattr(config, family.clip) if family.clip else None,
+        widths=widths,
+        shapes=_shapes(last) | _bare_shapes(family, config.hidden_size),
+        eos_token_ids=_eos(model),
+        bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
+        sizes=sizes,
+        kv_sources=decoder.kv_sources if differ else (),
+        per_layer_width=decoder.per_layer.width if decoder.per_layer else 0,
+        per_layer_scales=decoder.per_layer.scales if decoder.per_layer else (1.0, 1.0, 1.0),
+    )
+    _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
+    return spec
+
+
+def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:
+    """Sizes of a layer with attention, of the linear maps that it has."""
+    names = family.per_layer_input
+    known = dict(layer.named_modules())
+    maps = (*family.qkv, *family.out, *family.up, *family.down, *((names.gate, names.up) if names else ()))
+    widths = {name: _widths(known[name]) for name in maps if name in known}
+    groups = getattr(getattr(layer, family.attention), "num_key_value_groups", 1)
+    return LayerSizes(heads // groups, widths[family.out[0]][1] // heads, widths[family.down[0]][1], widths)
+
+
+def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name, value in layer.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if "lora_" in name:
+            continue
+        shape = _widths(layer.get_submodule(module)) if value.ndim == 2 else tuple(value.shape)
+        shapes[f"{module.removesuffix('.base_layer')}.{kind}"] = shape
+    return shapes
+
+
+def _bare_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Of the ones that a layer's norms without weights multiply by, which draft layers learn."""
+    norms = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
+    return {f"{norm}.weight": (hidden,) for norm in norms if norm and family.bare_norms}
+
+
+def _widths(module: Any) -> tuple[int, int]:
+    from transformers.pytorch_utils import Conv1D
+
+    out, into = module.weight.shape
+    base = module.get_base_layer() if hasattr(module, "get_base_layer") else module  # below a LoRA
+    return (into, out) if isinstance(base, Conv1D) else (out, into)
+
+
+def _joint(norm: Any, head_dim: int) -> bool:
+    """Whether a norm of queries is over all heads together."""
+    weight = getattr(norm, "weight", None)
+    return weight is not None and weight.ndim == 1 and len(weight) > head_dim
+
+
+def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | None, ...], int]:
+    """The frequencies in use, which of them each layer has, and up to which length they hold."""
+    rotary, config, layers = decoder.rotary, decoder.model.config, range(len(decoder.layers))
+    length = int(config.max_position_embeddings)
+    if rotary is None:
+        return (), (None,) * len(layers), length
+    kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
+    rotaries = []
+    for layer_kind, rope in kinds.items():
+        prefix = f"{layer_kind}_" if layer_kind else ""
+        if rope in FIXED_WITHIN:
+            parameters = config.rope_parameters[layer_kind] if layer_kind else config.rope_parameters
+            length = min(length, int(parameters.get("original_max_position_embeddings") or length))
+        rotaries.append(
+            Rotary(
+                getattr(rotary, f"{prefix}original_inv_freq").detach().float().cpu().numpy(),
+                float(getattr(rotary, f"{prefix}attention_scaling")),
+            )
+        )
+    grown = 0
+    if decoder.family.query_growth is not None:
+        names = decoder.family.query_growth, "original_max_position_embeddings"
+        beta, original = (config.rope_parameters[name] for name in names)
+        grown = len(rotaries)
+        rotaries += [replace(kind, growth=(float(beta), int(original))) for kind in rotaries]
+    of = (0 if "" in kinds else list(kinds).index(config.layer_types[layer]) for layer in layers)
+    pairs = tuple((kind + grown, kind) if decoder.rotates(i) else None for i, kind in enumerate(of))
+    return tuple(rotaries), pairs, length
+
+
+def _eos(model: Any) -> tuple[int, ...]:
+    """End tokens: those of the generation config, which often names more than the model's own."""
+    generation = getattr(model, "generation_config", None)
+    value = getattr(generation, "eos_token_id", None)
+    if value is None:
+        value = model.config.eos_token_id
+    return known_tokens(value, model.get_input_embeddings().weight.shape[0])
+
+
+def known_tokens(tokens: int | list[int] | None, rows: int) -> tuple[int, ...]:
+    """Those of the tokens that an embedding of so many rows has; `check_folder` has told of the others."""
+    listed = tokens if isinstance(tokens, (list, tuple)) else [] if tokens is None else [tokens]
+    return tuple(int(token) for token in listed if 0 <= token < rows)
+
+
+def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
+    turned = enumerate(spec.rotary_of)
+    of_layers = {(spec.at(layer).head_dim, spec.rotated(kinds[0]) if kinds else 0) for layer, kinds in turned}
+    for head_dim, rotated in sorted(of_layers):
+        if not fits(head_dim) or rotated > head_dim:
+            raise BaseModelError(
+                f"heads of {head_dim} with {rotated} rotated",
+                f"{HEADS}, no more rotated than they hold",
+                "choose another base",
+            )
+    if any(kind.growth for kind in spec.rotaries) and spec.rotated(0) < spec.head_dim:
+        raise BaseModelError(
+            f"queries that grow, {spec.rotated(0)} of {spec.head_dim} numbers rotated",
+            "all rotated",
+            "export another base",
+        )
+    if any(scale != scales[0] for scale in scales):
+        raise BaseModelError("attention that is scaled otherwise in each layer", "one scale", "choose another base")
