@@ -38,7 +38,7 @@ LOWEST_TESTS = (
     "not internlm3",  # new in transformers 5.23
 )
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
-       python3 run.py test              format, lint, import contracts, types, docs and tests, as CI runs them
+       python3 run.py test              format, lint, import contracts, types, docs and tests
        python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
        python3 run.py lowest            the tests of training and export with the oldest libraries allowed
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
@@ -184,8 +184,8 @@ STEPS: dict[str, Callable[[], int]] = {
 
 
 def test(arguments: list[str]) -> int:
-    """All steps, or the one of `--only STEP`; further arguments are pytest's, and leave out the oldest libraries."""
-    steps = STEPS | {"pytest": lambda: pytest(arguments)} | ({} if arguments else {"lowest": lambda: lowest([])})
+    """All steps, or the one of `--only STEP`; other arguments are pytest's."""
+    steps = STEPS | {"pytest": lambda: pytest(arguments)}
     if arguments[:1] == ["--only"]:
         if len(arguments) != 2 or arguments[1] not in STEPS:
             sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
