@@ -42,7 +42,8 @@ LOWEST_TESTS = (
     "not internlm3",  # new in transformers 5.23
 )
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
-       python3 run.py test              format, lint, import contracts, types, docs and tests, as CI runs them
+       python3 run.py test              format, lint, import contracts, types, docs and tests
+       python3 run.py test --quick      format, lint, import contracts and the fast tests, in three minutes
        python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
        python3 run.py lowest            the tests of training and export with the oldest libraries allowed
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
@@ -141,12 +142,15 @@ def docs() -> int:
 
 
 def in_processes() -> list[str]:
-    """Options of pytest: several processes of one thread each, a file at a time; none of them on one core."""
+    """Options of pytest: several processes of one thread each, none of them on one core.
+
+    A process takes a whole file at a time, for its fixtures, and tests/conftest.py sorts the longest to the front.
+    """
     count = min(MOST_PROCESSES, os.cpu_count() or 1)
     if count == 1:
         return []
     os.environ["OMP_NUM_THREADS"] = "1"
-    return ["-n", str(count), "--dist", "loadfile"]
+    return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def pytest(arguments: list[str]) -> int:
@@ -186,11 +190,16 @@ STEPS: dict[str, Callable[[], int]] = {
     "docs": docs,
 }
 
+QUICK_STEPS = ("format", "lint", "imports")
+
 
 def test(arguments: list[str]) -> int:
-    """All steps, or the one of `--only STEP`; further arguments are pytest's, and leave out the oldest libraries."""
-    steps = STEPS | {"pytest": lambda: pytest(arguments)} | ({} if arguments else {"lowest": lambda: lowest([])})
-    if arguments[:1] == ["--only"]:
+    """All steps, those of `--quick` or the one of `--only STEP`; other arguments are pytest's."""
+    steps = STEPS | {"pytest": lambda: pytest(arguments)}
+    if arguments == ["--quick"]:
+        steps = {name: STEPS[name] for name in QUICK_STEPS}
+        steps["pytest"] = lambda: pytest([*in_processes(), "-q", "--quick"])
+    elif arguments[:1] == ["--only"]:
         if len(arguments) != 2 or arguments[1] not in STEPS:
             sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
         steps = {arguments[1]: STEPS[arguments[1]]}

@@ -5,21 +5,45 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import durations
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests that take no longer than a second")
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew for these tests")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("STREAMSPEC_TEST_BASE") == "1" or not any(item.get_closest_marker("base") for item in items):
+    skip_without_the_base(items)
+    if config.getoption("quick"):
+        left_out = durations.slow(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    if hasattr(config, "workerinput"):  # one of several processes
+        durations.longest_files_first(items)
+
+
+def skip_without_the_base(items: list[pytest.Item]) -> None:
+    needing = [item for item in items if item.get_closest_marker("base")]
+    if os.environ.get("STREAMSPEC_TEST_BASE") == "1" or not needing:
         return
     from streamspec.adapters.base_models.resolve import cached_reference
 
     if cached_reference() is not None:
         return
     skip = pytest.mark.skip(reason="the reference base is not cached (a download of 93 MB); set STREAMSPEC_TEST_BASE=1")
-    for item in items:
-        if item.get_closest_marker("base"):
-            item.add_marker(skip)
+    for item in needing:
+        item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("record_durations"):
+        reports = [report for reports in terminalreporter.stats.values() for report in reports]
+        durations.record(report for report in reports if isinstance(report, pytest.TestReport))
 
 
 @pytest.fixture(scope="session")
