@@ -72,7 +72,7 @@ def set_up(extra: str) -> None:
     Builds the native operators anew where their sources changed since.
     """
     wanted = fingerprint(ROOT / "pyproject.toml", ROOT / "setup.py")
-    sources = fingerprint(*sorted(path for path in NATIVE.iterdir() if path.suffix in (".cpp", ".h", ".toml")))
+    sources = fingerprint(*sorted(path for path in NATIVE.rglob("*") if path.suffix in (".cpp", ".h", ".toml")))
     stamp, built = VENV / f"streamspec-{extra}.stamp", VENV / "streamspec-native.stamp"
     installed = PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted
     if installed and built.exists() and built.read_text() == sources:

@@ -22,7 +22,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("native")  # paths are relative to the project's root, from where every frontend runs this file
-SOURCES = sorted(path for path in NATIVE.iterdir() if path.suffix in (".cpp", ".h", ".toml"))
+SOURCES = sorted(path for path in NATIVE.rglob("*") if path.suffix in (".cpp", ".h", ".toml"))
 LIBRARY = "streamspec_native" + (".dll" if sys.platform == "win32" else ".so")
 MODE = os.environ.get("STREAMSPEC_NATIVE", "")
 MACHINES = {"amd64": "x86_64", "x86-64": "x86_64", "aarch64": "arm64"}  # other names of the same
@@ -78,13 +78,15 @@ class BuildNative(build_ext):
     def compile(self, stamp: str) -> list[str]:
         """Compiles all sources of this machine side by side, and returns their objects."""
         family = "msvc" if self.compiler.compiler_type == "msvc" else "gcc"
-        rows = tomllib.loads((NATIVE / "kernels.toml").read_text(encoding="utf-8"))
+        rows = tomllib.loads((NATIVE / "instruction_sets" / "kernels.toml").read_text(encoding="utf-8"))
         defines = [("STREAMSPEC_SOURCES", f'"{stamp}"')]
 
         def one(path: Path) -> list[str] | Exception:
             flags = FLAGS[family] + rows.get(name(path), {}).get(family, [])
             try:
-                return list(self.compiler.compile([str(path)], self.build_temp, defines, extra_postargs=flags))
+                return list(
+                    self.compiler.compile([str(path)], self.build_temp, defines, [str(NATIVE)], extra_postargs=flags)
+                )
             except Exception as error:
                 return error
 
@@ -94,7 +96,7 @@ class BuildNative(build_ext):
         wanted = [path for path in files if rows.get(name(path), {}).get("machine", machine) == machine]
         if hasattr(self.compiler, "initialize") and not getattr(self.compiler, "initialized", False):
             self.compiler.initialize()
-        chooser = NATIVE / "choose.cpp"
+        chooser = NATIVE / "kernels" / "choose.cpp"
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             sides = [path for path in wanted if path != chooser]
             made = dict(zip(sides, pool.map(one, sides), strict=True))
@@ -149,7 +151,8 @@ def name(path: Path) -> str:
 
 def digest() -> str:
     """sha256 of the sources; `streamspec.runtime.hardware.native_library` computes the same in a checkout."""
-    return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in SOURCES)).hexdigest()
+    named = (path.relative_to(NATIVE).as_posix().encode() + b"\0" + path.read_bytes() for path in SOURCES)
+    return hashlib.sha256(b"".join(named)).hexdigest()
 
 
 setup(

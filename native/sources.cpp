@@ -1,5 +1,5 @@
 // The hash of the sources that the library was built from, and for which platform: tells a stale build in a checkout.
-#include "ort_api.h"
+#include "operators/ort_api.h"
 
 #ifndef STREAMSPEC_SOURCES
 #define STREAMSPEC_SOURCES "unknown"

@@ -91,10 +91,11 @@ def _opened(path: Path) -> NativeLibrary:
 
 def sources(folder: Path) -> str:
     """sha256 of the sources in a checkout, as setup.py writes it into the library; empty where there are none."""
-    if not (folder / "kernels.toml").is_file():
+    if not (folder / "instruction_sets" / "kernels.toml").is_file():
         return ""
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".h", ".toml"))
-    return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)).hexdigest()
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".cpp", ".h", ".toml"))
+    named = (path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() for path in files)
+    return hashlib.sha256(b"".join(named)).hexdigest()
 
 
 def _text(opened: ctypes.CDLL, function: str) -> str:

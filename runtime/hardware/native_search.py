@@ -1,4 +1,4 @@
-"""Searches draft trees with the native library (native/draft_tree.cpp): the trees of `PythonSearch`, in a tenth of the
+"""Searches draft trees with the native library (native/draft_tree/): the trees of `PythonSearch`, in a tenth of the
 time where the model has driven the host out of the caches. tests/runtime/decoding/test_draft_tree_search.py compares
 the two."""
 

@@ -18,6 +18,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
+SETS = NATIVE / "instruction_sets"
+OPERATORS = sorted((NATIVE / "operators").glob("*.cpp"))
 MACHINES = {"amd64": "x86_64", "aarch64": "arm64"}
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-w", f"-I{NATIVE}")
 # Checks by calls and without scopes of locals, of which the kernels' are many: a sixth of the time to compile.
@@ -49,19 +51,19 @@ class Toolchain:
     def kernels(self, *flags: str, portable: tuple[str, ...] = ()) -> list[str]:
         """Kernels of the machine and what chooses among them. `portable`: flags of those alone that all machines have;
         the others are the same source over other lanes."""
-        rows = tomllib.loads((NATIVE / "kernels.toml").read_text(encoding="utf-8"))
-        names = [path.stem.removeprefix("kernels_") for path in sorted(NATIVE.glob("kernels_*.cpp"))]
+        rows = tomllib.loads((SETS / "kernels.toml").read_text(encoding="utf-8"))
+        names = [path.stem.removeprefix("kernels_") for path in sorted(SETS.glob("kernels_*.cpp"))]
         own = [name for name in names if rows.get(name, {}).get("machine", self.machine) == self.machine]
 
         def one(name: str) -> str:
             more = rows[name]["gcc"] if name in rows else portable
-            return self.compile(NATIVE / f"kernels_{name}.cpp", *flags, *more)
+            return self.compile(SETS / f"kernels_{name}.cpp", *flags, *more)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             made = dict(zip(own, pool.map(one, own), strict=True))
         assert made["portable"] and sum(map(bool, made.values())) > 1
         left_out = [f"-DSTREAMSPEC_WITHOUT_{name.upper()}" for name, file in made.items() if not file]
-        return [*filter(None, made.values()), self.compile(NATIVE / "choose.cpp", *flags, *left_out)]
+        return [*filter(None, made.values()), self.compile(NATIVE / "kernels" / "choose.cpp", *flags, *left_out)]
 
     def link(self, name: str, *arguments: str) -> Path:
         done = self.run(*arguments, "-o", self.folder / name)
@@ -113,7 +115,7 @@ def test_operators_stay_within_their_memory(sanitizing: Toolchain, objects: list
     if sys.platform != "linux" or sanitizing.clang:
         pytest.skip("only GCC's sanitizers on Linux are loaded ahead of Python")
     flags = (*ADDRESS, *UNDEFINED, *sanitizing.calls, "-DSTREAMSPEC_EXACT_SCRATCH")
-    sources = [sanitizing.compile(NATIVE / name, *flags) for name in ("ops.cpp", "sources.cpp")]
+    sources = [sanitizing.compile(path, *flags) for path in (*OPERATORS, NATIVE / "sources.cpp")]
     library = sanitizing.link("streamspec_native.so", "-shared", *flags, *sources, *objects)
     needs = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
     ahead = re.findall(r"lib[au]b?san\S* => (\S+)", needs)
@@ -171,8 +173,8 @@ def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
     assert given == agree([program], 15)[1]
 
     own = [
-        windows.compile(NATIVE / f"{name}.cpp", '-DSTREAMSPEC_SOURCES="of this test"')
-        for name in ("ops", "draft_tree", "sources")
+        windows.compile(path, '-DSTREAMSPEC_SOURCES="of this test"')
+        for path in (*OPERATORS, NATIVE / "draft_tree" / "draft_tree.cpp", NATIVE / "sources.cpp")
     ]
     library = windows.link("streamspec_native.dll", "-shared", "-static", *own, *kernels)
     loads = tmp_path / "loads.cpp"

@@ -108,7 +108,7 @@ def test_the_source_distribution_builds_the_same_library(tmp_path: Path) -> None
         packed.extractall(tmp_path / "unpacked", filter="data")
     [root] = (tmp_path / "unpacked").iterdir()
     ours, theirs = (
-        {path.name for pattern in SOURCES for path in (one / "native").glob(pattern)} for one in (ROOT, root)
+        {path.name for pattern in SOURCES for path in (one / "native").rglob(pattern)} for one in (ROOT, root)
     )
     assert "setup.py" in {path.name for path in root.iterdir()} and "kernels.toml" in ours == theirs
     assert native_library.sources(root / "native") == native_library.sources(ROOT / "native")

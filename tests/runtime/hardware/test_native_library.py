@@ -96,7 +96,7 @@ def test_in_a_checkout_a_library_of_older_sources_is_not_used(
     (tmp_path / "streamspec").mkdir()
     copy = Path(os.path.realpath(shutil.copy(built, tmp_path / "streamspec" / native.NAME)))
     shutil.copytree(ROOT / "native", tmp_path / "native")
-    with (tmp_path / "native" / "ops.cpp").open("a") as changed:
+    with (tmp_path / "native" / "sources.cpp").open("a") as changed:
         changed.write("// changed\n")
     assert placed(monkeypatch, copy).startswith("built from other sources")
 

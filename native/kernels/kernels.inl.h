@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace streamspec::STREAMSPEC_ISA {
 namespace {

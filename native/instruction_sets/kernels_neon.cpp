@@ -2,4 +2,4 @@
 #define STREAMSPEC_DOTPROD 0
 #include "simd_neon.h"
 //
-#include "kernels.inl.h"
+#include "kernels/kernels.inl.h"

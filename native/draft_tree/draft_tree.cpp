@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ort_api.h"
+#include "operators/ort_api.h"
 
 namespace streamspec {
 namespace {

@@ -2,4 +2,4 @@
 #define STREAMSPEC_AVXVNNI 1
 #include "simd_avx2.h"
 //
-#include "kernels.inl.h"
+#include "kernels/kernels.inl.h"

@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels.h"
-#include "ort_api.h"
+#include "kernels/kernels.h"
+#include "operators/ort_api.h"
 
 namespace streamspec {
 namespace {

@@ -2,7 +2,7 @@
 // STREAMSPEC_WITHOUT_NAME.
 #include <cstring>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define STREAMSPEC_X86 1
