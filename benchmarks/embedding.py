@@ -113,6 +113,7 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
 
     from streamspec.bundle.files import read_manifest
     from streamspec.draft_tree import chain
+    from streamspec.runtime.decoding.model_runner import StepRequest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.ort_runner import OrtRunner
 
@@ -135,11 +136,11 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
     before, began = status(), time.perf_counter()
     engine = OrtRunner(Writing(written if packed and written.exists() else model, read_manifest(bundle), threads=1))
     opening = time.perf_counter() - began
-    engine.prefill(prompt(64), draft=False)
+    engine.prefill(StepRequest(prompt(64)))
     steps = []
     for _ in range(60):
         began = time.perf_counter()
-        engine.verify([0], chain(0), draft=False)
+        engine.verify(StepRequest([0], chain(0)))
         steps.append(time.perf_counter() - began)
     after = status()
     size = sum(file.stat().st_size for file in written.parent.iterdir()) / MB

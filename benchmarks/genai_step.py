@@ -24,6 +24,7 @@ import onnxruntime_genai as genai
 
 from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import chain
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
@@ -35,11 +36,11 @@ ROWS = (1, 8)
 def ours(engine: OrtRunner, prompt: np.ndarray, rows: int, steps: int) -> tuple[float, list[int]]:
     """Returns the median seconds of a step, and the tokens."""
     engine.reset()
-    written = [engine.prefill(prompt.tolist(), draft=False).choices[-1]]
+    written = [engine.prefill(StepRequest(prompt.tolist())).choices[-1]]
     tree, taken = chain(rows - 1), []
     for _ in range(steps - 1):
         started = time.perf_counter()
-        result = engine.verify(written[-1:] + [1] * (rows - 1), tree, draft=False)
+        result = engine.verify(StepRequest(written[-1:] + [1] * (rows - 1), tree))
         engine.commit([0])
         written.append(result.choices[0])
         taken.append(time.perf_counter() - started)

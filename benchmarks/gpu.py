@@ -29,6 +29,7 @@ from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import MODEL
 from streamspec.draft_tree import chain
 from streamspec.errors import StreamspecError
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 
@@ -54,13 +55,13 @@ def step_times(bundle: Path, graph: str, provider: str, context: int) -> dict[st
     except StreamspecError as error:
         return {"why_not": error.found}
     runner.reset()
-    runner.prefill([1] * context, draft=False)
+    runner.prefill(StepRequest([1] * context))
     out: dict[str, Any] = {"nodes_on_cpu": model.on_cpu, "captured": model.captures, "ms": {}}
     for rows in manifest.captured.rows:
         times = []
         for _ in range(WARM + STEPS):
             started = time.perf_counter()
-            runner.verify([1] * rows, chain(rows - 1), draft=rows > 1)
+            runner.verify(StepRequest([1] * rows, chain(rows - 1), run_drafter=rows > 1))
             runner.commit((0,))
             times.append(time.perf_counter() - started)
             runner.rewind(context)

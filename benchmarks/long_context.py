@@ -34,7 +34,7 @@ from streamspec.progress import track
 from streamspec.runtime import Session, load
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.draft_model.candidates import likeliest
 from streamspec.runtime.draft_model.runner import CANDIDATES
@@ -90,17 +90,16 @@ def step_costs(session: Session, context: int) -> dict[str, float]:
     fill(both, context)
 
     def draft() -> None:
-        logits = both._read([5], ())
+        logits = both._read([5], (), 1)
         assert logits is not None
         likeliest(logits[0], CANDIDATES)
 
-    both.draft_depth = 1
     kinds: dict[str, Callable[[], Any]] = {
-        "plain": lambda: both.target.verify([5], ROOT_ONLY, draft=False),
+        "plain": lambda: both.target.verify(StepRequest([5])),
         "draft": draft,
     }
     for gamma in (1, 2, 4, MOST):
-        kinds[f"verify {gamma}"] = lambda n=gamma: both.target.verify([5] * (n + 1), chain(n), draft=False)
+        kinds[f"verify {gamma}"] = lambda n=gamma: both.target.verify(StepRequest([5] * (n + 1), chain(n)))
     spent: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(ROUNDS + 1):
         for name, run in kinds.items():

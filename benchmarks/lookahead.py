@@ -24,7 +24,7 @@ from streamspec.runtime.costs.drafter_gate import ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.draft_sources.lookahead import LOOKAHEAD
 from streamspec.runtime.draft_sources.ngram import NGRAM
@@ -53,13 +53,11 @@ class CountedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def prefill(self, ids: Sequence[int], draft: bool, *more: Any) -> StepResult:
-        return self._runner.prefill(ids, draft, *more)
-
-    def verify(self, tokens: Sequence[int], tree: Any, draft: bool, *more: Any, **named: Any) -> StepResult:
-        curve = self._costs.with_drafter if draft else self._costs.without_drafter
-        self.cost, self.rows = self.cost + curve[len(tokens) - 1], self.rows + len(tokens)
-        return self._runner.verify(tokens, tree, draft, *more, **named)
+    def verify(self, request: StepRequest) -> StepResult:
+        rows = len(request.tokens)
+        curve = self._costs.with_drafter if request.run_drafter else self._costs.without_drafter
+        self.cost, self.rows = self.cost + curve[rows - 1], self.rows + rows
+        return self._runner.verify(request)
 
 
 def answered(session: Session, prompts: Sequence[list[int]], plain: Sequence[list[int]], arm: str, options: Any) -> str:

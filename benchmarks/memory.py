@@ -37,6 +37,7 @@ def parts(bundle: Path) -> None:
     from streamspec.bundle.files import verify_files
     from streamspec.draft_tree import chain
     from streamspec.runtime import load as loading
+    from streamspec.runtime.decoding.model_runner import StepRequest
     from streamspec.runtime.engine import loaded_model as graph
     from streamspec.runtime.engine import ort_runner as engine
     from streamspec.runtime.tuning import self_test as probe
@@ -53,9 +54,9 @@ def parts(bundle: Path) -> None:
     probe.check_numerics(opened, manifest)
     say("numerical probe")
     opened.reset()
-    opened.prefill([1] * 64, draft=True)
+    opened.prefill(StepRequest([1] * 64, run_drafter=True))
     for rows in (2, 8, 16, 32):
-        opened.verify(range(rows), chain(rows - 1), draft=True)
+        opened.verify(StepRequest(range(rows), chain(rows - 1), run_drafter=True))
     say("prefill of 64, steps of 2, 8, 16, 32 rows")
     del kept
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime import Pruning, load
-from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, ModelRunner
+from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, ModelRunner, StepRequest
 
 GAMMA, RANK, VOCABULARY = 6, 8, 8192  # of random streams: depths, the exit's map, tokens proposed
 
@@ -70,7 +70,7 @@ def step(runner: ModelRunner, tree: DraftTree, kept: int, context: int) -> float
     priors = np.where(np.arange(len(tree)) < kept, 0, DROPPED).astype(np.float32)
     began = time.perf_counter()
     pruning = Pruning(kept, score="prior") if kept < len(tree) else None
-    runner.verify([3] * len(tree), tree, len(tree) > 1, pruning, priors)
+    runner.verify(StepRequest([3] * len(tree), tree, len(tree) > 1, pruning, priors))
     runner.commit((0,))
     seconds = time.perf_counter() - began
     runner.rewind(context)
@@ -94,7 +94,7 @@ def main() -> None:
     session = load(arguments.bundle, threads=arguments.threads, provider=arguments.provider, tree=2)
     session.manifest.check_prunes()
     runner, context = session.runner, arguments.context
-    runner.prefill([1] * context, draft=False)
+    runner.prefill(StepRequest([1] * context))
     sides = {(1, 1)} | {(rows, kept) for rows in arguments.rows for kept in (rows, rows // 2)}
     sides |= {(rows // 2, rows // 2) for rows in arguments.rows}
     taken: dict[tuple[int, int], list[float]] = {side: [] for side in sorted(sides)}

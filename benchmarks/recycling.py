@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 
 from streamspec.bench.prompts import BenchPrompt, read_cases
-from streamspec.draft_tree import DraftTree
 from streamspec.runtime import Session, load
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import RECYCLING
@@ -60,10 +59,10 @@ def recorded(session: Session, case: BenchPrompt, limit: int) -> list[Recorded]:
         if len(prompt) + limit + 2 * ROWS > session.context_length:
             break
         known = runner.begin(prompt)
-        result = runner.prefill(prompt[known:], runner.gamma > 0)
+        result = runner.prefill(StepRequest(prompt[known:], run_drafter=runner.gamma > 0))
         one = Recorded(case.category or "all prompts", prompt, [int(result.choices[0])], [result.proposal])
         while one.answer[-1] not in eos and len(one.answer) < limit:
-            result = runner.verify(one.answer[-1:], ROOT_ONLY, runner.gamma > 0)
+            result = runner.verify(StepRequest(one.answer[-1:], run_drafter=runner.gamma > 0))
             runner.commit((0,))
             one.answer.append(int(result.choices[0]))
             one.proposals.append(result.proposal)
@@ -84,11 +83,12 @@ class Replay:
     def begin(self, *_: Any) -> int:
         return 0
 
-    def prefill(self, ids: Sequence[int], draft: bool, *_: Any) -> StepResult:
-        self.length = len(ids)
-        return StepResult(self.record.answer[:1], None, self.record.proposals[0] if draft else None)
+    def prefill(self, request: StepRequest, progress: Any = None) -> StepResult:
+        self.length = len(request.tokens)
+        return StepResult(self.record.answer[:1], None, self.record.proposals[0] if request.run_drafter else None)
 
-    def verify(self, tokens: Sequence[int], tree: DraftTree, draft: bool, *_: Any, **__: Any) -> StepResult:
+    def verify(self, request: StepRequest) -> StepResult:
+        tokens, tree, draft = request.tokens, request.tree, request.run_drafter
         rest = self.record.answer[self.length - len(self.record.prompt) :]
         known, choices, accepted = list[bool](), list[int](), 0
         for node, (token, depth) in enumerate(zip(tokens, tree.depths, strict=True)):

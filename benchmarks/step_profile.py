@@ -18,7 +18,7 @@ from pathlib import Path
 
 from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, StepRequest
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -42,14 +42,14 @@ def part_of(name: str) -> str:
 
 def prepare(engine: OrtRunner, context: int) -> None:
     engine.reset()
-    engine.prefill([1 % engine.vocab_size] * context, draft=False)
+    engine.prefill(StepRequest([1 % engine.vocab_size] * context))
 
 
 def step(engine: OrtRunner, tree: DraftTree, context: int) -> tuple[float, float]:
     """Returns seconds of (whole step, graph call): verify, accept, compact; without building a draft."""
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = [node % engine.vocab_size for node in range(len(tree))]
-    result = engine.verify(tokens, tree, draft=len(tree) > 1)
+    result = engine.verify(StepRequest(tokens, tree, run_drafter=len(tree) > 1))
     engine.commit(accept(tree, tokens, result.choices)[1])
     whole = time.perf_counter() - started
     engine.rewind(context)

@@ -35,7 +35,7 @@ from streamspec.draft_tree import DraftTree, cartesian
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.verify import off_borders
 from streamspec.runtime.options import GenerationOptions
@@ -72,8 +72,8 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def verify(self, *arguments: Any, **options: Any) -> StepResult:
-        result: StepResult = self._engine.verify(*arguments, **options)
+    def verify(self, request: StepRequest) -> StepResult:
+        result = self._engine.verify(request)
         if len(result.choices) > 1:
             self.rows, self.steps = self.rows + sum(token >= 0 for token in result.choices), self.steps + 1
         return result

@@ -21,10 +21,9 @@ import numpy as np
 
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
-from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.options import GenerationOptions
@@ -39,16 +38,9 @@ class TypicalEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
+    def verify(self, request: StepRequest) -> StepResult:
         """Commits the accepted path at once; does not support grammars."""
+        tokens, tree, draft = request.tokens, request.tree, request.run_drafter
         logits = self._engine.forward(tokens, tree.depths, tree.mask())
         choices = logits.argmax(axis=1)
         scores = logits.astype(np.float64) / self.temperature
@@ -65,7 +57,7 @@ class TypicalEngine:
         path = tree.path(longest)
         for parent, node in pairwise(path):
             choices[parent] = tokens[node]
-        found = self._engine.prefill([tokens[node] for node in path], draft)
+        found = self._engine.prefill(StepRequest([tokens[node] for node in path], run_drafter=draft))
         return StepResult(choices.tolist(), longest if draft else None, found.proposal)
 
     def commit(self, path: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from streamspec import step_graph
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
-from streamspec.runtime.decoding.model_runner import ModelRunner
+from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_sources.registry import NO_DATA, SourceData
@@ -80,7 +80,8 @@ class AdapterSwapper:
         try:
             runner.use(chosen.manifest, chosen.tensors)
             runner.reset()
-            runner.prefill([0], draft=0 < runner.gamma < runner.context_length)  # runs with sizes that fit, or fails
+            drafts = 0 < runner.gamma < runner.context_length
+            runner.prefill(StepRequest([0], run_drafter=drafts))  # runs with sizes that fit, or fails
             runner.reset()
             if key not in self._policies:
                 check_pruning(runner, chosen.manifest)

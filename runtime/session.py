@@ -21,7 +21,7 @@ from streamspec.runtime import saved_session as saved
 from streamspec.runtime.answer_all import answer_all
 from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
+from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.draft_sources.ngram import NGRAM
@@ -340,7 +340,7 @@ class Session:
             self.runner.reset()
             self.runner.begin(ids, GREEDY, logits=True)
             for token in ids:
-                logits = self.runner.verify([token], ROOT_ONLY, draft=False).logits
+                logits = self.runner.verify(StepRequest([token])).logits
                 assert logits is not None
                 yield logits[0]
                 self.runner.commit((0,))

@@ -14,12 +14,13 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
+from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.costs.drafter_gate import DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.grammar_state import GrammarState
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepRequest, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob, prompt_logprobs
 from streamspec.runtime.decoding.stats import Stats
@@ -69,6 +70,8 @@ class SpeculativeDecoder:
         self._depth = (
             self.adaptive.depth if self.policy.deepest and self.rows > 1 else None
         )  # of a second model's drafts
+        self._draft_depth: int | None = None
+        self._early_end: EarlyEnd | None = None
         self._gate = self.adaptive.gate if runner.gamma and (sources or self._depth is not None) else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
@@ -141,7 +144,14 @@ class SpeculativeDecoder:
         if self._depth is not None:
             drafts = drafts and self._controller.on  # it would have to read the prompt, too
             self._set_depth()
-        first = self.runner.prefill(prompt[known:], drafts, report, allowed)
+        request = StepRequest(
+            prompt[known:],
+            run_drafter=drafts,
+            mask=allowed,
+            draft_depth=self._draft_depth,
+            early_end=self._early_end,
+        )
+        first = self.runner.prefill(request, report)
         first = self._choose(first, [-1], ROOT_ONLY, allowed)
         self.stats.prefill_seconds = time.perf_counter() - started
         self._proposal = first.proposal
@@ -221,7 +231,8 @@ class SpeculativeDecoder:
         self._set_depth()
         grammar = self.grammar
         masks = None if grammar is None else grammar.tree_masks(tree, tokens)
-        result = self.runner.verify(tokens, tree, drafter, pruning, priors, masks)
+        depth, end = self._draft_depth, self._early_end
+        result = self.runner.verify(StepRequest(tokens, tree, drafter, pruning, priors, masks, depth, end))
         self._calls = self._calls_of(result, drafter)
         result = self._choose(result, tokens, tree, masks)
         node, path = accept(tree, tokens, result.choices)
@@ -266,7 +277,14 @@ class SpeculativeDecoder:
         draft_next = speculates_next and remaining > 1 and self._runs_drafter() and self._may_draft(self.runner.length)
         self._set_depth()
         allowed = self._allowed()
-        result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=allowed)
+        request = StepRequest(
+            [self._root],
+            run_drafter=draft_next,
+            mask=allowed,
+            draft_depth=self._draft_depth,
+            early_end=self._early_end,
+        )
+        result = self.runner.verify(request)
         self._calls = self._calls_of(result, draft_next)
         result = self._choose(result, [self._root], ROOT_ONLY, allowed)
         self.runner.commit((0,))
@@ -351,12 +369,12 @@ class SpeculativeDecoder:
     def _set_depth(self) -> None:
         """Tells a second model how many tokens to draft."""
         if self._depth is not None:
-            self.runner.draft_depth = self._depth.best(self.policy.costs, self.rows)
-            self.runner.early_end = self._depth.early_end(self.policy.costs, self.rows)
+            self._draft_depth = self._depth.best(self.policy.costs, self.rows)
+            self._early_end = self._depth.early_end(self.policy.costs, self.rows)
 
     def _planned_calls(self) -> int:
         """Calls of the drafter in the step under way, as it seems before."""
-        return 0 if not self._runs_drafter() else 1 if self._depth is None else self.runner.draft_depth
+        return 0 if not self._runs_drafter() else self._draft_depth or 1
 
     def _calls_of(self, result: StepResult, drafter: bool) -> int:
         """Calls of the drafter, which was to run or not, for this result."""

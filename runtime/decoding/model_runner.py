@@ -111,6 +111,31 @@ class Pruning:
         return self.min_probability
 
 
+@dataclass(frozen=True, eq=False)
+class StepRequest:
+    """What a call of a model computes: the rows of a draft tree, or part of a prompt.
+
+    - `tokens` [n]: of the tree's nodes, the root first; of a prompt in the order of its text.
+    - `tree`: of n nodes. A prompt has none: `prefill` does not read it.
+    - `run_drafter`: whether the drafter runs after the rows and proposes the next draft.
+    - `pruning`: drops rows after the early exit; `priors` float32 [n], for it: the drafter's log
+      probability of each node. None: all rows stay; all are equally likely.
+    - `mask` bool [n, vocabulary], of a prompt [1, vocabulary]: the tokens that may be chosen after
+      each row, at least one. None: any.
+    - `draft_depth`: tokens that a second model drafts, 1 to `ModelRunner.gamma`; None: as many.
+      `early_end`: when it drafts fewer; None: never. Other drafters read neither.
+    """
+
+    tokens: Sequence[int]
+    tree: DraftTree = ROOT_ONLY
+    run_drafter: bool = False
+    pruning: Pruning | None = None
+    priors: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    draft_depth: int | None = None
+    early_end: EarlyEnd | None = None
+
+
 class SharedModel(Protocol):
     """The open model that all runners of a bundle share."""
 
@@ -147,9 +172,6 @@ class ModelRunner(Protocol):
     @property
     def gamma(self) -> int:
         """Draft tokens that the model's own drafter proposes per call; 0 for a plain model."""
-
-    draft_depth: int  # tokens that a second model drafts from the next call on, 1 to `gamma`; 0: there is none
-    early_end: EarlyEnd | None  # when it drafts fewer; None: never
 
     @property
     def context_length(self) -> int:
@@ -192,29 +214,12 @@ class ModelRunner(Protocol):
         Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns
         how many it kept: none where layers no longer hold what the next tokens would see."""
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        draft: bool,
-        progress: Callable[[int], None] | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        """Commits `ids`; `choices` [1] is the token after the last of them, with a draft after it where `draft`.
-        `progress` is told after each call how many of them are in the cache. `allowed` bool [1, vocabulary]: the tokens
-        it may be, None for all."""
+    def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
+        """Commits the request's tokens, part of a prompt; `choices` [1] is the token after the last of them.
+        `progress` is told after each call how many of them are in the cache."""
 
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        """Runs the tree's rows, `tokens` [n]; commits nothing. `priors` float32 [n], for pruning: the drafter's log
-        probability of every node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least
-        one; None for all."""
+    def verify(self, request: StepRequest) -> StepResult:
+        """Runs the rows of a draft tree; commits nothing."""
 
     def commit(self, path: Sequence[int]) -> None:
         """Commits the rows of `path`, root first, out of the last `verify`."""

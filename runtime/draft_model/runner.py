@@ -1,24 +1,24 @@
 """Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own. `window`
 has the target itself in place of the smaller one.
 
-To the decoding loop both are one model with a drafter: a call verifies with the target, then the draft model reads what
-was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them (`early_end`). What
-it proposes is a chain with the likeliest tokens beside it. Its cache holds its own drafts until the next call, and is
-taken back to the last token that came true.
+To the decoding loop both are a single model with a drafter: a call verifies with the target, then the draft model
+reads what was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them
+(`early_end`). It proposes a chain with the likeliest tokens beside it. Its cache holds its drafts until the next call,
+and is taken back to the last token that came true.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
-from streamspec.draft_tree import DraftTree
-from streamspec.runtime.costs.draft_depth import MOST, EarlyEnd
+from streamspec.runtime.costs.draft_depth import MOST
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.draft_model.candidates import confidence, likeliest
@@ -33,8 +33,7 @@ class TwoModelRunner:
 
     def __init__(self, target: OrtRunner, draft: OrtRunner) -> None:
         self.target, self.draft = target, draft
-        self.gamma = self.draft_depth = MOST
-        self.early_end: EarlyEnd | None = None
+        self.gamma = MOST
         self._eos = frozenset(target.model.manifest.model.eos_token_ids)
         self._same = 0  # tokens, at least, that both caches begin with
 
@@ -124,40 +123,29 @@ class TwoModelRunner:
 
     # ---- calls
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        draft: bool,
-        progress: Callable[[int], None] | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        found = self.target.prefill(ids, False, progress, allowed)
-        return found._replace(accepted=0, proposal=self._propose(found.choices, ())) if draft else found
-
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        found = self.target.verify(tokens, tree, False, pruning, priors, allowed)
-        if not draft:
+    def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
+        found = self.target.prefill(replace(request, run_drafter=False), progress)
+        if not request.run_drafter:
             return found
-        node, path = accept(tree, tokens, found.choices)
-        came = [*(tokens[i] for i in path), found.choices[node]]
-        return found._replace(accepted=node, proposal=self._propose(came, path))
+        return found._replace(accepted=0, proposal=self._propose(found.choices, (), request))
 
-    def _propose(self, came: Sequence[int], path: Sequence[int]) -> TreeProposal | None:
+    def verify(self, request: StepRequest) -> StepResult:
+        if not request.run_drafter:
+            return self.target.verify(request)
+        found = self.target.verify(replace(request, run_drafter=False))
+        node, path = accept(request.tree, request.tokens, found.choices)
+        came = [*(request.tokens[i] for i in path), found.choices[node]]
+        return found._replace(accepted=node, proposal=self._propose(came, path, request))
+
+    def _propose(self, came: Sequence[int], path: Sequence[int], request: StepRequest) -> TreeProposal | None:
         """Drafts after the target's tokens and `came`: those of rows `path` of its last call, which are about to be
         committed, and the one after them. None beyond the draft model's context, and after a token that it does not
         have."""
-        logits = self._read(came, path)
+        depth, end = request.draft_depth or self.gamma, request.early_end
+        logits = self._read(came, path, depth)
         if logits is None:
             return None
-        end, vocabulary = self.early_end, min(self.target.vocab_size, self.draft.vocab_size)
+        vocabulary = min(self.target.vocab_size, self.draft.vocab_size)
         tokens, scores, confidences, probability = list[np.ndarray](), list[np.ndarray](), list[float](), 1.0
         while True:
             best = likeliest(logits[0, :vocabulary], CANDIDATES)
@@ -168,7 +156,7 @@ class TwoModelRunner:
                 confidences.append(confidence(logits[0, :vocabulary], float(scores[-1][0])))
                 probability *= end.probability(confidences[-1])
             unsure = end is not None and probability < end.least
-            if unsure or len(tokens) >= self.draft_depth or drafted in self._eos:
+            if unsure or len(tokens) >= depth or drafted in self._eos:
                 break
             logits = self._next(drafted)
         depths = len(tokens)
@@ -177,17 +165,18 @@ class TwoModelRunner:
         found.confidences = confidences
         return found
 
-    def _read(self, came: Sequence[int], path: Sequence[int]) -> np.ndarray | None:
-        """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`)."""
+    def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
+        """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for `depth`
+        tokens."""
         unread = self._rewind(came)
         room = self.draft.context_length - self.draft.length - len(unread)
-        if room < self.draft_depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:
+        if room < depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:
             return None
-        return self.draft.prefill(unread, draft=False).logits
+        return self.draft.prefill(StepRequest(unread)).logits
 
     def _next(self, token: int) -> np.ndarray:
         """Its logits [1, vocabulary] after one more token."""
-        logits = self.draft.verify([token], ROOT_ONLY, draft=False).logits
+        logits = self.draft.verify(StepRequest([token])).logits
         assert logits is not None
         self.draft.commit((0,))
         return logits

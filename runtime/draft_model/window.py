@@ -95,7 +95,7 @@ class WindowDraftRunner(TwoModelRunner):
     def fork(self, context: int | None = None) -> Self:
         return type(self)(self.target.fork(context), self.draft.kept)
 
-    def _read(self, came: Sequence[int], path: Sequence[int]) -> np.ndarray | None:
+    def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
         """One row: what came before lies in the target's cache."""
         self.draft.follow(path)
         return None if came[-1] in self._eos else self._next(came[-1])

@@ -13,7 +13,7 @@ import numpy as np
 from streamspec import step_graph as sg
 from streamspec.draft_tree import frozen
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal, TreeProposal
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import (
     CallRows,
@@ -62,24 +62,15 @@ class DynamicCall:
         self._scoring.clear()  # they would keep the old one alive
         self._binding.follow(self._cache)
 
-    def run(
-        self,
-        rows: CallRows,
-        draft: bool,
-        forced_node: int = -1,
-        allowed: np.ndarray | None = None,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        shrink: bool = False,
-    ) -> StepResult:
+    def run(self, rows: CallRows, request: StepRequest, forced_node: int = -1, shrink: bool = False) -> StepResult:
         self._reserve(len(rows.tokens))
-        binding, count = self._binding, len(rows.logit_rows)
-        if self._logits_bound or self._drafter.exit_layer is None:
-            pruning = None
+        binding, count, draft = self._binding, len(rows.logit_rows), request.run_drafter
+        prunes = self._drafter.exit_layer is not None and not self._logits_bound
+        pruning, priors = request.pruning if prunes else None, request.priors
         self._bind_rows(binding, rows, draft, forced_node, pruning)
         if pruning is not None:
             binding.input(sg.PRIORS, pruning.asked(np.zeros(count, np.float32) if priors is None else priors))
-        self._bind_choice(binding, rows, allowed)
+        self._bind_choice(binding, rows, request.mask)
         scaled = self._bind_logits(binding, count) if self._logits_bound else None
         choices = binding.output(sg.CHOICES, (count,))
         drafted = self._bind_drafts(binding, draft) if self._drafter.gamma else None
@@ -167,11 +158,11 @@ class DynamicCall:
             binding.input(sg.FORCED_NODE, repeated(forced_node))
             binding.input(sg.FORCED_ROOT, repeated(-1))
 
-    def _bind_choice(self, binding: IoBinding, rows: CallRows, allowed: np.ndarray | None) -> None:
-        """Binds what choosing tokens needs, out of those `allowed`."""
-        binding.input(sg.FREE, FREE if allowed is None else BOUND)
-        if allowed is not None:
-            binding.input(sg.ALLOWED, allowed)
+    def _bind_choice(self, binding: IoBinding, rows: CallRows, mask: np.ndarray | None) -> None:
+        """Binds what choosing tokens needs, out of those that `mask` allows."""
+        binding.input(sg.FREE, FREE if mask is None else BOUND)
+        if mask is not None:
+            binding.input(sg.ALLOWED, mask)
         sampling = self._choice.sampling
         if sampling.random:
             binding.input(sg.UNIFORMS, self._choice.uniforms(rows))

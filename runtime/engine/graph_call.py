@@ -15,7 +15,7 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree, frozen
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 
@@ -49,20 +49,9 @@ class GraphCall(Protocol):
     def follow_cache(self) -> None:
         """Binds the cache again, whose contents were replaced."""
 
-    def run(
-        self,
-        rows: CallRows,
-        draft: bool,
-        forced_node: int = -1,
-        allowed: np.ndarray | None = None,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        shrink: bool = False,
-    ) -> StepResult:
-        """Runs the rows, and the drafter where `draft`, after row `forced_node`, or after the accepted one (-1).
-
-        `allowed`, `pruning`, `priors`: see `ModelRunner.verify`. `shrink`: see `GraphExecutor.run`.
-        """
+    def run(self, rows: CallRows, request: StepRequest, forced_node: int = -1, shrink: bool = False) -> StepResult:
+        """Runs the rows of `request`, and its drafter after row `forced_node`, or after the accepted one (-1).
+        `shrink`: see `GraphExecutor.run`."""
 
     def logits(self, rows: CallRows) -> np.ndarray:
         """Runs the rows; returns the logits float32 [n, vocabulary] of each."""

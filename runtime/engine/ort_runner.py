@@ -13,10 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import MASKED, MAX_GAMMA, DraftTree
+from streamspec.draft_tree import MASKED, MAX_GAMMA
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.costs.draft_depth import EarlyEnd
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState, counted
@@ -36,8 +35,6 @@ class OrtRunner:
     excepted.
     """
 
-    draft_depth = 0
-    early_end: EarlyEnd | None = None
     drafts = False  # for another runner over the same model, whose sequence it belongs to
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
@@ -192,14 +189,8 @@ class OrtRunner:
     def generation(self) -> AbstractContextManager[None]:
         return self._executor.request()
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        draft: bool,
-        progress: Callable[[int], None] | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        result, end = StepResult(()), 0
+    def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
+        ids, result, end = request.tokens, StepResult(()), 0
         while end < len(ids):
             start, end = end, min(end + self._prompt_rows(), len(ids))
             chunk, n, last = ids[start:end], end - start, end == len(ids)
@@ -207,29 +198,21 @@ class OrtRunner:
             rows = CallRows(chunk, positions, causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]), next_ids)
             self._verified = chunk
             shrink = last and end > SHARED_CHUNK  # rows x context x heads: no later call needs as much
-            result = self._call.run(rows, draft and last, n - 1, allowed if last else None, shrink=shrink)
+            result = self._call.run(rows, request if last else StepRequest(chunk), n - 1, shrink)
             self.commit(range(n))
             if progress is not None:
                 progress(end)
         return result
 
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        position = self.position
+    def verify(self, request: StepRequest) -> StepResult:
+        tokens, tree, position = request.tokens, request.tree, self.position
         positions = [position + depth for depth in tree.depths]
         rows = CallRows(tokens, positions, tree.mask(), tree.parents_array, counted(len(tree)), None, tree)
         self._verified, sharing, self._shared = tokens, self.model.sharing, 0
-        alone = draft or allowed is not None or pruning is not None
+        alone = request.run_drafter or request.mask is not None or request.pruning is not None
         if sharing is None or alone or not sharing.gate.shares(self._together):
             before = self.graph_seconds
-            result = self._call.run(rows, draft, -1, allowed, pruning, priors)
+            result = self._call.run(rows, request)
             if sharing is not None:
                 sharing.gate.called(self._together, False, self.graph_seconds - before)
             return result
@@ -265,7 +248,7 @@ class OrtRunner:
     def score_chunks(self, ids: Sequence[int], start: int = 0) -> Iterator[np.ndarray]:
         self.reset()
         if start:
-            self.prefill(ids[:start], draft=False)
+            self.prefill(StepRequest(ids[:start]))
         most = self._call.max_rows or SCORE_CHUNK
         for at in range(start, len(ids), most):
             chunk = ids[at : at + most]

@@ -17,7 +17,7 @@ from streamspec.bundle.manifest import CHOICE
 from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal, TreeProposal
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
@@ -57,21 +57,12 @@ class StaticCall:
     def follow_cache(self) -> None:
         self._binding.follow(self._cache)
 
-    def run(
-        self,
-        rows: CallRows,
-        draft: bool,
-        forced_node: int = -1,
-        allowed: np.ndarray | None = None,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        shrink: bool = False,
-    ) -> StepResult:
-        self._compute(rows, forced_node, shrink, by_graph=allowed is None)
-        chosen, graph_chose = self._chosen(rows, allowed)
+    def run(self, rows: CallRows, request: StepRequest, forced_node: int = -1, shrink: bool = False) -> StepResult:
+        self._compute(rows, forced_node, shrink, by_graph=request.mask is None)
+        chosen, graph_chose = self._chosen(rows, request.mask)
         own, logits = self._own[rows.logit_rows], self._raw[rows.logit_rows] if self._choice.logits else None
         choices = checked_tokens(chosen, self._vocab)
-        if not draft or not self._drafted:
+        if not request.run_drafter or not self._drafted:
             return StepResult(choices, logits=logits)
         accepted, candidates, scores, *more = self._drafted
         node = int(accepted[0])

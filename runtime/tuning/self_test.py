@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning, StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Sampling
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
@@ -66,7 +66,7 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     tree, tokens, right = _branched(ids, 2 * DEPTH, manifest.model.vocab_size)
     runner.rewind(len(ids) - len(right))
     priors = np.array([0.0 if node in right else DROPPED for node in range(len(tree))], np.float32)
-    choices = runner.verify(tokens, tree, draft=False, pruning=Pruning(len(right)), priors=priors).choices
+    choices = runner.verify(StepRequest(tokens, tree, pruning=Pruning(len(right)), priors=priors)).choices
     kept = tuple(node for node, choice in enumerate(choices) if choice >= 0)
     if kept != right:
         raise _wrong(runner.provider, what, f"rows {list(kept)} left", f"rows {list(right)}")
@@ -141,8 +141,8 @@ def _check_sampled(runner: OrtRunner, ids: list[int]) -> None:
     prompt = ids[: len(ids) - len(right)]
     runner.rewind(0)
     runner.begin(prompt, SAMPLED, logits=True)
-    runner.prefill(prompt, draft=False)
-    step = runner.verify(tokens, tree, draft=runner.gamma > 0)
+    runner.prefill(StepRequest(prompt))
+    step = runner.verify(StepRequest(tokens, tree, runner.gamma > 0))
     assert step.logits is not None
     other = drawn_otherwise(prompt, tree, tokens, step.logits, step.choices)
     if len(other) > len(tree) // NEAR_DRAWS:
@@ -182,7 +182,7 @@ def two_branches(depth: int) -> DraftTree:
 def _check_step(runner: OrtRunner, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
     """Checks what the step makes of these logits: the choice after every row, and the accepted node."""
     room = runner.length + tree.depth + 1 + runner.gamma < runner.context_length
-    step = runner.verify(tokens, tree, draft=runner.gamma > 0 and room)
+    step = runner.verify(StepRequest(tokens, tree, runner.gamma > 0 and room))
     below = expected.max(axis=1) - expected[np.arange(len(tree)), step.choices]
     worst, limit = float(below.max()), tolerance * np.abs(expected).max()
     if not worst <= limit:

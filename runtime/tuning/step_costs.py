@@ -18,7 +18,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree, expected_tokens
 from streamspec.runtime.costs.learned_costs import CONTEXT, CostRecord
 from streamspec.runtime.costs.speculation_controller import HOPELESS
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, StepRequest
 from streamspec.runtime.draft_sources.ngram import CONTINUATION
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.tuning.cost_file import costs_file, read_record, save_record
@@ -110,7 +110,7 @@ def measure(
     started = time.perf_counter()
     context = max(1, min(context, most_context(runner)))
     runner.reset()
-    runner.prefill([1 % runner.vocab_size] * context, draft=False)
+    runner.prefill(StepRequest([1 % runner.vocab_size] * context))
     counts = [n for n in rows if n <= len(nodes)] if runner.rows is None else [min(runner.rows, len(nodes))]
     if runner.row_counts:  # calls are padded to these
         counts = sorted({min(n, len(nodes)) for n in runner.row_counts[1:]} - {1})
@@ -132,7 +132,7 @@ def measure(
 
 def _time_step(runner: OrtRunner, tree: DraftTree, context: int) -> float:
     started, waited = time.perf_counter(), runner.waited_seconds  # queueing for the model is no part of a step
-    runner.verify([node % runner.vocab_size for node in range(len(tree))], tree, draft=len(tree) > 1)
+    runner.verify(StepRequest([node % runner.vocab_size for node in range(len(tree))], tree, len(tree) > 1))
     runner.commit((0,))
     seconds = time.perf_counter() - started - (runner.waited_seconds - waited)
     runner.rewind(context)

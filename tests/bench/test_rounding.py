@@ -13,9 +13,8 @@ import pytest
 
 from streamspec.bench.arms import SessionTieBreaker
 from streamspec.bench.tie_breaker import Agreement, compare_outputs
-from streamspec.draft_tree import DraftTree
 from streamspec.runtime import Sampling
-from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from tests.support.toy_runner import Setup, ToyRunner
 
 VOCAB, ROUNDING, LIMIT = 6, 1e-4, 40
@@ -39,10 +38,10 @@ class RoundingRunner(ToyRunner):
         logits += np.random.default_rng([rows, *ids]).uniform(-ROUNDING, ROUNDING, VOCAB)
         return logits + self.wrong * self.branched * random.standard_normal(VOCAB)
 
-    def verify(self, tokens: Sequence[int], tree: DraftTree, *given: Any, **options: Any) -> StepResult:
-        self.branched = len(tree) > tree.depth + 1
+    def verify(self, request: StepRequest) -> StepResult:
+        self.branched = len(request.tree) > request.tree.depth + 1
         try:
-            return super().verify(tokens, tree, *given, **options)
+            return super().verify(request)
         finally:
             self.branched = False
 

@@ -20,7 +20,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.options import GenerationOptions
 
@@ -91,11 +91,11 @@ def test_a_peers_worker_answers_alike_in_all_modes_and_leaves_the_drafter_out_wh
     engine = Streamspec({"model": bundles("fp32"), "threads": 1})
     engine.session.policy = replace(engine.session.policy, rows=8, costs=RowCosts(np.linspace(1, 1.2, 8)))
     runner, drafted = engine.session.runner, list[bool]()
-    for name, place, run in (("verify", 2, runner.verify), ("prefill", 1, runner.prefill)):
+    for name, run in (("verify", runner.verify), ("prefill", runner.prefill)):
 
-        def call(*rest: Any, _run: Any = run, _place: int = place, **named: Any) -> StepResult:
-            drafted.append(bool(rest[_place]))
-            return _run(*rest, **named)
+        def call(request: StepRequest, *rest: Any, _run: Any = run) -> StepResult:
+            drafted.append(request.run_drafter)
+            return _run(request, *rest)
 
         monkeypatch.setattr(runner, name, call)
     answers = {}
@@ -169,11 +169,11 @@ def test_a_token_is_typical_by_the_entropy_of_the_row_it_follows(
         def forward(self, *_: Any) -> np.ndarray:
             return logits
 
-        def prefill(self, path: list[int], draft: bool) -> StepResult:
+        def prefill(self, request: StepRequest) -> StepResult:
             return StepResult([5], 0)
 
     engine: Any = TypicalEngine(Fixed(), 0.25, 0.6, temperature)  # type: ignore[arg-type]
-    found = engine.verify([5, 1, 2], DraftTree((0, 0, 0), (0, 0, 1)), draft=True)
+    found = engine.verify(StepRequest([5, 1, 2], DraftTree((0, 0, 0), (0, 0, 1)), run_drafter=True))
     assert (found.accepted, found.choices[0]) == (accepted, (0, 1, 2)[accepted])
 
 
@@ -191,8 +191,9 @@ def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
         def forward(self, *_: Any) -> np.ndarray:
             return np.log(probabilities)
 
-        def prefill(self, path: list[int], draft: bool) -> StepResult:
+        def prefill(self, request: StepRequest) -> StepResult:
             return StepResult([5], 0)
 
-    found = TypicalEngine(Fixed(), 0.3, 1e9, 1.0).verify(tokens, tree, draft=True)  # type: ignore[arg-type]
+    engine: Any = TypicalEngine(Fixed(), 0.3, 1e9, 1.0)  # type: ignore[arg-type]
+    found = engine.verify(StepRequest(tokens, tree, run_drafter=True))
     assert found.accepted == 3 and [found.choices[row] for row in (0, 2, 3)] == [2, 3, 5]

@@ -11,14 +11,13 @@ from typing import Self
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.costs.drafter_gate import DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.speculation_controller import SpeculationController
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, ModelRunner, Pruning, StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_sources.ngram import NGRAM
@@ -71,8 +70,7 @@ class ToyRunner:
     probabilities.
     """
 
-    threads, draft_depth, together = 1, 0, 1
-    early_end: EarlyEnd | None = None
+    threads, together = 1, 1
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class ToyRunner:
         self.tokens: list[int] = []
         self.calls: list[tuple[int, bool]] = []
         self.on_call: Callable[[], None] = lambda: None
-        self._rows: tuple[list[int], DraftTree] = ([], DraftTree((0,), (0,)))
+        self._rows: tuple[list[int], DraftTree] = ([], ROOT_ONLY)
         self._stop = self._wants_logits = False
 
     @property
@@ -134,19 +132,14 @@ class ToyRunner:
     def cancel(self) -> None:
         self._stop = True
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        draft: bool,
-        progress: Callable[[int], None] | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
+    def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
+        ids, draft = request.tokens, request.run_drafter
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
         self.tokens += ids
         if progress is not None:
             progress(len(ids))
-        root = self._choose(self.tokens, allowed, 0)
+        root = self._choose(self.tokens, request.mask, 0)
         return StepResult(
             [root],
             0 if draft else None,
@@ -154,24 +147,17 @@ class ToyRunner:
             self._logits([self.tokens]),
         )
 
-    def verify(
-        self,
-        tokens: Sequence[int],
-        tree: DraftTree,
-        draft: bool,
-        pruning: Pruning | None = None,
-        priors: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> StepResult:
-        """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is
+    def verify(self, request: StepRequest) -> StepResult:
+        """Where rows may be pruned, a fair coin decides. Of what the mask allows the first from the rule's token on is
         chosen.
         """
+        tree, draft, priors = request.tree, request.run_drafter, request.priors
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
-        ids = list(tokens)
+        ids = list(request.tokens)
         contexts = [[*self.tokens, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
-        choices = [self._choose(c, allowed, row) for row, c in enumerate(contexts)]
-        if pruning is not None:
+        choices = [self._choose(c, request.mask, row) for row, c in enumerate(contexts)]
+        if request.pruning is not None:
             assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
             for node in range(1, len(tree)):
                 if choices[tree.parents[node]] < 0 or self.random.random() < 0.5:

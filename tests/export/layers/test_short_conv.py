@@ -17,6 +17,7 @@ from streamspec.errors import BaseModelError
 from streamspec.export import Target, export_bundle, export_genai
 from streamspec.layer_cache import CONV, window_slots
 from streamspec.runtime import Session
+from streamspec.runtime.decoding.model_runner import StepRequest
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 CONTEXT, PROMPT, NEW = 1024, 300, 331
@@ -60,11 +61,11 @@ def check_through_trees(session: Session, answer: list[int]) -> None:
     """Commits the plain `answer` to TEXT tree by tree, and compares every choice."""
     runner = session.runner
     runner.reset()
-    runner.prefill(session.encode(TEXT), draft=False)
+    runner.prefill(StepRequest(session.encode(TEXT)))
     for at in range(0, len(answer) - 3, 3):
         first, second, third, after = answer[at : at + 4]
         rows = [first, (second + 1) % 60, second, (third + 1) % 60, third]
-        chosen = runner.verify(rows, TREE, draft=False).choices
+        chosen = runner.verify(StepRequest(rows, TREE)).choices
         assert [chosen[row] for row in PATH] == [second, third, after], at
         runner.commit(PATH)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 
-from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding import loop
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.options import GenerationOptions
 from tests.support.simulated_machine import MEASURED, PLAIN, ROWS, SimulatedMachine
@@ -27,9 +23,9 @@ class TimedRunner(ToyRunner):
 
     now = 0.0
 
-    def verify(self, tokens: Sequence[int], tree: DraftTree, draft: bool, *rest: Any, **options: Any) -> StepResult:
-        self.now += self.machine.seconds(len(tree), draft, self.length)
-        return super().verify(tokens, tree, draft, *rest, **options)
+    def verify(self, request: StepRequest) -> StepResult:
+        self.now += self.machine.seconds(len(request.tree), request.run_drafter, self.length)
+        return super().verify(request)
 
     def __init__(self, machine: str, skill: float, seed: int) -> None:
         super().__init__(hashed(50, 3), 50, gamma=6, width=4, context=4000, skill=skill, seed=seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import Logprob
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, Untimed, adaptive, hashed
 
@@ -135,8 +135,8 @@ def test_what_is_learnt_of_drafts_is_not_learnt_under_a_grammar() -> None:
 
 def test_a_graph_that_ignores_its_mask_is_refused() -> None:
     class Deaf(ToyRunner):
-        def prefill(self, ids: Sequence[int], draft: bool, *options: Any) -> StepResult:
-            return super().prefill(ids, draft)
+        def prefill(self, request: StepRequest, progress: Any = None) -> StepResult:
+            return super().prefill(replace(request, mask=None))
 
     with pytest.raises(BundleError, match="chose token 0 although its mask"):
         decode(Deaf(lambda ids: 0, 50), Setup(5, grammar=GrammarState(Chain(20), ()), logprobs=0), [1])

@@ -4,19 +4,15 @@ limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.speculation_controller import PROBES
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
-from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
 from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 
@@ -66,8 +62,8 @@ def test_plain_decoding_never_asks_for_streams() -> None:
 
 def test_a_graph_that_accepts_another_node_is_refused() -> None:
     class Wrong(ToyRunner):
-        def verify(self, tokens: Sequence[int], tree: DraftTree, draft: bool, *options: Any) -> StepResult:
-            right = super().verify(tokens, tree, draft)
+        def verify(self, request: StepRequest) -> StepResult:
+            right = super().verify(request)
             return StepResult(right.choices, 99, right.proposal)
 
     with pytest.raises(BundleError, match="accepted node 99"):

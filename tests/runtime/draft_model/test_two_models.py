@@ -19,6 +19,7 @@ from streamspec.export import export_swappable
 from streamspec.runtime import Completion, Grammar, Pruning, Sampling, Session, load
 from streamspec.runtime.costs.draft_depth import DraftDepth
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.draft_model import runner as two_models
 from streamspec.runtime.draft_model.candidates import confidence, likeliest
@@ -66,7 +67,7 @@ def check_cache(session: Session) -> None:
 
 def _read(fresh: Any, tokens: list[int]) -> Any:
     fresh.reset()
-    fresh.prefill(tokens, draft=False)
+    fresh.prefill(StepRequest(tokens))
     return fresh
 
 
@@ -115,7 +116,7 @@ def test_each_call_reads_at_most_two_tokens_and_drafts_as_many_as_it_is_told(
         monkeypatch.setattr(
             draft,
             name,
-            lambda tokens, *rest, _run=run, **named: read.append(len(tokens)) or _run(tokens, *rest, **named),
+            lambda request, *rest, _run=run: read.append(len(request.tokens)) or _run(request, *rest),
         )
     prompt = session.encode("hello")
     answer = session.generate(prompt, max_new_tokens=60)
@@ -161,17 +162,27 @@ def test_n_grams_and_recycling_draft_beside_it(bundles: Bundles) -> None:
     assert {"drafter", "n-grams", "recycling"} <= total
 
 
-def test_the_depth_follows_what_drafts_bring_and_cost(bundles: Bundles, near: Path) -> None:
+def test_the_depth_follows_what_drafts_bring_and_cost(
+    bundles: Bundles, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alphas, depths = list[float](), list[int]()
     for draft, price in ((bundles("endless fp32"), 0.02), (near, 0.02), (near, 0.6)):
         session = two(bundles("endless fp32"), draft, **ALONE)
         costs = RowCosts(np.array([1.0, *(1 + 0.05 * row + price for row in range(1, 32))]))
         session.policy = replace(session.policy, rows=32, costs=costs)
         session.adaptive = AdaptiveState(session.policy)
+        requests = list[StepRequest]()
+        verify = runner(session).verify
+
+        def record(request: StepRequest, into: Any = requests, run: Any = verify) -> StepResult:
+            into.append(request)
+            return run(request)
+
+        monkeypatch.setattr(runner(session), "verify", record)
         for prompt in PROMPTS:
             session.generate(prompt, max_new_tokens=60)
         alphas.append(session.adaptive.depth.alpha)
-        depths.append(runner(session).draft_depth)
+        depths.append(requests[-1].draft_depth or 0)
     assert alphas[0] > 0.97 > alphas[1]
     assert depths[0] == two_models.MOST > depths[1] > depths[2] >= 1
 

@@ -14,6 +14,7 @@ from streamspec.errors import ConfigError, ResourceError
 from streamspec.export import export_swappable
 from streamspec.runtime import Pruning, Sampling, Session, estimate_memory, load
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.draft_model import runner as two_models
 from streamspec.runtime.draft_model.window import SINKS, WindowDraftRunner
@@ -95,11 +96,11 @@ def test_drafts_at_a_long_context_are_those_of_a_text_without_its_middle(
     session = windowed(bundles("endless fp32"), **ALONE)
     both, ids = runner(session), session.encode(LONG)
     both.begin(ids)
-    both.prefill(ids, draft=False)
+    both.prefill(StepRequest(ids))
     seen = np.full((1, len(ids) + 1), -np.inf, np.float32)
     seen[0, [*range(SINKS), *range(len(ids) - KEEPS + SINKS, len(ids) + 1)]] = 0
     both.draft.begin(ids, logits=True)
-    found = both._read([7], ())
+    found = both._read([7], (), 1)
     mask = np.where(np.tri(len(ids) + 1, dtype=bool), 0, -np.inf).astype(np.float32)
     whole = both.target.fork()
     mask[-1] = seen
@@ -118,9 +119,7 @@ def test_a_row_is_read_once_for_each_token_drafted_and_the_prompt_never(
     session, read = windowed(bundles("endless fp32"), tree=4, **ALONE), list[int]()
     draft = runner(session).draft
     run = draft.verify
-    monkeypatch.setattr(
-        draft, "verify", lambda tokens, *rest, **named: read.append(len(tokens)) or run(tokens, *rest, **named)
-    )
+    monkeypatch.setattr(draft, "verify", lambda request: read.append(len(request.tokens)) or run(request))
     monkeypatch.setattr(draft, "prefill", None)
     stats = session.generate(LONG, max_new_tokens=40).stats
     assert set(read) == {1} and len(read) >= stats.drafts.calls == 3 * stats.steps
@@ -133,7 +132,7 @@ def test_after_steps_without_drafts_the_window_catches_up(bundles: Bundles) -> N
     expected = other.generate(LONG, max_new_tokens=70).token_ids
     ids = [*session.encode(LONG), *expected]
     both.begin(ids)
-    both.prefill(ids[both.length :], draft=False)
+    both.prefill(StepRequest(ids[both.length :]))
     assert check_rows(session) > 70
 
 

@@ -17,7 +17,7 @@ import pytest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Session, load
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, Pruning
+from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, StepRequest
 from streamspec.runtime.engine.graph_call import checked_tokens
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 from streamspec.runtime.kv_cache import host_cache as kv
@@ -117,10 +117,12 @@ def test_a_graph_that_chooses_no_token_is_refused(chosen: list[int]) -> None:
 def test_a_pruned_step_does_no_more_than_it_was_asked(pruning: Pruning, bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles("fp32")))
     engine.reset()
-    engine.prefill(list(range(5, 15)), draft=False)
+    engine.prefill(StepRequest(list(range(5, 15))))
     tree = DraftTree((0, 0, 1, 0, 3, 0), (0, 0, 0, 1, 0, 2))
     probabilities = np.array([1, 0.5, 0.04, 0.2, 0.001, 0.0001])
-    choices = engine.verify(range(20, 26), tree, True, pruning, np.log(probabilities).astype(np.float32)).choices
+    priors = np.log(probabilities).astype(np.float32)
+    request = StepRequest(range(20, 26), tree, run_drafter=True, pruning=pruning, priors=priors)
+    choices = engine.verify(request).choices
     kept = [row for row, token in enumerate(choices) if token >= 0]
     assert 0 in kept and all(tree.parents[i] in kept for i in kept)
     assert len(kept) <= (pruning.rows or 6) and len(kept) < 6
@@ -175,9 +177,9 @@ def test_a_row_sees_only_its_ancestors(bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles("fp32")))
     tree = DraftTree((0, 0, 1, 0, 3), (0, 0, 0, 1, 0))
     engine.reset()
-    engine.prefill([5, 6, 7], draft=False)
-    one = engine.verify([9, 10, 11, 12, 13], tree, draft=False).choices
-    other = engine.verify([9, 40, 41, 12, 13], tree, draft=False).choices
+    engine.prefill(StepRequest([5, 6, 7]))
+    one = engine.verify(StepRequest([9, 10, 11, 12, 13], tree)).choices
+    other = engine.verify(StepRequest([9, 40, 41, 12, 13], tree)).choices
     assert [one[row] for row in (0, 3, 4)] == [other[row] for row in (0, 3, 4)]
     alone = engine.forward([9, 12, 13], [0, 1, 2], causal_mask(3)).argmax(axis=1)
     assert alone.tolist() == [one[row] for row in (0, 3, 4)]
@@ -214,13 +216,13 @@ def test_a_chat_bundle_takes_messages(bundles: Bundles) -> None:
 def test_a_cancelled_call_leaves_a_usable_engine(bundle: str, bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles(bundle)))
     engine.reset()
-    engine.prefill([5, 6, 7], draft=False)
+    engine.prefill(StepRequest([5, 6, 7]))
     engine.cancel()
     with pytest.raises(Cancelled):
-        engine.verify([9], ROOT_ONLY, draft=False)
+        engine.verify(StepRequest([9]))
     assert engine.length == 3
     engine.reset()
-    assert engine.prefill([5, 6, 7], draft=True).proposal is not None
+    assert engine.prefill(StepRequest([5, 6, 7], run_drafter=True)).proposal is not None
 
 
 def test_cancel_from_another_thread(bundles: Bundles) -> None:
@@ -254,7 +256,7 @@ def test_a_cache_that_grew_is_not_kept_twice(bundles: Bundles, monkeypatch: pyte
     engine: Any = open_session(bundles("fp32")).runner
     engine.score([5, 6, 7])
     old = weakref.ref(engine.cache.data[0])
-    engine.prefill(list(range(3, 40)), draft=False)
+    engine.prefill(StepRequest(list(range(3, 40))))
     assert engine.cache.capacity > 16 and old() is None
 
 

@@ -13,7 +13,7 @@ import pytest
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.engine.static_call import StaticCall
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
@@ -90,8 +90,8 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
 def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles("static fp32")))
     engine.reset()
-    engine.prefill([5, 6, 7], draft=False)
-    engine.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    engine.prefill(StepRequest([5, 6, 7]))
+    engine.verify(StepRequest([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0))))
     engine.commit((0, 2, 3))
     appended = engine.cache.data[0][..., :6, :].copy()
     engine.score([5, 6, 7, 9, 11, 12])
@@ -113,9 +113,9 @@ def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None
     results = []
     for rows in (2, 8):  # the first two rows are the same
         engine.reset()
-        engine.prefill([5, 6, 7], draft=False)
+        engine.prefill(StepRequest([5, 6, 7]))
         tokens = [9, 10, 0, 0, 0, 0, 0, 0][:rows]
-        result = engine.verify(tokens, chain(rows - 1), draft=True)
+        result = engine.verify(StepRequest(tokens, chain(rows - 1), run_drafter=True))
         assert result.accepted is not None and result.accepted < rows
         results.append((result.choices[:2], engine.forward(tokens, range(rows), chain(rows - 1).mask())[:2]))
     assert results[0][0] == results[1][0]
@@ -126,7 +126,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
     engine = engine_of(open_session(bundles("static fp32")))
     call: Any = engine._call
     engine.reset(HOT)
-    greedy = engine.prefill([5, 6, 7], draft=False).choices[0]
+    greedy = engine.prefill(StepRequest([5, 6, 7])).choices[0]
     for drawn in (None, 40):  # as the graph chose, and otherwise
         engine.reset(HOT)
         monkeypatch.setattr(
@@ -134,8 +134,8 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
             "_sample",
             lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._own[rows.logit_rows], drawn),
         )
-        engine.prefill([5, 6, 7], draft=False)
-        result = engine.verify([greedy], ROOT_ONLY, draft=True)
+        engine.prefill(StepRequest([5, 6, 7]))
+        result = engine.verify(StepRequest([greedy], run_drafter=True))
         assert (result.proposal is None) == (drawn is not None)
 
 

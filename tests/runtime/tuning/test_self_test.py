@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
 from streamspec.export import export_bundle
 from streamspec.runtime import load
+from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine import dynamic_call
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
@@ -146,8 +148,8 @@ def test_an_early_exit_that_keeps_other_rows_than_it_is_told_to_is_found(
 ) -> None:
     run = dynamic_call.DynamicCall.run
 
-    def all_kept(self: Any, *args: Any, **options: Any) -> Any:
-        return run(self, *args[:4], None, *args[5:], **options)
+    def all_kept(self: Any, rows: Any, request: StepRequest, *rest: Any) -> Any:
+        return run(self, rows, replace(request, pruning=None), *rest)
 
     monkeypatch.setattr(dynamic_call.DynamicCall, "run", all_kept)
     with pytest.raises(BundleError, match="pruned at the early exit with rows .* left"):

@@ -121,7 +121,7 @@ def test_queueing_after_other_sessions_is_no_cost_of_a_step() -> None:
     class Waits:
         vocab_size, waited_seconds = 4, 0.0
 
-        def verify(self, *arguments: object, **options: object) -> None:
+        def verify(self, request: object) -> None:
             time.sleep(0.2)
             self.waited_seconds += 0.2
 

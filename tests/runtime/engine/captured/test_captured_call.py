@@ -19,7 +19,7 @@ from streamspec.export import Target
 from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.padded_costs import PaddedRowCosts
-from streamspec.runtime.decoding.model_runner import Cancelled
+from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
 from streamspec.runtime.engine.captured import captured_call
 from streamspec.runtime.engine.captured.captured_call import CapturedCall
 from streamspec.runtime.engine.captured.device_buffers import BoundCall
@@ -123,9 +123,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     copied, run = BoundCall.logits, CapturedCall.run
 
-    def ran(self: CapturedCall, rows: Any, draft: bool, *given: Any, **options: Any) -> Any:
-        result = run(self, rows, draft, *given, **options)
-        if draft:
+    def ran(self: CapturedCall, rows: Any, request: StepRequest, *given: Any) -> Any:
+        result = run(self, rows, request, *given)
+        if request.run_drafter:
             seen.append("dropped" if result.proposal is None else "proposed")
         return result
 
@@ -175,8 +175,8 @@ def test_a_graph_that_draws_wrongly_gives_way_to_the_ordinary_one(
 def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> None:
     runner, cache = engine_of(open_on(bundles("captured fp32")))
     runner.reset()
-    runner.prefill([5, 6, 7], draft=False)
-    runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    runner.prefill(StepRequest([5, 6, 7]))
+    runner.verify(StepRequest([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0))))
     runner.commit((0, 2, 3))
     late = cache.rows()  # what the next call will move
     after = runner.forward([13], [0], np.zeros((1, 1), np.float32))
@@ -192,8 +192,8 @@ def test_a_turn_taken_back_forgets_the_rows_that_were_to_move(bundles: Bundles) 
     runner, _ = engine_of(open_on(bundles("captured fp32")))
     for kept in range(3, 7):
         runner.reset()
-        runner.prefill([5, 6, 7], draft=False)
-        runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+        runner.prefill(StepRequest([5, 6, 7]))
+        runner.verify(StepRequest([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0))))
         runner.commit((0, 2, 3))
         runner.rewind(kept)
         again = runner.forward([20, 21], [0, 1], chain(1).mask())
@@ -206,9 +206,9 @@ def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None
     results = []
     for rows in (2, 3, 8):  # padded to 4, 4 and 8
         runner.reset()
-        runner.prefill([5, 6, 7], draft=False)
+        runner.prefill(StepRequest([5, 6, 7]))
         tokens = [9, 10, 0, 0, 0, 0, 0, 0][:rows]
-        result = runner.verify(tokens, chain(rows - 1), draft=True)
+        result = runner.verify(StepRequest(tokens, chain(rows - 1), run_drafter=True))
         assert result.accepted is not None and result.accepted < rows
         results.append(runner.forward(tokens, range(rows), chain(rows - 1).mask())[:2])
     for other in results[1:]:
@@ -244,18 +244,18 @@ def test_a_cancellation_waits_for_the_call_under_way(bundles: Bundles) -> None:
     """A call that ends halfway has moved the rows of some layers and not of others."""
     runner, cache = engine_of(open_on(bundles("captured fp32")))
     runner.reset()
-    runner.prefill([5, 6, 7], draft=False)
+    runner.prefill(StepRequest([5, 6, 7]))
     runner.cancel()
     assert not any(run.options.terminate for call in cache.calls.values() for run in (call.greedy, call.sampled))
     with pytest.raises(Cancelled):
-        runner.prefill([8], draft=False)
+        runner.prefill(StepRequest([8]))
 
 
 def test_rows_that_a_failed_call_was_to_move_are_read_again(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, cache = engine_of(open_on(bundles("captured fp32")))
     runner.reset()
-    runner.prefill([5, 6, 7], draft=False)
-    runner.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    runner.prefill(StepRequest([5, 6, 7]))
+    runner.verify(StepRequest([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0))))
     runner.commit((0, 2, 3))
 
     def fails(*_: Any, **__: Any) -> None:
