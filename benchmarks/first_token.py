@@ -14,8 +14,11 @@ from statistics import median
 
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
-from streamspec.runtime import load, stream
+from streamspec.runtime import load
+from streamspec.runtime import session as session_module
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
+from streamspec.runtime.decoding.planner import Planner
+from streamspec.runtime.decoding.step_plan import DrafterPlan
 
 PARTS = {
     "first token": ("prefill_seconds",),
@@ -24,11 +27,18 @@ PARTS = {
 }
 
 
+class LatePlanner(Planner):
+    """Drafts nothing after the prompt."""
+
+    def prompt(self, tokens: int) -> DrafterPlan:
+        return super().prompt(tokens)._replace(runs=False)
+
+
 class Late(SpeculativeDecoder):
     """Drafts nothing after the prompt."""
 
-    def _may_draft(self, position: int) -> bool:
-        return self.stats.new_tokens > 0 and super()._may_draft(position)
+    def planner(self) -> Planner:
+        return LatePlanner(self.runner, self.policy, self.adaptive, self.grammar, self.rows, self.clock)
 
 
 def main() -> None:
@@ -49,7 +59,7 @@ def main() -> None:
             answers = []
             for side in list(sides) if (number + repeat) % 2 else reversed(sides):
                 session.forget()
-                stream.SpeculativeDecoder = sides[side]  # type: ignore[misc]
+                session_module.SpeculativeDecoder = sides[side]  # type: ignore[misc]
                 answers.append(session.generate(prompt, max_new_tokens=arguments.max_new_tokens))
                 for part, fields in PARTS.items():
                     spent[side, part][repeat] += sum(getattr(answers[-1].stats, name) for name in fields)

@@ -108,7 +108,7 @@ class Replay:
 class CountedTime(SpeculativeDecoder):
     """Its clock goes by the costs of steps."""
 
-    def _clock(self) -> float:
+    def clock(self) -> float:
         runner: Any = self.runner
         return float(runner.cost) / 100
 

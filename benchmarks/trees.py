@@ -36,8 +36,9 @@ from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
+from streamspec.runtime.decoding.planner import Planner
 from streamspec.runtime.decoding.policy import DecodingPolicy
-from streamspec.runtime.decoding.verify import off_borders
+from streamspec.runtime.decoding.step_plan import StepPlan
 from streamspec.runtime.options import GenerationOptions
 
 TREES = (
@@ -79,6 +80,26 @@ class Counting:
         return result
 
 
+class FixedTreePlanner(Planner):
+    """Drafts the same tree in every step (`FixedTree`)."""
+
+    tree: DraftTree
+    depends: bool
+
+    def _likeliest(self, plan: StepPlan, room: int, rows: int, spare: int) -> Draft | None:
+        proposal, tree = plan.proposal, self.tree
+        if proposal is None or tree.depth > min(room, proposal.depths):
+            return None
+        after = cache(proposal.after)
+        tokens, numbers = [plan.draft.tokens[0]], [0]
+        for parent, depth, rank in list(zip(tree.parents, tree.depths, tree.ranks, strict=True))[1:]:
+            found = after(depth - 1, numbers[parent] if self.depends else None)
+            token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
+            tokens.append(token)
+            numbers.append(number)
+        return Draft(tree, tokens, [1.0] * len(tree), [0] * len(tree), 1.0)
+
+
 class FixedTree(SpeculativeDecoder):
     """Drafts the same tree in every step.
 
@@ -88,19 +109,11 @@ class FixedTree(SpeculativeDecoder):
     tree: DraftTree
     depends: bool
 
-    def _draft(self) -> Draft | None:
-        room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
-        proposal, tree = self._proposal, self.tree
-        if proposal is None or tree.depth > min(room, proposal.depths):
-            return None
-        after = cache(proposal.after)
-        tokens, numbers = [self._root], [0]
-        for parent, depth, rank in list(zip(tree.parents, tree.depths, tree.ranks, strict=True))[1:]:
-            found = after(depth - 1, numbers[parent] if self.depends else None)
-            token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
-            tokens.append(token)
-            numbers.append(number)
-        return off_borders(Draft(tree, tokens, [1.0] * len(tree), [0] * len(tree), 1.0), self.runner.length)
+    def planner(self) -> Planner:
+        planner = FixedTreePlanner(self.runner, self.policy, self.adaptive, self.grammar, self.rows, self.clock)
+        planner.tree = self.tree
+        planner.depends = self.depends
+        return planner
 
 
 def decoder_of(

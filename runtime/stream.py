@@ -217,7 +217,7 @@ def _answer(
                 _uncount(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
-            drafted, of_prompt = done.drafted[: len(tokens)], decoder.take_prompt_logprobs()
+            drafted, of_prompt = done.drafted[: len(tokens)], done.prompt_logprobs
             yield Chunk(shown, tokens, drafted, reason, decoder.stats.copy(), logprobs, of_prompt)
             decoder.consumer_seconds += time.perf_counter() - left
             if reason:

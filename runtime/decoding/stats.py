@@ -52,6 +52,16 @@ class Stats:
         """Takes pickles up to 0.1 too, which have no `sources` and `shared_steps`."""
         self.__dict__.update({"sources": {}, "shared_steps": 0} | state)
 
+    def count(self, tokens: int, rows: int) -> None:
+        """Adds a call that brought `tokens` and verified `rows`; 1: a plain step, 0: it read the prompt."""
+        self.rows = rows
+        self.new_tokens += tokens
+        if rows > 1:
+            self.steps += 1
+            self.step_tokens += tokens
+        elif rows == 1:
+            self.plain_steps += 1
+
     def copy(self) -> Stats:
         """The counts as they are now."""
         now = object.__new__(Stats)  # at every step: `dataclasses.replace` takes ten times as long

@@ -61,12 +61,13 @@ def follow(tree: DraftTree, tokens: Sequence[int], came: Sequence[int]) -> list[
 @dataclass(frozen=True)
 class Committed:
     """Tokens that a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.
-    `logprobs`: of each, where the options have them."""
+    `logprobs`: of each, where the options have them; `prompt_logprobs` likewise, with the first token."""
 
     tokens: list[int]
     drafted: list[bool]
     finish_reason: str | None = None  # "eos" | "length" | "stop", where a grammar is over
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] | None = None
 
 
 def commit(

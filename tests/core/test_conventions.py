@@ -114,3 +114,13 @@ def test_docs_hold_no_targets_and_no_commits() -> None:
         if "Asked:" in line or re.search(r"commit `?[0-9a-f]{7}", line)
     ]
     assert not found, found
+
+
+def test_the_loop_is_the_algorithm_alone() -> None:
+    """What a call computes is the planner's, what is learned from it the observers'."""
+    source = (ROOT / "runtime" / "decoding" / "loop.py").read_text(encoding="utf-8")
+    names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    features = re.compile(r"gate|depth|explor|lookahead|recycl|ngram|store|window|prun|logprob|sampler|costs|together")
+    assert not [name for name in names if features.search(name.lower())]
+    assert len(source.splitlines()) <= 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -143,3 +144,16 @@ def test_the_speed_figure_shows_the_published_results() -> None:
     published = (DOCS / "lab" / "benchmarks" / "speed.md").read_text(encoding="utf-8")
     for _, plain, drafted, speed_up in module.RESULTS:
         assert all(figure in published for figure in (str(plain), str(drafted), f"{speed_up:.2f}"))
+
+
+def test_how_it_works_shows_the_reference_as_it_is() -> None:
+    source = (ROOT / "runtime" / "decoding" / "reference.py").read_text(encoding="utf-8")
+    function = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    docstring, lines = function.body[0], source.splitlines()
+    code = [
+        *lines[function.lineno - 1 : docstring.lineno - 1],
+        *lines[(docstring.end_lineno or 0) + 1 :],
+    ]  # and the blank line after it
+    page = (DOCS / "explain" / "how-it-works.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\n(def reference_decode.*?)\n```\n", page, re.DOTALL)
+    assert shown is not None and shown[1].splitlines() == code

@@ -1,0 +1,228 @@
+"""Plans the calls of one answer: what is drafted, how many rows are verified, and whether the drafter runs.
+
+What the plan rests on is learned elsewhere (`observers`); a further consideration is a rule here and, where it learns,
+an observer there. tests/runtime/decoding/test_loop.py covers this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from streamspec.runtime.costs.row_costs import Trial
+from streamspec.runtime.decoding.draft_proposal import DraftProposal
+from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
+from streamspec.runtime.decoding.grammar_state import GrammarState
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
+from streamspec.runtime.decoding.verify import follow, off_borders
+from streamspec.runtime.draft_sources.lookup import SourceLookup
+from streamspec.runtime.draft_sources.source import CandidateTree, Continuations
+
+STEMS = 24  # rows of a draft that lasting sources add to
+ROOT_PROBABILITY, ROOT_SOURCES = [1.0], [0]  # of a draft without drafted tokens; never changed
+TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
+
+
+class Planner:
+    """Plans the calls of one answer. `rows`: most of a verification step; 1: every step is plain. `clock`: seconds.
+
+    `proposal`: what the drafter proposed last, for the next plan; None for nothing.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        policy: DecodingPolicy,
+        adaptive: AdaptiveState,
+        grammar: GrammarState | None,
+        rows: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.policy = policy
+        self.rows = rows
+        self.sources = SourceLookup(policy.sources if rows > 1 else (), adaptive.calibration, policy.search)
+        self.depth = adaptive.depth if policy.deepest and rows > 1 else None  # of a second model's drafts
+        compares = runner.gamma and rows > 1 and (policy.sources or self.depth is not None)
+        self.gate = adaptive.gate if compares else None
+        self.proposal: DraftProposal | None = None
+        self._runner = runner
+        self._adaptive = adaptive
+        self._controller = adaptive.controller
+        self._grammar = grammar
+        self._clock = clock
+
+    # ---- the two kinds of calls
+
+    def prompt(self, tokens: int) -> DrafterPlan:
+        """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
+        drafter = self._drafter(together=1)
+        paused = self.depth is not None and not self._controller.on  # a second model would read the prompt in vain
+        return drafter._replace(runs=drafter.runs and not paused and self._fits(tokens - 1))
+
+    def step(self, new_tokens: Sequence[int], remaining: int) -> StepPlan:
+        """Plans the next step, after the `new_tokens` of the call before. `remaining`: most tokens that the answer may
+        still have."""
+        began = self._clock()
+        self.sources.read(new_tokens)
+        together = self._sequences()
+        drafter = self._drafter(together)
+        timing = together == 1 and self._timing_due()
+        plan = StepPlan(
+            draft=Draft(ROOT_ONLY, [new_tokens[-1]], ROOT_PROBABILITY, ROOT_SOURCES, 1.0),
+            drafter=drafter,
+            proposal=self.proposal,
+            costs=self._costs(together, drafter),
+            explored=0,
+            together=together,
+            paused=not self._controller.on,
+            cached=self._runner.length,
+            began=began,
+        )
+        if self.rows > 1 and remaining > 1 and not timing:
+            drafted = self._draft(plan)
+            if drafted is not None:
+                return drafted
+            # A draft that was not worth a step is no part of a plain one.
+            plan = plan._replace(began=self._clock())
+        if not drafter.runs:
+            return plan
+        resumes = (self._controller.on and not timing) or self._controller.about_to_resume
+        runs = resumes and remaining > 1 and self._fits(plan.cached)
+        return plan if runs else plan._replace(drafter=drafter._replace(runs=False))
+
+    # ---- the draft
+
+    def _draft(self, plan: StepPlan) -> StepPlan | None:
+        """The plan with the draft that pays most, and with rows that teach a source where those pay; None where there
+        is nothing to verify, or no room left in the context."""
+        room = self._runner.context_length - plan.cached - self._runner.gamma - 1
+        rows = self.rows if plan.together == 1 or plan.costs is None else len(plan.costs)
+        lessons = self._lessons(plan, room)
+        spare = 0 if lessons is None else len(lessons.tokens)
+        draft = self._likeliest(plan, room, rows - spare, spare) if rows > 1 else None
+        if lessons is not None:
+            likeliest = draft or plan.draft
+            draft = with_rows(likeliest, lessons, self.sources.explorer)
+            spare = len(draft.tree) - len(likeliest.tree)
+        if draft is None:
+            return None
+        if self.policy.call_rows is None:
+            whole, draft = draft, off_borders(draft, plan.cached)
+            if len(draft.tree) < len(whole.tree):
+                spare = 0  # its first path stays
+        drafter = plan.drafter._replace(runs=False) if plan.paused else plan.drafter
+        pruning, priors = self.policy.pruning, None
+        if pruning is not None:
+            priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
+        return plan._replace(draft=draft, drafter=drafter, explored=spare, pruning=pruning, priors=priors)
+
+    def _lessons(self, plan: StepPlan, room: int) -> Continuations | None:
+        """Rows to verify for what they teach a source, fewer than a step has; None for none."""
+        if self._grammar is not None or plan.together > 1 or plan.paused or not self._adaptive.exploration.open:
+            return None
+        found = self.sources.explore(room)
+        return found if found is not None and 0 < len(found.tokens) < self.rows else None
+
+    def _likeliest(self, plan: StepPlan, room: int, rows: int, spare: int) -> Draft | None:
+        """The draft of at most so many rows that pays most beside `spare` others; None where none does. While
+        speculation pauses only what a grammar forces is drafted."""
+        grammar, root = self._grammar, plan.draft.tokens[0]
+        costs = None if plan.costs is None else plan.costs[spare:]
+        others = self._continuations(plan, room, rows, costs)
+        forced = grammar is not None and grammar.after().forced is not None
+        if not forced and not self._promising(plan, others):
+            return None
+        if grammar is not None:
+            rows = min(rows, room + 1)  # a chain of forced tokens may be long
+        proposal = None if plan.paused else plan.proposal
+        trial = None if forced or spare else self._trial(plan)
+        sharpness, search = self._adaptive.calibration.sharpness, self.policy.search
+        draft = build_draft_tree(root, proposal, others, rows, costs, sharpness, grammar, trial, search)
+        if trial is not None and self.policy.costs is not None:
+            self.policy.costs.tried(trial.loss)
+        if len(draft.tree) == 1 or draft.tree.depth > room:
+            return None
+        # A plain step instead would run the drafter all the same, for the step after it.
+        wasted = plan.proposal is not None and plan.drafter.runs
+        return draft if costs is None or wasted or draft.pays(costs) else None
+
+    def _continuations(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
+        """What the sources propose, at most `room` tokens deep; nothing while speculation pauses."""
+        if plan.paused or room <= 0:
+            return self.sources.look_up(0)
+        found = self.sources.look_up(room)
+        if not self.sources.lasting:
+            return found
+        alone = self._grammar is not None
+        return self.sources.graft(room, plan.draft.tokens[0], plan.proposal, min(rows, STEMS), costs, alone)
+
+    def _promising(self, plan: StepPlan, others: CandidateTree | None) -> bool:
+        """Whether there is anything to draft. Beside a drafter that no gate compares with them, sources alone are not
+        drafted from."""
+        compared = not self._runner.gamma or self.gate is not None
+        return not plan.paused and (plan.proposal is not None or (others is not None and compared))
+
+    def _trial(self, plan: StepPlan) -> Trial | None:
+        """What the step may try in order to learn what rows cost; None for nothing."""
+        costs = self.policy.costs
+        if costs is None or plan.paused or plan.together > 1:
+            return None
+        return costs.trial(plan.drafter.calls)
+
+    def without_drafter(self, plan: StepPlan, came: Sequence[int]) -> tuple[int, int]:
+        """Counts the tokens that the plan's draft would have brought without the drafter's proposal, and its rows."""
+        others, gate = self.sources.others, self.gate
+        if gate is None or (others is None and self._grammar is None):
+            return 1, 1
+        costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search
+        draft = build_draft_tree(root, None, others, self.rows, costs, grammar_state=self._grammar, search=search)
+        if not draft.pays(costs):
+            return 1, 1
+        return min(len(follow(draft.tree, draft.tokens, came)), len(came)), len(draft.tree)
+
+    # ---- the drafter
+
+    def _drafter(self, together: int) -> DrafterPlan:
+        """Whether the drafter is to run in the next call, and how far."""
+        gate, costs = self.gate, self.policy.costs
+        runs = (
+            self.rows > 1
+            and self._runner.gamma > 0
+            and together == 1
+            and (gate is None or (gate.open and (gate.due or self._window_pays())))
+        )
+        if self.depth is None:
+            return DrafterPlan(runs)
+        return DrafterPlan(runs, self.depth.best(costs, self.rows), self.depth.early_end(costs, self.rows))
+
+    def _window_pays(self) -> bool:
+        """False where the latency model says that a window's drafts do not pay at this context (`costs.theory`): its
+        price, unlike others', follows from the context."""
+        costs, depth = self.policy.costs, self.depth
+        return not self.policy.window or costs is None or depth is None or depth.pays(costs, self.rows)
+
+    def _fits(self, position: int) -> bool:
+        """Whether tokens drafted after the row at `position` can be used, and stay within the context."""
+        return self._runner.gamma < self._runner.context_length - position
+
+    # ---- costs
+
+    def _sequences(self) -> int:
+        """Sequences that share the next call, this one included."""
+        return self._runner.together if self._grammar is None and self.policy.pruning is None else 1
+
+    def _timing_due(self) -> bool:
+        """Whether the next step is to be a plain one, to be timed."""
+        costs = self.policy.costs
+        return self._controller.probe_due or (costs is not None and costs.plain_due)
+
+    def _costs(self, together: int, drafter: DrafterPlan) -> np.ndarray | None:
+        costs = self.policy.costs
+        if costs is None:
+            return None if self.gate is None or together > 1 else self.gate.costs(drafter.calls)
+        if together > 1:
+            return costs.shared(together)
+        return costs.curve if self.gate is None else self.gate.costs(drafter.calls)
