@@ -22,8 +22,8 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import sample_tree
 from streamspec.export.weights.model_spec import describe
 from tests.support.int4_rows import same_rows
-from tests.support.near_families import ALIKE
-from tests.support.tiny_exports import FAMILIES, VOCAB, save_adapter, save_base, tiny_model, tiny_streams
+from tests.support.near_families import VARIED
+from tests.support.tiny_exports import VOCAB, save_adapter, save_base, tiny_model, tiny_streams
 
 PRECISIONS = ("fp32", "int8", "int4")
 
@@ -166,7 +166,7 @@ def test_onnxruntime_itself_runs_the_adapter(bundles: dict[str, Path]) -> None:
     assert np.abs(theirs[0] - theirs[1]).max() > 0.1
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ALIKE])
+@pytest.mark.parametrize("family", VARIED)
 def test_every_family(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, tied=False)
     base, spec = save_base(tmp_path / "base", model), describe(model)

@@ -78,5 +78,23 @@ NEAR: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 6},
     "starcoder2": {"sliding_window": 6},
 }
-# Their graphs are compared, in all precisions; the slow tests leave them out for those with most of their own.
-ALIKE = frozenset(NEAR) - {"apertus", "glm4", "granite", "olmo", "smollm3"}
+# Families that between them have every way in which layers are put together: positions from a table, rotated in
+# halves or in pairs, in part of a head or in part of the layers; norms with and without a mean, before and after a
+# half of the layer, of heads, and shared; halves beside each other; MLPs with and without a gate; weights of queries,
+# keys and values in one, two orders, or apart; windows, caps and multipliers; shared K/V, inputs of each layer, and
+# convolutions. Every family's graph is compared with PyTorch (test_dynamic_step_graph.py) and so is every published
+# config (test_published_configs.py). What is done with a graph, a target, a precision or a drafter meets a family
+# only through such a way: it is tested for these.
+VARIED = (
+    "llama",
+    "gpt2",
+    "phi",
+    "gpt_neox",
+    "gemma2",
+    "gemma4_text",
+    "exaone4",
+    "cohere2",
+    "granite",
+    "smollm3",
+    "lfm2",
+)

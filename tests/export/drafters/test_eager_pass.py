@@ -13,7 +13,8 @@ from streamspec.errors import ConfigError
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.validate.parity import sample_tree
 from streamspec.export.weights.model_spec import describe
-from tests.support.tiny_exports import FAMILIES, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
+from tests.support.near_families import VARIED
+from tests.support.tiny_exports import VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 GAMMA, ROWS, PROMPT = 3, 9, 11
 CONVOLUTIONS = ("lfm2",)
@@ -69,7 +70,7 @@ def check_equal(deferred: list[Outputs], eager: list[Outputs], close: float = 1e
             np.testing.assert_allclose(ours[name], theirs[name], atol=close, err_msg=name)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in CONVOLUTIONS])
+@pytest.mark.parametrize("family", [name for name in VARIED if name not in CONVOLUTIONS])
 def test_eager_candidates_are_the_deferred_ones_step_after_step(family: str, tmp_path: Path) -> None:
     check_equal(*map(answer, pair(tmp_path, family)))
 
