@@ -70,15 +70,19 @@ class GenerationOptions:
     Raises ConfigError for values out of range.
     """
 
-    max_new_tokens: int = option(256, "Maximum number of tokens to generate.")
-    stop: str | Sequence[str] = option((), "End the answer before this text; repeatable.")
-    speculate: bool = option(True, "Verify several draft tokens per step.")
-    sampling: Sampling = option(GREEDY, "How tokens are chosen.")
-    grammar: Grammar | None = option(None, "Grammar that the whole answer must follow.")
-    logprobs: int | None = option(None, "Log-probabilities of the chosen token and of this many most probable ones.")
-    prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.")
-    timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.")
-    progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.")
+    max_new_tokens: int = option(256, "Maximum number of tokens to generate.", minimum=1)
+    stop: str | Sequence[str] = option((), "End the answer before this text; repeatable.", several=True)
+    speculate: bool = option(
+        True, "Verify several draft tokens per step.", off="Decode one token per step.", flag="--no-speculation"
+    )
+    sampling: Sampling = option(GREEDY, "How tokens are chosen.", flag=None)  # its fields have flags
+    grammar: Grammar | None = option(None, "Grammar that the whole answer must follow.", flag=None)
+    logprobs: int | None = option(
+        None, "Log-probabilities of the chosen token and of this many most probable ones.", flag=None
+    )
+    prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.", flag=None)
+    timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.", flag=None)
+    progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.", flag=None)
 
     @classmethod
     def of(cls, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]) -> GenerationOptions:
@@ -171,49 +175,59 @@ class LoadOptions:
     Raises ConfigError for values that no bundle can have.
     """
 
-    threads: int | None = option(None, "CPU threads; default: physical cores.")
+    threads: int | None = option(None, "CPU threads; default: physical cores.", minimum=1)
     provider: str = option(
         "auto", "Execution provider: auto (the fastest that computes correctly), cpu, or a name from `doctor`."
     )
-    cpu_bundle: str | Path | None = option(
+    cpu_bundle: Path | str | None = option(
         None, "Bundle of the same weights for the CPU, such as one in int8: auto takes it where it is faster."
     )
-    tree: int | str = option("auto", "Draft tree: auto (as many rows as pay at each step), plain, or a number of rows.")
-    verify: bool = option(True, "Check the hashes of the bundle's files.")
+    tree: str | int = option("auto", "Draft tree: auto (as many rows as pay at each step), plain, or a number of rows.")
+    verify: bool = option(True, "Check the hashes of the bundle's files.", flag=None)
     spin: bool = option(
-        True, "Worker threads spin for up to a millisecond while they wait: faster, but uses more power."
+        True, "Worker threads spin for up to a millisecond while they wait: faster, but uses more power.", flag=None
     )
     cache_dir: str | Path | None = option(
-        None, "Folder for measurements of this machine; default: the user's cache folder."
+        None, "Folder for measurements of this machine; default: the user's cache folder.", flag=None
     )
-    ngram: bool = option(True, "Also draft from n-grams of the text.")
-    recycling: bool = option(True, "Also draft what the model chose after the same tokens before, in the same session.")
+    ngram: bool = option(True, "Also draft from n-grams of the text.", off="Do not draft from n-grams of the text.")
+    recycling: bool = option(
+        True,
+        "Also draft what the model chose after the same tokens before, in the same session.",
+        off="Do not draft what the model chose after the same tokens before.",
+    )
     lookahead: bool = option(
         False,
         "Also draft from n-grams that the model writes ahead of the text, in rows of every step (lookahead decoding).",
     )
-    store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
-    past_answers: bool | str | Path = option(
+    store: bool = option(
+        True,
+        "Also draft from the bundle's store of answers, where it has one.",
+        off="Do not draft from the bundle's store of answers.",
+    )
+    past_answers: Path | str | bool = option(
         False, "Also draft from earlier answers, kept in this file in plain; default: do not."
     )
-    pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.")
+    pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.", flag=None)
     adapter: str | Path | None = option(
-        None, "Adapter of a swappable bundle, by name or folder; default: the base alone."
+        None, "Adapter of a swappable bundle, by name or folder; default: the base alone.", flag="--use"
     )
     draft: str | Path | None = option(
         None,
         "Bundle of a smaller model with the same tokenizer, which drafts, or window: the model itself over its newest "
         "tokens, or self: without some of its layers; default: the bundle's own drafter, if any.",
     )
-    context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.")
-    memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")
+    context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.", minimum=2)
+    memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.", flag=None)
     idle: float | None = option(
         None, "Seconds without use after which the bundle is unloaded; the next use reloads it."
     )
     prepare_grammar: bool | None = option(
         None, "Prepare the vocabulary for grammars in the background; default: a large one, with the extra grammar."
     )
-    batch: int = option(1, "Most answers that may share a model call, where native operators run and sharing pays.")
+    batch: int = option(
+        1, "Most answers that may share a model call, where native operators run and sharing pays.", flag=None
+    )
 
     @classmethod
     def of(cls, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> LoadOptions:

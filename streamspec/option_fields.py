@@ -20,7 +20,10 @@ TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
-    """Makes a dataclass field with this default and help text. `rules`: further metadata, such as a range."""
+    """Makes a dataclass field with this default and help text.
+
+    `rules`: further metadata: a range, and what the field's flag is (`streamspec.cli.option_flags`).
+    """
     return field(default=default, metadata={"help": help, **rules})
 
 
@@ -35,7 +38,7 @@ def flag(name: str) -> str:
 
 
 def plain_type(hint: Any) -> type:
-    """The type of a field's value where it is not None."""
+    """The type of a field's value where it is not None; of a union, the first."""
     kind: type = next((one for one in get_args(hint) if one is not NoneType), hint)
     return kind
 

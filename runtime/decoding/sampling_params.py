@@ -49,10 +49,12 @@ class Sampling:
     min_p: float = option(0.0, "Drop tokens below this fraction of the highest probability.")
     repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less probable.")
     seed: int | None = option(None, "Makes sampling repeatable.")
-    frequency_penalty: float = option(0.0, "Subtracted from a token's logit for each time it occurs in the answer.")
-    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens.")
+    frequency_penalty: float = option(
+        0.0, "Subtracted from a token's logit for each time it occurs in the answer.", flag=None
+    )
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens.", flag=None)
     logit_bias: Mapping[int, float] | None = field(  # a dict has no hash
-        default=None, hash=False, metadata={"help": "Added to logits, by token id."}
+        default=None, hash=False, metadata={"help": "Added to logits, by token id.", "flag": None}
     )
 
     def __post_init__(self) -> None:

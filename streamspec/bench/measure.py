@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from streamspec.atomic import write_text
 from streamspec.bench.arms import Arm
@@ -23,6 +23,7 @@ from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.options import LoadKwargs, LoadOptions
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -37,17 +38,11 @@ def bench(
     also: Sequence[str | Path] = (),
     rows: Sequence[int] = (),
     prune: Sequence[float | Pruning] = (),
-    tree: int | str = "auto",
-    threads: int | None = None,
-    provider: str = "auto",
+    *,
     save_outputs: str | Path | None = None,
-    ngram: bool = True,
-    recycling: bool = True,
-    lookahead: bool = False,
-    store: bool = True,
-    adapter: str | Path | None = None,
-    draft: str | Path | None = None,
     sampling: Sampling = GREEDY,
+    options: LoadOptions | None = None,
+    **load_options: Unpack[LoadKwargs],
 ) -> Report:
     """Compares plain and speculative decoding of `bundle` on prompts: speed, exactness and quality.
 
@@ -56,8 +51,8 @@ def bench(
     - `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision.
     - `rows`: tree sizes that are measured too, each forced. `prune`: likewise, probabilities below which rows of a
       draft stop at the early exit.
-    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `lookahead`, `store`, `adapter`, `draft`: as for
-      `streamspec.runtime.load`; `provider` applies to all bundles.
+    - `options`, or keywords such as `tree` and `draft`: of `streamspec.runtime.load`. `threads` and `provider` apply to
+      all bundles, `prepare_grammar` to none.
     - `sampling`: greedy by default; with a temperature it needs a seed, so that all arms draw alike.
     - `save_outputs`: JSONL file for the answers, to be read by `compare`.
 
@@ -74,24 +69,16 @@ def bench(
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
-    session = opened(
-        bundle,
-        tree=tree,
-        ngram=ngram,
-        recycling=recycling,
-        lookahead=lookahead,
-        store=store,
-        adapter=adapter,
-        draft=draft,
-    )
+    options = replace(LoadOptions.of(options, **load_options), prepare_grammar=False)
+    plain = LoadOptions(options.threads, options.provider, tree="plain", prepare_grammar=False)
+    session = load(bundle, options)
     check_rows(rows, session)
     check_length(cases, session)
     if prune:
         session.manifest.check_prunes()
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
     forced += [Arm(_name(one), session, True, sampling, pruning=one) for one in pruning]
-    others = [Arm(str(path), opened(path, tree="plain"), False, sampling) for path in also]
+    others = [Arm(str(path), load(path, plain), False, sampling) for path in also]
     own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*own, *forced, *others])
     record = run_passes([*own, *forced, *others], cases, repeats, max_new_tokens)

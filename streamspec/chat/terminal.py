@@ -29,10 +29,10 @@ class TerminalChat:
     """Answers lines of stdin until they end. Answers go to stdout, remarks to stderr.
 
     On a terminal (both stdin and stdout) an error is a remark and Ctrl-C stops the answer only; a pipe ends at the
-    first error, which is raised. `options` makes the options of each answer. `files`: those that /save may replace.
+    first error, which is raised. `options`: of each answer. `files`: those that /save may replace.
     """
 
-    def __init__(self, session: Session, options: Callable[[], GenerationOptions], marks: str = AUTO) -> None:
+    def __init__(self, session: Session, options: GenerationOptions, marks: str = AUTO) -> None:
         self.session, self._options = session, options
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._marks = choose_marks(marks, self.terminal)
@@ -71,7 +71,7 @@ class TerminalChat:
         """Writes the answer as it comes, then how fast it came."""
         before = len(self.session.messages)
         text = MarkedText(self.session.tokenizer, self._marks, self.terminal)
-        running = self.session.stream_chat(message, self._options(), overflow="forget").start()
+        running = self.session.stream_chat(message, self._options, overflow="forget").start()
         chunks: list[Chunk] = []
 
         def stop() -> None:  # a turn without an answer is not kept

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, installed, unescaped
+from streamspec.cli.shared_options import AllowBaseMismatch, AsJson, Format, Separator, installed, unescaped
 
 
 def command(
@@ -34,9 +34,7 @@ def command(
     separator: Separator = None,
     allow_base_mismatch: AllowBaseMismatch = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing adapter.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert an adapter for a swappable bundle and compare it with PyTorch."""
     from streamspec.export import PromptFormat, adapt

@@ -8,27 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import (
-    Bundle,
-    Draft,
-    Lookahead,
-    MinP,
-    NoNgram,
-    NoRecycling,
-    NoStore,
-    Provider,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    Use,
-    load_flag,
-)
+from streamspec.cli.option_flags import with_flags
+from streamspec.cli.shared_options import AsJson, Bundle, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling_params import Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -38,7 +22,9 @@ if TYPE_CHECKING:
     from streamspec.runtime.costs.theory import Prediction
 
 
+@with_flags
 def command(
+    *,
     bundle: Bundle,
     prompts: Annotated[
         Path,
@@ -67,27 +53,12 @@ def command(
     prune_score: Annotated[
         str, typer.Option(help="Whose probability --prune means: exit, prior (the drafter's) or both.")
     ] = "both",
-    tree: Annotated[str, load_flag("tree")] = str(LoadOptions.tree),
-    use: Use = None,
-    draft: Draft = None,
-    threads: Threads = LoadOptions.threads,
-    provider: Provider = LoadOptions.provider,
-    no_ngram: NoNgram = False,
-    no_recycling: NoRecycling = False,
-    lookahead: Lookahead = LoadOptions.lookahead,
-    no_store: NoStore = False,
-    temperature: Temperature = Sampling.temperature,
-    top_k: TopK = Sampling.top_k,
-    top_p: TopP = Sampling.top_p,
-    min_p: MinP = Sampling.min_p,
-    repetition_penalty: RepetitionPenalty = Sampling.repetition_penalty,
-    seed: Seed = 0,
+    loading: Annotated[LoadOptions, load_flags("cpu_bundle", "context", "idle", "prepare_grammar", "past_answers")],
+    sampling: Sampling = GREEDY,
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure plain against speculative decoding, interleaved, and compare their output token for token.
 
@@ -104,17 +75,9 @@ def command(
         also=also or (),
         rows=parse_rows(rows),
         prune=[Pruning(None, probability, prune_score) for probability in parse_probabilities(prune)],
-        tree=int(tree) if tree.isdecimal() else tree,
-        threads=threads,
-        provider=provider,
         save_outputs=save_outputs,
-        ngram=not no_ngram,
-        recycling=not no_recycling,
-        lookahead=lookahead,
-        store=not no_store,
-        adapter=use,
-        draft=draft,
-        sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+        sampling=sampling,
+        options=loading,
     )
     if as_json:
         print(json.dumps(report.to_json()))

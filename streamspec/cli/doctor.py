@@ -10,17 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.bundle.files import verify_files
-from streamspec.cli.shared_options import BUNDLE, Threads, installed
+from streamspec.cli.option_flags import Flags, with_flags
+from streamspec.cli.shared_options import BUNDLE, installed
+from streamspec.runtime.options import LoadOptions
 
 Rows = Sequence[Sequence[str]]
 
 
+@with_flags
 def command(
+    *,
     bundle: Annotated[
         Path | None,
         typer.Argument(help=f"{BUNDLE}, to test on every provider.", callback=installed, show_default=False),
     ] = None,
-    threads: Threads = None,
+    loading: Annotated[LoadOptions, Flags(only=("threads",))],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
     """Show what this machine can run: processor, memory, ONNX Runtime, providers; with BUNDLE, test each provider.
@@ -37,7 +41,9 @@ def command(
     if bundle is not None:
         manifest = verify_files(bundle)
         names, _ = fitting(flavour(manifest))
-        tried = [doctor.examine(bundle, manifest, name, threads) for name in track(names, "providers", len(names))]
+        tried = [
+            doctor.examine(bundle, manifest, name, loading.threads) for name in track(names, "providers", len(names))
+        ]
     if as_json:
         print(json.dumps({"machine": machine, "providers": providers, "bundle": tried}))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, unescaped
+from streamspec.cli.shared_options import AllowBaseMismatch, AsJson, Format, Separator, unescaped
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import DTYPES
 
@@ -150,9 +150,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.cli.bench import parse_rows

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import (
-    Bundle,
-    CpuBundle,
-    Draft,
-    Lookahead,
-    MaxNewTokens,
-    MinP,
-    NoNgram,
-    NoRecycling,
-    NoStore,
-    PastAnswers,
-    Provider,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    Use,
-)
+from streamspec.cli.option_flags import with_flags
+from streamspec.cli.shared_options import Bundle, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions, LoadOptions
@@ -37,7 +19,9 @@ if TYPE_CHECKING:
     from streamspec.runtime import Grammar
 
 
+@with_flags
 def command(
+    *,
     bundle: Bundle,
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.", show_default=False)
@@ -45,29 +29,13 @@ def command(
     prompt_flag: Annotated[
         str | None, typer.Option("--prompt", help="The prompt, given as a flag.", show_default=False)
     ] = None,
-    max_new_tokens: MaxNewTokens = GenerationOptions.max_new_tokens,
-    stop: Stop = None,
-    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Decode one token per step.")] = False,
+    options: GenerationOptions,
     rows: Annotated[
         int | None,
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step.", show_default=False),
     ] = None,
-    use: Use = None,
-    draft: Draft = None,
-    threads: Threads = LoadOptions.threads,
-    provider: Provider = LoadOptions.provider,
-    cpu_bundle: CpuBundle = None,
-    no_ngram: NoNgram = False,
-    no_recycling: NoRecycling = False,
-    lookahead: Lookahead = LoadOptions.lookahead,
-    no_store: NoStore = False,
-    past_answers: PastAnswers = None,
-    temperature: Temperature = Sampling.temperature,
-    top_k: TopK = Sampling.top_k,
-    top_p: TopP = Sampling.top_p,
-    min_p: MinP = Sampling.min_p,
-    repetition_penalty: RepetitionPenalty = Sampling.repetition_penalty,
-    seed: Seed = Sampling.seed,
+    loading: Annotated[LoadOptions, load_flags("tree", "context", "idle", "prepare_grammar")],
+    sampling: Sampling,
     json_schema: Annotated[
         Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.", show_default=False)
     ] = None,
@@ -84,28 +52,9 @@ def command(
     text = given_prompt(prompt, prompt_flag)
     from streamspec.runtime import load
 
-    options = GenerationOptions(
-        max_new_tokens=max_new_tokens,
-        stop=stop or [],
-        speculate=not no_speculation,
-        grammar=_grammar(json_schema, regex, choice),
-        sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
-    )
-    session = load(
-        bundle,
-        threads=threads,
-        provider=provider,
-        cpu_bundle=cpu_bundle,
-        tree=rows or "auto",
-        ngram=not no_ngram,
-        recycling=not no_recycling,
-        lookahead=lookahead,
-        store=not no_store,
-        past_answers=past_answers or False,
-        adapter=use,
-        draft=draft,
-        prepare_grammar=options.grammar is not None,
-    )
+    options = replace(options, grammar=_grammar(json_schema, regex, choice), sampling=sampling)
+    loading = replace(loading, tree=rows or loading.tree, prepare_grammar=options.grammar is not None)
+    session = load(bundle, loading)
     last = None
     for chunk in session.stream(text, options):
         sys.stdout.write(chunk.text)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -38,21 +38,22 @@ class PanelledCommand(TyperCommand):
         rich_utils.rich_format_help(obj=drawn, ctx=ctx, markup_mode="rich")
 
 
-def help_all() -> Any:
-    """The flag that shows the help with hidden options."""
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for parameter in ctx.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help(), nl=False)
+        raise typer.Exit()
 
-    def show(ctx: typer.Context, wanted: bool) -> None:
-        if wanted:
-            for one in ctx.command.params:
-                one.hidden = False  # type: ignore[attr-defined]
-            typer.echo(ctx.get_help(), nl=False)
-            raise typer.Exit()
 
-    return typer.Option(
-        False,
+# The flag that shows the help with hidden options.
+HelpAll = Annotated[
+    bool,
+    typer.Option(
         "--help-all",
         help="Show this message with every option, those of the papers too, and exit.",
         is_eager=True,
-        callback=show,
+        callback=_show_all,
         rich_help_panel=THIS_COMMAND,
-    )
+    ),
+]

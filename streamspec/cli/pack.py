@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.shared_options import Bundle
+from streamspec.cli.shared_options import AsJson, Bundle
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
 ENDING = ".streamspec.tar"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.pack import AsJson
+from streamspec.cli.shared_options import AsJson
 
 
 def command(

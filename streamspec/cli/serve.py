@@ -5,27 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import (
-    Bundle,
-    Context,
-    CpuBundle,
-    Draft,
-    Idle,
-    Lookahead,
-    NoNgram,
-    NoRecycling,
-    NoStore,
-    PastAnswers,
-    PrepareGrammar,
-    Provider,
-    Threads,
-    installed,
-)
+from streamspec.cli.option_flags import with_flags
+from streamspec.cli.shared_options import Bundle, installed, load_flags
 from streamspec.runtime.options import MOST_BATCH, LoadOptions
 
 if TYPE_CHECKING:
@@ -38,7 +25,9 @@ def _installed(bundles: list[Path] | None) -> list[Path] | None:
     return bundles and [folder for bundle in bundles if (folder := installed(bundle))]
 
 
+@with_flags
 def command(
+    *,
     bundle: Bundle,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1: nothing else.")] = "127.0.0.1",
@@ -94,20 +83,9 @@ def command(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds per request.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
-    draft: Draft = None,
-    context: Context = LoadOptions.context,
-    idle: Idle = LoadOptions.idle,
-    prepare_grammar: PrepareGrammar = LoadOptions.prepare_grammar,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
-    threads: Threads = LoadOptions.threads,
-    provider: Provider = LoadOptions.provider,
-    cpu_bundle: CpuBundle = None,
-    no_ngram: NoNgram = False,
-    no_recycling: NoRecycling = False,
-    lookahead: Lookahead = LoadOptions.lookahead,
-    no_store: NoStore = False,
-    past_answers: PastAnswers = None,
+    loading: Annotated[LoadOptions, load_flags("tree", "adapter")],
 ) -> None:
     """Serve a bundle to programs on this machine through an OpenAI-compatible API."""
     from streamspec.serve import Limits, serve
@@ -116,21 +94,8 @@ def command(
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
     given = token or (None if token_file else os.environ.get(TOKEN))
-    options = LoadOptions(
-        threads=threads,
-        provider=provider,
-        cpu_bundle=cpu_bundle,
-        ngram=not no_ngram,
-        recycling=not no_recycling,
-        lookahead=lookahead,
-        store=not no_store,
-        past_answers=past_answers or False,
-        draft=draft,
-        context=context,
-        idle=idle,
-        prepare_grammar=prepare_grammar,
-        batch=min(sessions + bool(also), MOST_BATCH) if batch is None else batch,  # of several bundles one more is open
-    )
+    if batch is None:
+        batch = min(sessions + bool(also), MOST_BATCH)  # of several bundles one more is open
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
@@ -141,7 +106,7 @@ def command(
 
     serve(
         bundle,
-        options,
+        replace(loading, batch=batch),
         port=port,
         token=given,
         token_file=token_file,

@@ -1,29 +1,15 @@
-"""Options that several commands share: `parameter: Temperature = Sampling.temperature`.
-
-Help texts are those of the fields that the flags set.
-"""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from streamspec.option_fields import help_of
-from streamspec.runtime.decoding.sampling_params import Sampling
-from streamspec.runtime.options import SELF, WINDOW, GenerationOptions, LoadOptions
-
-
-def load_flag(name: str, **settings: Any) -> Any:
-    """The flag of a field of `LoadOptions`. `settings`: of `typer.Option`."""
-    return typer.Option(help=help_of(LoadOptions, name), **settings)
-
-
-def generation_flag(name: str, **settings: Any) -> Any:
-    """The flag of a field of `GenerationOptions` or `Sampling`."""
-    return typer.Option(help=help_of(Sampling if hasattr(Sampling, name) else GenerationOptions, name), **settings)
+from streamspec.cli.option_flags import Flags
+from streamspec.runtime.options import SELF, WINDOW
 
 
 def installed(bundle: Path | None) -> Path | None:
@@ -60,26 +46,18 @@ Separator = Annotated[
 AllowBaseMismatch = Annotated[
     bool, typer.Option("--allow-base-mismatch", help="Take a LoRA of PEFT whose configuration names another base.")
 ]
-Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
-Provider = Annotated[str, load_flag("provider")]
-CpuBundle = Annotated[Path | None, load_flag("cpu_bundle", callback=installed, show_default=False)]
-Use = Annotated[str | None, load_flag("adapter", show_default=False)]
-Draft = Annotated[str | None, load_flag("draft", callback=drafting, show_default=False)]
-Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]
-Idle = Annotated[float | None, load_flag("idle", show_default=False)]
-PrepareGrammar = Annotated[bool | None, load_flag("prepare_grammar", show_default=False)]
-NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Do not draft from n-grams of the text.")]
-NoRecycling = Annotated[
-    bool, typer.Option("--no-recycling", help="Do not draft what the model chose after the same tokens before.")
-]
-Lookahead = Annotated[bool, load_flag("lookahead")]
-NoStore = Annotated[bool, typer.Option("--no-store", help="Do not draft from the bundle's store of answers.")]
-PastAnswers = Annotated[Path | None, load_flag("past_answers", show_default=False)]
-MaxNewTokens = Annotated[int, generation_flag("max_new_tokens", min=1)]
-Stop = Annotated[list[str] | None, generation_flag("stop", show_default=False)]
-Temperature = Annotated[float, generation_flag("temperature")]
-TopK = Annotated[int, generation_flag("top_k")]
-TopP = Annotated[float, generation_flag("top_p")]
-MinP = Annotated[float, generation_flag("min_p")]
-RepetitionPenalty = Annotated[float, generation_flag("repetition_penalty")]
-Seed = Annotated[int | None, generation_flag("seed", show_default=False)]
+JSON = "Print the result as one JSON object, the last line on stdout."
+AsJson = Annotated[bool, typer.Option("--json", help=JSON)]
+
+
+def load_flags(*without: str) -> Flags:
+    """The flags of `LoadOptions`, except those of some fields."""
+    return Flags(
+        without,
+        first=("tree", "adapter", "draft", "context", "idle", "prepare_grammar"),
+        readers={"cpu_bundle": installed, "draft": drafting, "tree": _rows},
+    )
+
+
+def _rows(tree: str) -> int | str:
+    return int(tree) if tree.isdecimal() else tree

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from streamspec.cli.shared_options import AsJson
+
 
 def command(
     adapter: Annotated[Path, typer.Argument(help="Adapter folder.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Adapter folder to write.", show_default=False)],
     rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.", show_default=False)],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Cut an adapter's LoRAs to a lower rank (truncated SVD)."""
     from streamspec.adapters.shrink import shrink

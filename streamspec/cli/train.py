@@ -10,9 +10,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING
+from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -20,10 +20,11 @@ from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.cli.errors import INTERRUPTED
-from streamspec.cli.help_panels import THIS_COMMAND, help_all
-from streamspec.cli.shared_options import unescaped
+from streamspec.cli.help_panels import THIS_COMMAND, HelpAll
+from streamspec.cli.option_flags import Flags, keyword, spelling, with_flags
+from streamspec.cli.shared_options import JSON, unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
-from streamspec.option_fields import flag, plain_type
+from streamspec.option_fields import plain_type
 from streamspec.progress import is_quiet
 
 MAX_YAML = 1 << 20  # bytes
@@ -48,13 +49,56 @@ PAPERS = (
 )
 
 
-def command(**flags: Any) -> None:
+class TrainFlags(Flags):
+    """A flag for each field of TrainConfig, the essential ones first. The command gets the values of those that are
+    there: an absent one leaves what the file has.
+    """
+
+    def keywords(self, options: type, default: Any) -> dict[str, inspect.Parameter]:
+        hints = get_type_hints(TrainConfig)
+        fields = sorted(grouped_fields(), key=lambda pair: pair[0].name not in ESSENTIAL)
+        return {field.name: _keyword(field, group, hints[field.name]) for field, group in fields}
+
+    def filled(self, options: type, default: Any, values: dict[str, Any]) -> dict[str, Any]:
+        return values
+
+
+def _keyword(field: Field[Any], group: type, hint: Any) -> inspect.Parameter:
+    type_ = list[str] if "several" in field.metadata else plain_type(hint)
+    text = help_of(field, group)
+    if field.default not in (MISSING, None):
+        text = f"{text} [default: {json.dumps(field.default)}]"
+    setting = typer.Option(
+        None,
+        spelling(field.name, type_),
+        help=text,
+        show_default=False,
+        rich_help_panel="Essentials" if field.name in ESSENTIAL else (group.__doc__ or "").partition("\n")[0],
+        hidden=field.name in PAPERS,
+    )
+    return keyword(field.name, type_ | None, setting)
+
+
+@with_flags
+def command(
+    *,
+    flags: Annotated[dict[str, Any], TrainFlags()],
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="YAML file with the same options; flags win.",
+            show_default=False,
+            rich_help_panel=THIS_COMMAND,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON, rich_help_panel=THIS_COMMAND)] = False,
+    help_all: HelpAll = False,
+) -> None:
     """Fine-tune an adapter that also drafts its own next tokens."""
     began = time.monotonic() - time.process_time()  # what starting Python took counts as well
-    path, as_json, _ = flags.pop("config"), flags.pop("json"), flags.pop("help_all")
-    values = read_yaml(path) if path else {}
-    values |= {name: value for name, value in flags.items() if value not in (None, [])}
-    if flags["separator"] is not None:
+    values = (read_yaml(file) if file else {}) | flags
+    if "separator" in flags:
         values["separator"] = unescaped(flags["separator"])
     with once_on_each_machine():
         config = TrainConfig.from_dict(values)
@@ -140,39 +184,3 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path} holds a {type(values).__name__}", "a mapping of option names to values", "check --config"
         )
     return {str(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def signature() -> inspect.Signature:
-    """One keyword per field of TrainConfig, absent unless given, the essential ones first; `--config`, `--json` and
-    `--help-all` beside them.
-    """
-    hints = get_type_hints(TrainConfig)
-    parameters = []
-    for field, group in sorted(grouped_fields(), key=lambda pair: pair[0].name not in ESSENTIAL):
-        kind = list[str] if "several" in field.metadata else plain_type(hints[field.name])
-        help_text = help_of(field, group)
-        if field.default not in (MISSING, None):
-            help_text = f"{help_text} [default: {json.dumps(field.default)}]"
-        name = flag(field.name)
-        if kind is bool:
-            name += "/--no-" + name[2:]
-        panel = "Essentials" if field.name in ESSENTIAL else (group.__doc__ or "").partition("\n")[0]
-        hidden = field.name in PAPERS
-        option = typer.Option(None, name, help=help_text, show_default=False, rich_help_panel=panel, hidden=hidden)
-        parameters.append(_keyword(field.name, kind | None, option))
-    text = "YAML file with the same options; flags win."
-    config = typer.Option(None, "--config", help=text, show_default=False, rich_help_panel=THIS_COMMAND)
-    parameters.append(_keyword("config", Path | None, config))
-    text = "Print the result as one JSON object, the last line on stdout."
-    as_json = typer.Option(False, "--json", help=text, rich_help_panel=THIS_COMMAND)
-    parameters.append(_keyword("json", bool, as_json))
-    parameters.append(_keyword("help_all", bool, help_all()))
-    return inspect.Signature(parameters)
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-command.__signature__ = signature()  # type: ignore[attr-defined]
-command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}  # type: ignore[attr-defined]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.shared_options import Bundle, Provider, Threads, Use
+from streamspec.cli.option_flags import Flags, with_flags
+from streamspec.cli.shared_options import AsJson, Bundle
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from streamspec.runtime.tuning.step_costs import Calibration
 
 
+@with_flags
 def command(
+    *,
     bundle: Bundle,
     context: Annotated[
         list[int] | None,
@@ -37,13 +40,9 @@ def command(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer to --prompts.")] = 128,
-    use: Use = None,
-    threads: Threads = LoadOptions.threads,
-    provider: Provider = LoadOptions.provider,
+    loading: Annotated[LoadOptions, Flags(only=("adapter", "threads", "provider"))],
     plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the curves.", show_default=False)] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a step by its number of rows; later loads on this machine use the result."""
     from rich.console import Console
@@ -53,7 +52,7 @@ def command(
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
     from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
-    session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use, prepare_grammar=False)
+    session: Any = load(bundle, replace(loading, tree="plain", prepare_grammar=False))
     if prompts is not None:
         session.manifest.check_prunes()
     before = read_record(costs_file(session.runner.provider, session.runner.threads, session.manifest, None))
@@ -78,7 +77,9 @@ def command(
         from streamspec.bench.pruning import find_pruning
         from streamspec.cli.bench import speeds
 
-        report, pruning = find_pruning(bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use)
+        report, pruning = find_pruning(
+            bundle, prompts, limit, max_new_tokens, replace(loading, provider=session.provider.name)
+        )
         probability = pruning.min_probability
         keep_min_probability(session.runner, session.manifest, probability, score=pruning.score)
         console.print(speeds(report))

@@ -121,7 +121,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **sessions: FakeSession) -> None:
-    monkeypatch.setattr(streamspec.runtime, "load", lambda path, **_: sessions[str(path)])
+    monkeypatch.setattr(streamspec.runtime, "load", lambda path, _: sessions[str(path)])
 
 
 def test_bench_counts_and_compares(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

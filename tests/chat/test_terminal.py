@@ -158,7 +158,7 @@ def test_a_pipe_gets_the_answers_alone_and_ends_at_the_first_error(chat_bundle: 
 
 @pytest.fixture
 def chat(chat_bundle: Path) -> TerminalChat:
-    return TerminalChat(load(chat_bundle, threads=1), lambda: GenerationOptions(max_new_tokens=8))
+    return TerminalChat(load(chat_bundle, threads=1), GenerationOptions(max_new_tokens=8))
 
 
 def test_a_conversation_is_saved_and_goes_on_where_it_was(chat: TerminalChat, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import re
 import subprocess
@@ -22,6 +23,7 @@ from streamspec.cli.bench import parse_rows
 from streamspec.cli.errors import guarded
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError
+from streamspec.option_fields import flag
 
 
 def run(*arguments: str | Path) -> Any:
@@ -119,18 +121,18 @@ def test_version() -> None:
 
 
 def test_every_field_of_the_schema_is_a_flag() -> None:
-    names = set(train.signature().parameters)
-    assert names == {f.name for f in fields(TrainConfig)} | {"config", "json", "help_all"}
+    names = set(inspect.signature(train.command).parameters)
+    assert names == {f.name for f in fields(TrainConfig)} | {"file", "as_json", "help_all"}
 
 
 def test_help_shows_essentials_first_and_options_of_papers_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 100)
-    short, whole = (run("train", flag).stdout for flag in ("--help", "--help-all"))
+    short, whole = (run("train", wanted).stdout for wanted in ("--help", "--help-all"))
     shown = [re.findall(r"^│ (--[a-z-]+)", text, re.MULTILINE) for text in (short, whole)]
-    names = [train.flag(f.name) for f in fields(TrainConfig)]
-    assert shown[0][:10] == [name for name in names if name in map(train.flag, train.ESSENTIAL)]
+    names = [flag(f.name) for f in fields(TrainConfig)]
+    assert shown[0][:10] == [name for name in names if name in map(flag, train.ESSENTIAL)]
     assert set(shown[1]) == {*names, "--config", "--json", "--help", "--help-all"}
-    assert set(shown[1]) - set(shown[0]) == set(map(train.flag, train.PAPERS))
+    assert set(shown[1]) - set(shown[0]) == set(map(flag, train.PAPERS))
     assert "[default: 8]" in short and "--no-resume" not in whole and "--no-root-token" in whole
 
 

@@ -70,7 +70,7 @@ def test_a_window_drafts_by_its_name_and_a_bundle_by_its_folder(
 ) -> None:
     drafts = list[object]()
     session = SimpleNamespace(stream=lambda text, options: iter(()))
-    monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **named: drafts.append(named["draft"]) or session)
+    monkeypatch.setattr(streamspec.runtime, "load", lambda _, options: drafts.append(options.draft) or session)
     (tmp_path / "window").mkdir()
     monkeypatch.chdir(tmp_path)
     for draft in ("window", "window:200", "./window"):

@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from streamspec.cli import bench, generate, serve, shared_options, tune
 from streamspec.errors import ConfigError
 from streamspec.option_fields import help_of
 from streamspec.runtime import GenerationOptions, LoadOptions, Pruning, Sampling, load
@@ -102,12 +101,3 @@ def test_the_old_name_of_pruning_s_probability_warns() -> None:
 def test_options_survive_pickling() -> None:
     for options in (GenerationOptions(stop="x", sampling=Sampling(0.5, seed=2)), LoadOptions(tree=4)):
         assert pickle.loads(pickle.dumps(options)) == options
-
-
-def test_flags_take_help_and_defaults_from_the_fields() -> None:
-    for module in (generate, bench, tune, serve):
-        for name, hint in get_type_hints(module.command, include_extras=True).items():
-            field = "adapter" if name == "use" and module is not serve else name
-            for options in (GenerationOptions, LoadOptions, Sampling):
-                if hint in vars(shared_options).values() and hasattr(options, field):
-                    assert hint.__metadata__[0].help == help_of(options, field), (module.__name__, name)
