@@ -1,27 +1,33 @@
 """streamspec.export: base + adapter -> bundle, an ONNX step graph with everything the runtime needs beside it.
 
-`export` writes a bundle. Read in this order: `bundle_writer` (the steps of an export), `graphs` (whole graphs),
-`layers` (their parts), `drafters` (a table with one row each), `quantization` (precisions), `weights` (the model as it
-is read), `ops` (nodes and initializers), `validate` (PyTorch's results beside the graph's). `swappable_bundle` exports
-adapters beside the base, swapped while it runs; `onnxruntime_genai` exports a plain model for onnxruntime-genai. The
-names of the graphs' inputs and outputs are in `streamspec.step_graph`.
+`export` writes a bundle. Read in this order: `options` (what an export takes), `bundle_writer` (its steps), `spec`
+(descriptions that all parts read), `graphs` (whole graphs), `layers` (their parts), `drafters` (a folder for each
+method, a table with a row for each), `quantization` (precisions), `weights` (the model as it is read), `ops` (nodes and
+initializers), `reference` (the model in PyTorch or numpy), `runners` (graphs, run), `validate` (both compared).
+`swappable_bundle` exports adapters beside the base, swapped while it runs. The names of the graphs' inputs and outputs
+are in `streamspec.step_graph`.
+
+Public names are looked up on first use: a command line reads `options` without ONNX.
 """
 
 from __future__ import annotations
 
-import sys
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from streamspec.export.answer_store import StoreFiles
-from streamspec.export.bundle_writer import export_bundle
-from streamspec.export.deployment_target import Target
-from streamspec.export.onnxruntime_genai import export_genai
-from streamspec.export.swappable_bundle import adapt, export_swappable
-from streamspec.export.validate.perplexity import HeldOut
-from streamspec.prompt.prompt_format import PromptFormat
-
-export = export_bundle
+if TYPE_CHECKING:
+    from streamspec.export.answer_store import StoreFiles
+    from streamspec.export.bundle_writer import export_bundle
+    from streamspec.export.bundle_writer import export_bundle as export
+    from streamspec.export.deployment_target import Target
+    from streamspec.export.held_out import HeldOut
+    from streamspec.export.onnxruntime_genai import export_genai
+    from streamspec.export.options import ExportOptions
+    from streamspec.export.swappable_bundle import adapt, export_swappable
+    from streamspec.prompt.prompt_format import PromptFormat
 
 __all__ = [
+    "ExportOptions",
     "HeldOut",
     "PromptFormat",
     "StoreFiles",
@@ -33,6 +39,27 @@ __all__ = [
     "export_swappable",
 ]
 
-# Names of modules up to 0.1, which pickles of these classes carry. Kept for one minor version.
-sys.modules[f"{__name__}.quality"] = sys.modules[HeldOut.__module__]
-sys.modules[f"{__name__}.target"] = sys.modules[Target.__module__]
+# name -> (module, attribute)
+_LAZY = {
+    "ExportOptions": ("streamspec.export.options", "ExportOptions"),
+    "HeldOut": ("streamspec.export.held_out", "HeldOut"),
+    "PromptFormat": ("streamspec.prompt.prompt_format", "PromptFormat"),
+    "StoreFiles": ("streamspec.export.answer_store", "StoreFiles"),
+    "Target": ("streamspec.export.deployment_target", "Target"),
+    "adapt": ("streamspec.export.swappable_bundle", "adapt"),
+    "export": ("streamspec.export.bundle_writer", "export_bundle"),
+    "export_bundle": ("streamspec.export.bundle_writer", "export_bundle"),
+    "export_genai": ("streamspec.export.onnxruntime_genai", "export_genai"),
+    "export_swappable": ("streamspec.export.swappable_bundle", "export_swappable"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

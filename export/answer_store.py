@@ -7,14 +7,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.store_section import MAX_TOKENS, STORE, StoreInfo, encode
 from streamspec.data import Example, read_examples
 from streamspec.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENS = 300_000  # 1.8 MB; more bring little (docs/lab/decisions)
 PLAIN = (".txt", ".md")  # how names of plain text end

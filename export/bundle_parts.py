@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from streamspec.adapters.base_models.resolve import Base
-from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter
 from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
 from streamspec.bundle.model_section import SKIPPED, ModelInfo
 from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
+from streamspec.export.described_base import DescribedBase
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.published.read import PUBLISHED, Published, beside
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
+from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import check_capturable
 from streamspec.export.ops.builder import IR_VERSION, OPSET
+from streamspec.export.options import DEFERRED, ExportOptions, Progress
 from streamspec.export.spec.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
 from streamspec.export.spec.draft_spec import DraftSpec, most_candidates
-from streamspec.export.tokenizer_files import begin_token, end_tokens
 from streamspec.export.weights.target import ReadTarget, read_target, tools
-from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Parts:
     """Everything that goes into the graph and the manifest."""
 
-    base: Base
-    adapter: Adapter | None
+    described: DescribedBase
     target: ReadTarget
     spec: DecoderSpec
     streams: DraftSpec | None
@@ -57,18 +51,33 @@ class Parts:
         return self.captured.margin if self.captured is not None else None
 
 
-def load_parts(base: Base, adapter: Adapter | None, head: Published | None = None) -> Parts:
-    whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
-    target = read_target(base, adapter, whole)
+def load_parts(described: DescribedBase, head: Published | None, options: ExportOptions, say: Progress) -> Parts:
+    """Reads the target and its drafter, `head` where that is a published one, and fits them to the options."""
+    parts = replace(read_parts(described, head), embeddings=options.embeddings)
+    parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype))
+    if options.exit_layer is not None:
+        parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, options.exit_layer))
+    if options.streams != DEFERRED:
+        parts = replace(parts, streams=eager(parts.streams, parts.spec))
+    if options.target.static:
+        return static_parts(parts, options.target, say)
+    return captured_parts(parts, options.target) if options.target.capture else parts
+
+
+def read_parts(described: DescribedBase, head: Published | None = None) -> Parts:
+    """Reads the target and its drafter as they are."""
+    adapter = described.adapter
+    whole = adapter is not None and described.drafts and DRAFTERS[adapter.method].whole_model
+    target = read_target(described.base, adapter, whole)
     spec = target.spec
     if head is not None:
-        return Parts(base, adapter, target, spec, *beside(head, target), published=PUBLISHED[type(head)])
-    if adapter is None or adapter.streams is None:
-        return Parts(base, adapter, target, spec, None, None, most_candidates(None, spec.vocab))
+        return Parts(described, target, spec, *beside(head, target), published=PUBLISHED[type(head)])
+    if adapter is None or not described.drafts:
+        return Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))
     streams = read_drafter(adapter, spec)
     candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
-    return Parts(base, adapter, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    return Parts(described, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
 def with_short(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say: Progress) -> Parts:
@@ -125,16 +134,17 @@ def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> DraftSpec:
     return replace(drafter, pruning=exits[layer])
 
 
-def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
+def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manifest:
     """Describes a bundle before anything is measured."""
-    base, adapter, spec = parts.base, parts.adapter, parts.spec
-    own = adapter.method if adapter else "lora"
-    drafter, method = parts.published or (own if parts.streams else None, own)
+    described, spec = parts.described, parts.spec
+    base, adapter = described.base, described.adapter
+    adapter_method = adapter.method if adapter else "lora"
+    drafter, method = parts.published or (adapter_method if parts.streams else None, adapter_method)
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method=method,
         recipe=adapter.recipe if adapter else None,
-        weights_sha256=_identity(base.sha256, adapter),
+        weights_sha256=described.identity,
         drafter=drafter,
         precision=precision,
         opset=OPSET,
@@ -146,26 +156,18 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             vocab_size=spec.vocab,
             hidden_size=spec.hidden,
             context_length=spec.context_length,
-            bos_token_id=begin_token(base, tokenizer, spec.bos_token_id),
-            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
+            bos_token_id=described.begin_token(tokenizer, spec.bos_token_id),
+            eos_token_ids=described.end_tokens(tokenizer, spec.eos_token_ids),
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
             per_layer_width=spec.per_layer_width,
             embeddings=parts.embeddings,
             **dict(zip(SKIPPED, parts.skipped, strict=True)),
         ),
-        prompt_format=prompt_format,
+        prompt_format=described.format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,
         trees=parts.trees,
         static=parts.static,
         captured=parts.captured,
         tools=tools(parts.target.model),
     )
-
-
-def _identity(base: str, adapter: Adapter | None) -> str:
-    """The hash of the weights that answer: of the base, or of it and the LoRA merged into it. A drafter only drafts."""
-    if adapter is None or not adapter.has_task_lora:
-        return base
-    parts = [base, *(sha256_file(adapter.path / name) for name in (TASK_CONFIG, TASK_WEIGHTS))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -6,31 +6,24 @@ products it has kernels for, and a cache that stays there (`device_cache_graph`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from streamspec.bundle.manifest import MAX_STATIC_ROWS
 from streamspec.captured.packed_call import MOST_ROWS
 from streamspec.errors import ConfigError
-from streamspec.export.native.precisions import TiledInt4, TiledInt8
-from streamspec.export.quantization.precisions import (
-    PRECISIONS,
-    Fp16,
-    Fp32,
-    Int4,
-    Int8Blocks,
-    Precision,
-    make_precision,
-)
-from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
+from streamspec.option_fields import option
+
+if TYPE_CHECKING:
+    from streamspec.export.quantization.precisions import Precision
+    from streamspec.export.quantization.static_precisions import StaticPrecision
 
 CPU, COMPILERS = "cpu", ("openvino", "migraphx", "directml", "coreml")
 # without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
 OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
 ROW_COUNTS = 1, 8, 16, 32  # of a captured graph's calls
-TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8, "int4": TiledInt4}
-DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
+ALL_PRECISIONS = ("fp32", "fp16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Device:
     graph for capture does without; `dynamic`: whether it runs the dynamic graph, too, and not the captured one alone.
     """
 
-    precisions: tuple[str, ...] = tuple(DEVICE_PRECISIONS)
+    precisions: tuple[str, ...] = ALL_PRECISIONS
     lacks: frozenset[str] = frozenset()
     dynamic: bool = True
 
@@ -66,12 +59,25 @@ class Target:
     Raises ConfigError for options that exclude each other.
     """
 
-    name: str = CPU
-    static: bool = False
-    rows: int | None = None
-    context: int | None = None
-    capture: bool = False
-    row_counts: tuple[int, ...] | None = None
+    name: str = option(
+        CPU,
+        "Hardware that the graph is shaped for: cpu, cuda, rocm, or a compiler of static graphs: openvino, migraphx, "
+        "directml, coreml.",
+        flag="--target",
+    )
+    static: bool = option(
+        False, "Write fixed shapes and standard operators, for providers that compile one shape.", flag="--static"
+    )
+    rows: int | None = option(None, "Rows of every call of a static graph.", flag=None)
+    context: int | None = option(
+        None, "With --static or --capture: maximum tokens in the KV cache; default: 2048, or the base's context."
+    )
+    capture: bool = option(
+        False,
+        "With --target cuda or rocm: write a graph of fixed addresses for CUDA or HIP graphs.",
+        flag="--capture",
+    )
+    row_counts: tuple[int, ...] | None = option(None, "Row counts of the calls of a captured graph.", flag=None)
 
     def __post_init__(self) -> None:
         if self.name not in TARGETS:
@@ -113,6 +119,13 @@ class Target:
             raise ConfigError(f"calls of {self.rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
 
     @property
+    def flag(self) -> str:
+        """The flag that says how its graph is shaped."""
+        if self.static and self.name not in COMPILERS:
+            return "--static"
+        return "--capture" if self.capture else f"--target {self.name}"
+
+    @property
     def device(self) -> bool:
         """Whether the provider computes on a device with memory of its own."""
         return self.name in DEVICES
@@ -125,12 +138,16 @@ class Target:
                 "fp32, fp16 or int8: it knows no 4-bit types",
                 "choose one of these with --precision",
             )
-        if self.device and name in DEVICE_PRECISIONS and name not in DEVICES[self.name].precisions:
+        if self.device and name in ALL_PRECISIONS and name not in DEVICES[self.name].precisions:
             raise ConfigError(
                 f"{name} for {self.name}",
                 f"{' or '.join(DEVICES[self.name].precisions)}: it has no kernel for embeddings of few bits",
                 "choose one of these with --precision",
             )
+        from streamspec.export.native.precisions import TILED
+        from streamspec.export.quantization.precisions import DEVICE_PRECISIONS, PRECISIONS, make_precision
+        from streamspec.export.quantization.static_precisions import static_precision
+
         if self.static:
             return static_precision(name, block)
         return make_precision(DEVICE_PRECISIONS if self.device else PRECISIONS | TILED, name, block)

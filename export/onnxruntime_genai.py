@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,25 @@ from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BaseModelError, BundleError
-from streamspec.export.bundle_parts import Progress
-from streamspec.export.bundle_writer import DATA, resolve_pair, to_stderr, weights
+from streamspec.export.bundle_graphs import DATA, weights
+from streamspec.export.bundle_writer import to_stderr
+from streamspec.export.described_base import describe_base, resolve_pair
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.heads import Tables
 from streamspec.export.ops.builder import Array, Scope, WeightStore, finish, tensor
+from streamspec.export.options import Progress
 from streamspec.export.quantization.precisions import Precision, Rows, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import Source
-from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
 from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.target import need_torch
 from streamspec.model_families import FAMILIES
+from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.step_graph import CACHE_KINDS, INPUT_IDS, KEY, PAST, POSITION_IDS, PRESENT, VALUE, past, present
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -155,7 +158,9 @@ def export_genai(
             f"a new folder, or with --force one that holds {CONFIG}",
             "choose another --out",
         )
-    resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
+    resolved, given = resolve_pair(base, adapter, allow_base_mismatch, say)
+    raw = PromptFormat("raw")  # it has no prompt format of its own
+    described = describe_base(resolved, given and replace(given, prompt_format=raw), None if given else raw)
     if not FAMILIES[resolved.model_type].all_attention:
         raise BaseModelError(
             f"`{resolved.model_type}`, a model whose layers differ in what they keep, for onnxruntime-genai",
@@ -167,9 +172,9 @@ def export_genai(
         say("loading the base")
         from streamspec.export.weights.load_weights import load_model
 
-        model = load_model(resolved, described, whole=False)
+        model = load_model(resolved, given, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
+        tokenizer = described.copy_tokenizer(folder)
         if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
@@ -189,9 +194,7 @@ def export_genai(
             )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
-        write_config(
-            folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described.path if described else None)
-        )
+        write_config(folder, spec, described.end_tokens(tokenizer, spec.eos_token_ids))
         return report
 
 

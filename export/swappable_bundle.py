@@ -18,9 +18,8 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
-from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
-from streamspec.adapters.task_lora import check_adapter, template_of
+from streamspec.adapters.task_lora import check_adapter
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, more_than_low_rank, read_adapter, read_json
 from streamspec.bundle.files import verify_files
@@ -38,14 +37,17 @@ from streamspec.bundle.swappable_adapters import (
 )
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError
-from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, Progress, describe_bundle
-from streamspec.export.bundle_writer import DATA, check_cache_dtype, choose_format, complete, to_stderr, weights
+from streamspec.export.bundle_graphs import DATA, weights
+from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, describe_bundle
+from streamspec.export.bundle_writer import complete, to_stderr
+from streamspec.export.described_base import DescribedBase, describe_base
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.ops.builder import Array
+from streamspec.export.options import Progress, check_cache_dtype
 from streamspec.export.quantization.lora_inputs import PIECE
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
@@ -53,7 +55,6 @@ from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
-from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
@@ -89,7 +90,7 @@ def export_swappable(
     check_cache_dtype(kv_cache_dtype)
     say, kind = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
-    layout = choose_format(resolved, None, prompt_format)
+    described_base = describe_base(resolved, None, prompt_format)
     described = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
     if len(described) < len(adapters):
         raise ConfigError(
@@ -100,10 +101,10 @@ def export_swappable(
     for name, adapter in described.items():
         check_adapter(adapter, resolved, allow_base_mismatch, say)
         _check(adapter)
-        described[name] = _with_format(adapter, resolved, prompt_format)
-    check_hidden_size(kind, read_config(resolved.path).hidden_size)
+        described[name] = _with_format(adapter, described_base, prompt_format)
+    check_hidden_size(kind, described_base.config.hidden_size)
     with bundle_folder(out, force) as folder:
-        bundle = _write_base(folder, resolved, list(described.values()), kind, kv_cache_dtype, layout, say)
+        bundle = _write_base(folder, described_base, list(described.values()), kind, kv_cache_dtype, say)
         for name, adapter in described.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
@@ -123,19 +124,18 @@ class _Bundle:
 
 def _write_base(
     folder: Path,
-    base: Base,
+    described: DescribedBase,
     adapters: Sequence[Adapter],
     kind: Precision,
     cache_dtype: str,
-    layout: PromptFormat,
     say: Progress,
 ) -> _Bundle:
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
-    target = read_target(base, None, whole=False)
+    target = read_target(described.base, None, whole=False)
     model, spec = target.model, replace(target.spec, cache_dtype=cache_dtype)
     room = capacity_for([_drafter(one, spec) for one in adapters if one.streams is not None], spec)
-    tokenizer = copy_tokenizer(base, folder)
+    tokenizer = described.copy_tokenizer(folder)
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say("computing the reference in PyTorch")
     expected = expect(model, None, tokens, spec=spec, say=say)
@@ -148,8 +148,8 @@ def _write_base(
     scales = source.scales if isinstance(source, SmoothedSource) else Scales()
     if scales.columns or scales.mixed:
         scales.save(folder / SCALES)
-    parts = Parts(base, None, target, spec, None, None, room.candidates)
-    manifest = describe_bundle(parts, kind.name, tokenizer, layout)
+    parts = Parts(described, target, spec, None, None, room.candidates)
+    manifest = describe_bundle(parts, kind.name, tokenizer)
     for adapter in adapters:
         _check_end(adapter, manifest, tokenizer)
     del graph, source, model, target, parts  # the session and the model need not be in memory together
@@ -209,7 +209,7 @@ def adapt(
             "name it with --base",
         )
     check_adapter(described, resolved, allow_base_mismatch, say)
-    described = _with_format(described, resolved, prompt_format)
+    described = _with_format(described, describe_base(resolved, None, manifest.prompt_format), prompt_format)
     try:
         tokenizer, session = Tokenizer.from_file(str(folder / TOKENIZER)), open_session(folder / MODEL)
     except Exception as error:  # neither library has a class of its own for this
@@ -279,14 +279,14 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     )
 
 
-def _with_format(adapter: Adapter, base: Base, given: PromptFormat | None) -> Adapter:
+def _with_format(adapter: Adapter, base: DescribedBase, prompt_format: PromptFormat | None) -> Adapter:
     """The adapter with its prompt format. Raises AdapterError where it has a chat template of its own: a swappable
     bundle has the base's.
     """
-    layout = choose_format(base, adapter, given if adapter.prompt_format is None else None)
-    if layout.kind == "chat" and template_of(base, adapter.path) != template_of(base, None):
+    described = describe_base(base.base, adapter, prompt_format if adapter.prompt_format is None else None)
+    if described.format.kind == "chat" and described.template != base.template:
         raise _not_here(adapter, "a chat template of its own", "the base's chat template")
-    return replace(adapter, prompt_format=layout)
+    return replace(adapter, prompt_format=described.format)
 
 
 def _check_end(adapter: Adapter, bundle: Manifest, tokenizer: Tokenizer) -> None:

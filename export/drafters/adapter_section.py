@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -13,10 +13,13 @@ from safetensors.numpy import load_file
 
 from streamspec.acceptance_stats import MISSED, Acceptance, node_order
 from streamspec.bundle.adapter_folder import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
+from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import AdapterError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import DraftSpec
 
+S = TypeVar("S", bound=DraftSpec)
 Shapes = dict[str, tuple[int, ...]]  # by a tensor's name in the adapter
 
 
@@ -67,6 +70,39 @@ class AdapterSection:
             raise AdapterError(
                 f"{self.adapter.path / STREAM_WEIGHTS}: {faults}", "the tensors its configuration names", RESTORE
             )
+
+
+def read_section(
+    adapter: Adapter,
+    spec: DecoderSpec,
+    shapes_of: Callable[[AdapterSection], Shapes],
+    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], S],
+) -> S:
+    """Reads an adapter's drafter by the `shapes` and `read` of its method, its tensors checked against its
+    configuration. All wrong or missing tensors are named in one error."""
+    config = adapter.streams or {}
+    section = AdapterSection(adapter, config, spec)
+    gamma = section.whole("gamma", 1, MAX_GAMMA)
+    tensors = read_tensors(adapter.path / STREAM_WEIGHTS)
+    pair = section.whole("bigram", 1, 4096) if config.get("bigram") else 0
+    shapes: Shapes = {}
+    proposable = spec.vocab
+    if config.get("draft_vocab"):
+        proposable = section.whole("draft_vocab", 1, spec.vocab)
+        shapes["draft_vocab"] = (proposable,)
+    if pair:
+        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (proposable, pair))
+    section = AdapterSection(adapter, config, spec, gamma, proposable)
+    section.check(tensors, shapes | shapes_of(section))
+    vocabulary = tensors.get("draft_vocab")
+    if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
+        raise section.refused(f"draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base")
+    shared = {
+        "gamma": gamma,
+        "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
+        "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
+    }
+    return read(section, tensors, shared)
 
 
 def tensor_faults(found: Shapes, expected: Shapes, broken: Sequence[str] = ()) -> str:

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, Adapter
+from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import DRAFT_LAYERS
-from streamspec.draft_tree import MAX_GAMMA
-from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
+from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_section
 from streamspec.export.drafters.dflash import spec as dflash
 from streamspec.export.drafters.dflash.draft_pass import BlockPass
 from streamspec.export.drafters.draft_layer import spec as draft_layer
@@ -115,27 +112,6 @@ def row_of(spec: DraftSpec) -> Drafter:
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
-    """The drafter's tensors, checked against its configuration. All wrong or missing tensors are named in one error."""
-    row, config = DRAFTERS[adapter.method], adapter.streams or {}
-    section = AdapterSection(adapter, config, spec)
-    gamma = section.whole("gamma", 1, MAX_GAMMA)
-    tensors = read_tensors(adapter.path / STREAM_WEIGHTS)
-    pair = section.whole("bigram", 1, 4096) if config.get("bigram") else 0
-    shapes: Shapes = {}
-    proposable = spec.vocab
-    if config.get("draft_vocab"):
-        proposable = section.whole("draft_vocab", 1, spec.vocab)
-        shapes["draft_vocab"] = (proposable,)
-    if pair:
-        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (proposable, pair))
-    section = AdapterSection(adapter, config, spec, gamma, proposable)
-    section.check(tensors, shapes | row.shapes(section))
-    vocabulary = tensors.get("draft_vocab")
-    if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
-        raise section.refused(f"draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base")
-    shared = {
-        "gamma": gamma,
-        "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
-        "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
-    }
-    return row.read(section, tensors, shared)
+    """The drafter of an adapter. All wrong or missing tensors are named in one error."""
+    row = DRAFTERS[adapter.method]
+    return read_section(adapter, spec, row.shapes, row.read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from streamspec.export.quantization.precisions import (
     BLOCKS,
     Int4,
     Int8,
+    Precision,
     Rows,
     Weight,
     blocks_of,
@@ -127,3 +128,6 @@ class TiledInt4(TiledInt6):
             store.add(names[1], pack_blocks(scale.astype(np.float16), weight.gated))
             store.add(names[2], pack_blocks(points, weight.gated))
         return names
+
+
+TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8, "int4": TiledInt4}

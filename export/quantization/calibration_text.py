@@ -6,6 +6,8 @@ facts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -257,3 +259,9 @@ def calibration_tokens(tokenizer: Tokenizer, spec: DecoderSpec) -> Array:
     count = -(-len(ids) // length)
     stretches = np.resize(ids, count * length).reshape(count, length)
     return np.concatenate([np.tile(np.asarray(first, np.int64) % spec.vocab, (count, 1)), stretches], axis=1)
+
+
+def page(tokenizer: Any, text: str, vocab: int, rows: int) -> Array:
+    """int64 [rows]: tokens of `text`, repeated where it is too short."""
+    ids = [i % vocab for i in tokenizer.encode(text).ids] or [0]
+    return np.resize(np.asarray(ids, np.int64), rows)

@@ -309,6 +309,7 @@ def check_hidden_size(precision: Precision, hidden: int) -> None:
 
 
 PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
+DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = PRECISIONS | {"int8": Int8Blocks}
 
 
 def precision(name: str, block: int | None = None) -> Precision:

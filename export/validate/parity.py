@@ -18,6 +18,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.ops.builder import Array
+from streamspec.export.quantization.calibration_text import page
 from streamspec.export.reference.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.reference.long_context import ExpectedLong, expect_long, run_long
 from streamspec.export.reference.reference import reference_of, tree_rows
@@ -74,12 +75,6 @@ def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
     reference = theirs.astype(np.float64)
     off = ours - reference
     return np.abs(off).max(), np.square(off).mean(), reference.var(), ours.argmax() == theirs.argmax()
-
-
-def page(tokenizer: Any, text: str, vocab: int, rows: int) -> Array:
-    """int64 [rows]: tokens of `text`, repeated where it is too short."""
-    ids = [i % vocab for i in tokenizer.encode(text).ids] or [0]
-    return np.resize(np.asarray(ids, np.int64), rows)
 
 
 def passage(tokenizer: Any, vocab: int, context_length: int) -> Array:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +13,7 @@ from streamspec.errors import ConfigError
 from streamspec.layer_cache import DTYPES
 
 if TYPE_CHECKING:
-    from streamspec.export import HeldOut
+    from streamspec.export import ExportOptions, HeldOut
 
 NEW_TOKENS = 128  # of an answer
 
@@ -154,29 +153,42 @@ def command(
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.cli.bench import parse_rows
-    from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
+    from streamspec.export import ExportOptions, PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
     from streamspec.export.drafters.published.write import write_published
-    from streamspec.export.validate.perplexity import LIMIT, HeldOut
+    from streamspec.export.held_out import LIMIT, HeldOut
 
     adapters, counts = adapter or [], tuple(parse_rows(rows) or ())
     one = counts[0] if len(counts) == 1 and not capture else None
     shape = Target(target, static, one, context, capture, counts if counts and one is None else None)
     layout = PromptFormat.given(format, separator and unescaped(separator))
-    named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
-    shaped = "--static" if static else "--capture" if capture else f"--target {target}"
-    weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights is not None}
-    weights |= {"--store": bool(store), "--drafter": drafter is not None, "--streams": streams != "deferred"}
-    weights |= {"--exit-layer": exit_layer is not None, "--self-draft": self_draft is not None}
-    weights["--embeddings"] = embeddings
-    check_options(len(adapters), swappable, plain_genai, val, limit, weights)
+    options = ExportOptions(
+        drafter=drafter,
+        precision=precision,
+        block_size=block_size,
+        stream_weights=stream_weights,
+        streams=streams,
+        exit_layer=exit_layer,
+        target=shape,
+        prompt_format=layout,
+        allow_base_mismatch=allow_base_mismatch,
+        kv_cache_dtype=kv_cache_dtype,
+        force=force,
+        held_out=HeldOut(val, limit or LIMIT) if val else None,
+        store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
+        self_draft=self_draft,
+        embeddings=embeddings,
+    )
+    check_kinds(len(adapters), swappable, plain_genai, options)
+    if limit is not None and val is None:
+        raise ConfigError("--limit without --val", "both", "add --val")
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
     if plain_genai and layout is not None:
         raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
     if form is not None:
-        if first is None or len(adapters) > 1 or swappable or plain_genai or val or any(weights.values()):
+        if first is None or len(adapters) > 1 or swappable or plain_genai or options.bundle_flags:
             raise ConfigError("--as with other options", "--base, --adapter, --out and --force", "leave them out")
         write_published(base, first, out, form, force)
         print(json.dumps({"out": str(out)}) if as_json else f"wrote {out}, an EAGLE-3 head in the format of {form}")
@@ -190,55 +202,34 @@ def command(
         print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
     if swappable:
-        export_swappable(base, adapters, out, precision=precision, force=force, kv_cache_dtype=kv_cache_dtype, **named)
+        export_swappable(
+            base,
+            adapters,
+            out,
+            precision=precision,
+            force=force,
+            prompt_format=layout,
+            allow_base_mismatch=allow_base_mismatch,
+            kv_cache_dtype=kv_cache_dtype,
+        )
         report(out, {}, as_json)
         return
-    held_out = HeldOut(val, limit or LIMIT) if val else None
-    if held_out is not None:
+    if options.held_out is not None:
         import rouge_score  # noqa: F401 - scores the answers after the export: say at once if it is missing
 
-    manifest = export_bundle(
-        base,
-        first,
-        out,
-        precision=precision,
-        force=force,
-        stream_weights=stream_weights,
-        held_out=held_out,
-        block_size=block_size,
-        target=shape,
-        kv_cache_dtype=kv_cache_dtype,
-        store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
-        drafter=drafter,
-        streams=streams,
-        exit_layer=exit_layer,
-        self_draft=self_draft,
-        embeddings=embeddings,
-        **named,
-    )
+    manifest = export_bundle(base, first, out, options=options)
     rows_default = manifest.trees.default_rows if manifest.trees else 0
-    report(out, score_answers(out, held_out, rows_default) if held_out is not None else {}, as_json)
+    report(out, score_answers(out, options.held_out, rows_default) if options.held_out else {}, as_json)
 
 
-def check_options(
-    adapters: int,
-    swappable: bool,
-    plain_genai: bool,
-    val: Path | None,
-    limit: int | None,
-    weights: Mapping[str, object],
-) -> None:
-    """Raises ConfigError for options that exclude each other. `weights`: by name, options that only an ordinary bundle
-    takes, with a true value where they are set.
-    """
+def check_kinds(adapters: int, swappable: bool, plain_genai: bool, options: ExportOptions) -> None:
+    """Raises ConfigError for kinds of export that exclude each other, and for options that a kind does not take."""
     if adapters > 1 and not swappable:
         raise ConfigError(f"{adapters} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
-    if limit is not None and val is None:
-        raise ConfigError("--limit without --val", "both", "add --val")
-    kind = "--swappable" if swappable else "--plain-genai"
-    given: dict[str, object] = {"--plain-genai": plain_genai and swappable, "--val": val, **weights}
-    for name in (name for name, value in given.items() if value and (swappable or plain_genai)):
-        raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
+    if swappable and plain_genai:
+        raise ConfigError("--swappable and --plain-genai", "one of them", "leave one out")
+    if swappable or plain_genai:
+        options.check_unused("--swappable" if swappable else "--plain-genai")
 
 
 def report(out: Path, answers: dict[str, float], as_json: bool) -> None:

@@ -63,7 +63,6 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
     from streamspec.bundle import manifest
     from streamspec.bundle.model_section import ModelInfo
     from streamspec.errors import BundleError
-    from streamspec.export import HeldOut, Target
     from streamspec.prompt.prompt_format import PromptFormat
     from streamspec.runtime import Chunk, Completion, Grammar, Logprob, Pruning, Sampling, Stats
     from streamspec.serve import Limits
@@ -101,8 +100,6 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
         "Chunk": Chunk("a", [1], [True], None, stats),
         "Completion": Completion("ab", [1, 2], "stop", stats, [True, False]),
         "Limits": Limits(sessions=2),
-        "HeldOut": HeldOut("val.jsonl", 7),
-        "Target": Target("cpu", True, 8, 512),
         "BundleError": BundleError("a", "b", "c"),
     }
 

@@ -27,8 +27,8 @@ from streamspec.adapters.base_models.without_torch.parameters import report_tens
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_genai, export_swappable
+from streamspec.export.held_out import HeldOut
 from streamspec.export.reference.reference import reference_of
-from streamspec.export.validate.perplexity import HeldOut
 from streamspec.export.weights import target
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint

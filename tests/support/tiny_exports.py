@@ -17,14 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.captured.packed_call import CallSizes, captured_features
 from streamspec.draft_tree import DraftTree
-from streamspec.export.deployment_target import DEVICE_PRECISIONS
 from streamspec.export.drafters.medusa.spec import MedusaSpec
 from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.ops.builder import WeightStore
-from streamspec.export.quantization.precisions import precision
+from streamspec.export.quantization.precisions import DEVICE_PRECISIONS, precision
 from streamspec.export.quantization.static_precisions import static_precision
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import AnyRunner, open_session, stepper

@@ -7,12 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from streamspec.adapters.base_models.config_fields import read_config
-from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import ConfigError
-from streamspec.export.deployment_target import Target
+from streamspec.export.described_base import DescribedBase
 from streamspec.export.drafters.eagle3.spec import Eagle3Spec
 from streamspec.export.drafters.published.block_config import kind_of
 from streamspec.export.drafters.published.eagle3_config import read_fields
@@ -28,18 +25,17 @@ Published = Eagle3Spec | PublishedBlockSpec
 PUBLISHED: dict[type, tuple[str, str]] = {Eagle3Spec: ("eagle3", "eagle"), PublishedBlockSpec: ("dflash", "dflash")}
 
 
-def read_published(
-    folder: Path, base: Base, adapter: Adapter | None, target: Target, kind: Precision | StaticPrecision
-) -> Published:
+def read_published(folder: Path, described: DescribedBase, precision: Precision | StaticPrecision) -> Published:
     """The published drafter in `folder`. Raises StreamspecError for one that does not fit the rest of the export."""
-    if adapter is not None and adapter.streams is not None:
-        raise ConfigError(f"--drafter beside {adapter.path}, which has a drafter", "one drafter", "leave one out")
+    if described.drafts:
+        raise ConfigError(
+            f"--drafter beside {described.adapter_path}, which has a drafter", "one drafter", "leave one out"
+        )
     need_torch("a published drafter")
-    config = read_config(base.path)
     if kind_of(read_fields(folder)):
-        return read_block(folder, config)  # of the target's own width
-    head = read_head(folder, config)
-    check_hidden_size(kind, head.head.layer.hidden_size)
+        return read_block(folder, described.config)  # of the target's own width
+    head = read_head(folder, described.config)
+    check_hidden_size(precision, head.head.layer.hidden_size)
     return head
 
 

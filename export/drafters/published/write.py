@@ -15,10 +15,9 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, read_adapter
 from streamspec.errors import ConfigError
-from streamspec.export.drafters.adapter_section import read_tensors
-from streamspec.export.drafters.eagle3.spec import Eagle3Spec
+from streamspec.export.drafters.adapter_section import read_section, read_tensors
+from streamspec.export.drafters.eagle3 import spec as eagle3
 from streamspec.export.drafters.published.eagle3_config import CONFIG, TAPS
-from streamspec.export.drafters.registry import read_drafter
 from streamspec.export.weights.target import read_target, source_of
 
 FORMATS = ("speculators",)
@@ -45,8 +44,7 @@ def write_published(base: str, adapter: Path, out: Path, form: str, force: bool 
     found.check_base(resolved.id, resolved.sha256)
     target = read_target(resolved, found, False)
     spec = target.spec
-    head = read_drafter(found, spec)
-    assert isinstance(head, Eagle3Spec)
+    head = read_section(found, spec, eagle3.shapes, eagle3.read)
     ids = np.arange(spec.vocab) if head.draft_vocab is None else np.sort(head.draft_vocab)
     name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
     known = np.zeros(spec.vocab, bool)
@@ -63,7 +61,7 @@ def write_published(base: str, adapter: Path, out: Path, form: str, force: bool 
     return config
 
 
-def _published(head: Eagle3Spec, base: str, section: Any, drafted: int) -> dict[str, Any]:
+def _published(head: eagle3.Eagle3Spec, base: str, section: Any, drafted: int) -> dict[str, Any]:
     """`config.json` of speculators."""
     proposal = {"accept_tolerance": 0.0, "proposal_type": "greedy", "verifier_accept_k": 1}
     return {

@@ -21,12 +21,11 @@ from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Scope
+from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import MergedSource
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
-
-MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:

@@ -16,14 +16,7 @@ from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.drafters.draft_pass import Accepted
-from streamspec.export.drafters.streams.draft_pass import (
-    DELTA,
-    MERGED,
-    STREAM_WEIGHTS,
-    StreamPass,
-    StreamRows,
-    stream_update,
-)
+from streamspec.export.drafters.streams.draft_pass import StreamPass, StreamRows, stream_update
 from streamspec.export.layers.decoder import Residual
 from streamspec.export.ops.builder import Scope
 from streamspec.export.ops.static_scope import StaticScope
@@ -34,25 +27,6 @@ from streamspec.step_graph import EAGER
 
 if TYPE_CHECKING:
     from streamspec.export.graphs.layer_stack import LayerRows
-
-DEFERRED = "deferred"
-SCHEDULES = DEFERRED, EAGER
-
-
-def weights_of(streams: str, stream_weights: str | None, static: bool) -> str:
-    """How a LoRA of the streams' own is stored, from when they run and the choice of it, None where it is left open.
-    Raises ConfigError for what does not go together or is no choice."""
-    if streams not in SCHEDULES:
-        raise ConfigError(f"streams `{streams}`", " or ".join(SCHEDULES), "choose one of them")
-    if stream_weights not in (None, *STREAM_WEIGHTS):
-        raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
-    if streams == DEFERRED:
-        return stream_weights or MERGED
-    if static:
-        raise ConfigError(f"--streams {EAGER} in a static graph", DEFERRED, "leave --streams out")
-    if stream_weights == MERGED:  # main rows and streams would share no product
-        raise ConfigError(f"--streams {EAGER} with --stream-weights {MERGED}", DELTA, "leave --stream-weights out")
-    return DELTA
 
 
 def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> DraftSpec:

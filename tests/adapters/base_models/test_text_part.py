@@ -14,7 +14,7 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.errors import BaseModelError
-from streamspec.export.tokenizer_files import copy_tokenizer
+from streamspec.export.described_base import describe_base
 from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support.multimodal import rename, tiny_multimodal
 from tests.support.tiny_exports import write_tokenizer
@@ -122,6 +122,6 @@ def test_the_chat_template_of_a_processor_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}"}')
     base, out = resolve_base(tmp_path, lambda line: None), tmp_path / "out"
     out.mkdir()
-    copy_tokenizer(base, out)
+    describe_base(base, None, None).copy_tokenizer(out)
     assert (out / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
     assert load_tokenizer(base).chat_template == "{{ messages[0].content }}"

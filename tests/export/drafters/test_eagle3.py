@@ -24,9 +24,8 @@ from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.cli import app
 from streamspec.cli import inspect as inspection
-from streamspec.cli.export import check_options
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
-from streamspec.export import Target, export_bundle
+from streamspec.export import ExportOptions, Target, export_bundle
 from streamspec.export.drafters.published.spec import read_head, shared_embedding
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.weights.model_spec import describe
@@ -348,7 +347,7 @@ def test_what_does_not_go_together_is_refused_before_the_base_is_loaded(tmp_path
             )
         assert "loading the base" not in said and not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="--swappable and --drafter"):
-        check_options(0, True, False, None, None, {"--drafter": True})
+        ExportOptions(drafter=head).check_unused("--swappable")
 
 
 def test_export_takes_a_head_on_the_command_line(tmp_path: Path) -> None:

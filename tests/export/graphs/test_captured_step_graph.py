@@ -19,12 +19,13 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.export import export_bundle
-from streamspec.export.deployment_target import DEVICE_PRECISIONS, DEVICES, Target
+from streamspec.export.deployment_target import DEVICES, Target
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph, check_capturable
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
+from streamspec.export.quantization.precisions import DEVICE_PRECISIONS
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from tests.export.drafters.test_draft_layer import METHODS, spec_of, trained

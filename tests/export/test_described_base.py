@@ -9,7 +9,7 @@ import pytest
 
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.errors import BaseModelError
-from streamspec.export.tokenizer_files import copy_tokenizer
+from streamspec.export.described_base import describe_base
 from tests.support.tiny_exports import save_base
 
 
@@ -20,4 +20,4 @@ def test_a_tokenizer_that_no_bundle_may_have_is_refused_by_its_own_path(tmp_path
     file.write_text(json.dumps(found))
     (out := tmp_path / "out").mkdir()
     with pytest.raises(BaseModelError, match=r"base/tokenizer\.json: .*dropout of 0\.1"):
-        copy_tokenizer(resolve_base(file.parent, lambda line: None), out)
+        describe_base(resolve_base(file.parent, lambda line: None), None, None).copy_tokenizer(out)

@@ -1,0 +1,96 @@
+"""Builds the graphs of a bundle from its parts and writes them over one file of weights. Covered by the tests of
+`bundle_writer`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import onnx
+from tokenizers import Tokenizer
+
+from streamspec.bundle.cache_section import CAPTURED, COMPACT
+from streamspec.bundle.manifest import CHOICE, MODEL, NATIVE
+from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
+from streamspec.export.bundle_parts import Parts
+from streamspec.export.deployment_target import DEVICES, Target
+from streamspec.export.graphs.captured_step_graph import CapturedStepGraph
+from streamspec.export.graphs.device_cache_graph import compact_graph
+from streamspec.export.graphs.dynamic_step_graph import StepGraph
+from streamspec.export.graphs.static_step_graph import StaticStepGraph
+from streamspec.export.layers.sampling import choice_graph
+from streamspec.export.native.operators import native_ops
+from streamspec.export.ops.builder import WeightStore
+from streamspec.export.options import Progress
+from streamspec.export.quantization import smoothing as smooth
+from streamspec.export.quantization.calibration_text import calibration_tokens, page
+from streamspec.export.quantization.precisions import Precision
+from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.draft_spec import graph_features
+from streamspec.export.spec.weight_source import Source
+from streamspec.export.weights.target import source_of
+
+DATA = f"{MODEL}.data"
+
+
+def build_graph(
+    parts: Parts, precision: Precision | StaticPrecision, stream_weights: str, tokenizer: Tokenizer, say: Progress
+) -> StepGraph | StaticStepGraph:
+    """The step graph over the target's weights. `stream_weights`: how a LoRA of the streams' own is stored."""
+    source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say)
+    streams = parts.streams
+    if isinstance(source, smooth.SmoothedSource) and streams is not None:
+        streams = source.drafter(streams, parts.spec)
+    if parts.static:
+        rows, slots = parts.static.rows, parts.static.slots
+        fixed = cast(StaticPrecision, precision)
+        return StaticStepGraph(parts.spec, source, fixed, rows, slots, streams, parts.candidates, stream_weights)
+    tree = parts.trees.tree() if parts.trees else None
+    candidates, embeddings = parts.candidates, parts.embeddings
+    return StepGraph(parts.spec, source, precision, streams, tree, candidates, stream_weights, embeddings=embeddings)
+
+
+def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
+    """The model's weights, smoothed where the precision rounds."""
+    source = source_of(model, spec)
+    if precision.simulation is None:
+        return source
+    if not precision.simulation.block:
+        say(f"smoothing for {precision.name}")
+        tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))[None]
+    else:
+        tokens = calibration_tokens(tokenizer, spec)
+        say(f"rounding on {tokens.size} tokens")
+    return smooth.smooth(model, spec, source, tokens, precision.simulation)
+
+
+def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
+    """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
+    store = WeightStore(folder / DATA)
+    if isinstance(graph, StepGraph):
+        _write_native_and_short(folder, graph, parts, store)
+        if parts.captured:
+            shared = graph.streams, graph.candidates, graph.stream_weights, DEVICES[target.name].lacks
+            captured = CapturedStepGraph(graph.spec, graph.source, graph.precision, parts.captured, *shared)
+            onnx.save(captured.build(store), folder / CAPTURED)
+    step = graph.build(store)
+    onnx.save(step, folder / MODEL)
+    if parts.static or parts.captured:
+        onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
+    if target.device:
+        onnx.save(compact_graph(graph_features(parts.spec, parts.streams, parts.candidates)), folder / COMPACT)
+    opset: int = step.opset_import[0].version
+    return opset
+
+
+def _write_native_and_short(folder: Path, graph: StepGraph, parts: Parts, store: WeightStore) -> None:
+    short = graph.without(parts.skipped) if any(parts.skipped) else None
+    eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
+    if not eager and (native := native_ops(graph.precision)) is not None:
+        onnx.save(graph.build(store, native), folder / NATIVE)
+        if short is not None:
+            onnx.save(short.build(store, native), folder / SHORT_NATIVE)
+    if short is not None:
+        onnx.save(short.build(store, first=True), folder / SHORT)

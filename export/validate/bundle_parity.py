@@ -1,0 +1,86 @@
+"""Compares the graphs of a bundle with the reference: parity, perplexity, and the probe that `load` compares with.
+Covered by the tests of `bundle_writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.bundle.cache_section import CAPTURED
+from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
+from streamspec.captured.packed_call import captured_features
+from streamspec.export.bundle_graphs import DATA
+from streamspec.export.bundle_parts import Parts
+from streamspec.export.ops.builder import Array
+from streamspec.export.options import Progress
+from streamspec.export.runners.captured_runner import CapturedGraph
+from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.validate.parity import (
+    TREE_ROWS,
+    Expected,
+    check_parity,
+    check_sampled,
+    expect,
+    make_probe,
+    passage,
+)
+from streamspec.export.validate.perplexity import Measured, measure_all, perplexities
+from streamspec.export.weights.target import TORCH, computed_by
+from streamspec.runtime.hardware import native_library
+from streamspec.step_graph import GraphFeatures
+
+
+@dataclass(frozen=True)
+class BundleReference:
+    """The reference's results over `tokens` and over texts (`measure_all`), to compare graphs with; `by`: of what."""
+
+    by: str
+    tokens: Array
+    expected: Expected
+    texts: Mapping[str, Measured]
+
+    def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
+        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph."""
+        session = open_session(folder / MODEL, static=manifest.static is not None)
+        parity: dict[str, Any] = check_parity(session, self.expected, manifest.precision)
+        parity |= perplexities(session, self.texts)
+        parity |= {} if self.by == TORCH else {"reference": self.by}
+        probe = make_probe(session, self.tokens)
+        del session
+        if (folder / NATIVE).exists():
+            parity |= self._of_native(manifest, folder, say)
+        if manifest.captured is not None:
+            parity |= self._of_captured(manifest, folder)
+        return replace(manifest, parity=parity, probe=probe, weights_bytes=(folder / DATA).stat().st_size)
+
+    def _of_native(self, manifest: Manifest, folder: Path, say: Progress) -> dict[str, Any]:
+        """The parity of the graph of native operators, where the library is here."""
+        if why_not := native_library.why_not():
+            say(f"the graph of native operators is not compared here: {why_not}")
+            return {}
+        return {"native": check_parity(open_session(folder / NATIVE), self.expected, manifest.precision)}
+
+    def _of_captured(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
+        """The parity of the captured graph, which computes the same here as on a device."""
+        assert manifest.captured is not None
+        features = captured_features(GraphFeatures.of_manifest(manifest), manifest.captured)
+        graph = CapturedGraph(open_session(folder / CAPTURED), manifest.captured, features)
+        report: dict[str, Any] = check_parity(graph, self.expected, manifest.precision)
+        return {"captured": report | {"sampled": check_sampled(graph, self.expected.case)}}
+
+
+def compute_reference(
+    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress
+) -> BundleReference:
+    """Runs the target and its drafter over a passage, and the target over `texts`."""
+    model, spec = parts.target.model, parts.spec
+    tokens = passage(tokenizer, spec.vocab, spec.context_length)
+    say(f"computing the reference in {computed_by(model)}")
+    expected = expect(model, parts.streams, tokens, parts.most_rows or TREE_ROWS, spec, say)
+    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts))
