@@ -1,6 +1,6 @@
 // Searches the likeliest draft tree and compares drafts with the tokens that came: what
-// runtime/decoding/draft_tree_search.py says, number for number, in a tenth of the memory that Python touches. A property
-// test compares the two; where this library is missing, that code runs.
+// runtime/decoding/draft_tree_search.py says, number for number, in a tenth of the memory that
+// Python touches. A property test compares the two; where this library is missing, that code runs.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,14 +10,14 @@
 namespace streamspec {
 namespace {
 
-constexpr int64_t kNone = -1;  // no candidate, or not in the tree of other sources
-constexpr int kMaxRows = 64;   // of a draft
+constexpr int64_t kNone = -1;    // no candidate, or not in the tree of other sources
+constexpr int kMaxRows = 64;     // of a draft
 constexpr int64_t kDrafter = 1;  // its bit among the sources of a node
 enum Kind : int64_t { kAlone = 0, kAgrees = 1, kDiffers = 2, kKinds = 3 };
 
-// The candidates of a drafter. `shape`: depths, candidates of a row, whether they are of a draft layer, and then the rows
-// of each depth; `more`: float [depths, candidates, candidates], what the candidate before adds, or int64 [rows], the
-// candidate that a row follows, or nothing.
+// The candidates of a drafter. `shape`: depths, candidates of a row, whether they are of a draft
+// layer, and then the rows of each depth; `more`: float [depths, candidates, candidates], what the
+// candidate before adds, or int64 [rows], the candidate that a row follows, or nothing.
 struct Proposal {
     const int64_t* tokens;
     const float* logits;
@@ -65,15 +65,17 @@ struct Row {
         logits.resize(width);
         weights.resize(width);
         const float* const own = from.logits + row * width;
-        const float* const pair = from.layered() || !from.conditional() || parent == kNone
-                                      ? nullptr
-                                      : static_cast<const float*>(from.more) + (depth * width + parent) * width;
+        const float* const pair =
+            from.layered() || !from.conditional() || parent == kNone
+                ? nullptr
+                : static_cast<const float*>(from.more) + (depth * width + parent) * width;
         for (int64_t i = 0; i < width; ++i) logits[i] = pair ? own[i] + pair[i] : own[i];
         double largest = logits[0];
         for (int64_t i = 1; i < width; ++i)
             if (logits[i] > largest) largest = logits[i];
         double sum = 0;
-        for (int64_t i = 0; i < width; ++i) sum += weights[i] = std::exp(sharpness * (logits[i] - largest));
+        for (int64_t i = 0; i < width; ++i)
+            sum += weights[i] = std::exp(sharpness * (logits[i] - largest));
         share = 1 / sum;
         return true;
     }
@@ -87,8 +89,8 @@ struct Row {
     }
 };
 
-// What other sources propose, as a tree: `tokens`, `parents` (kNone: the root), `sources` [size], and `rates`
-// [size, kKinds], with which each comes by its `Kind`.
+// What other sources propose, as a tree: `tokens`, `parents` (kNone: the root), `sources` [size],
+// and `rates` [size, kKinds], with which each comes by its `Kind`.
 struct Others {
     const int64_t* tokens;
     const int64_t* parents;
@@ -108,20 +110,23 @@ struct Offer {
     int64_t age;
     // Heaps have the largest first: the likeliest, then the oldest.
     bool operator<(const Offer& other) const {
-        return node.probability != other.node.probability ? node.probability < other.node.probability : age > other.age;
+        return node.probability != other.node.probability
+                   ? node.probability < other.node.probability
+                   : age > other.age;
     }
 };
 
-// What may follow a node taken: candidates [begin, begin + count) of the pool, likeliest first, the ranks that others have
-// claimed, [claims, claims_end) of theirs, and the factor that this leaves to the candidates.
+// What may follow a node taken: candidates [begin, begin + count) of the pool, likeliest first, the
+// ranks that others have claimed, [claims, claims_end) of theirs, and the factor that this leaves
+// to the candidates.
 struct Children {
     int64_t depth, parent;
     size_t begin, count, claims, claims_end;
     double factor;
 };
 
-// A token of the others; `own`: the probability that the drafter gives it; `claimed`: whether a source says how likely it
-// is.
+// A token of the others; `own`: the probability that the drafter gives it; `claimed`: whether a
+// source says how likely it is.
 struct Claim {
     int64_t token, number, rank, at;
     double own, probability;
@@ -131,7 +136,11 @@ struct Claim {
 class Search {
   public:
     Search(const Proposal& proposal, const Others& others, double sharpness)
-        : proposal_(proposal), others_(others), sharpness_(sharpness), first_(others.size + 1, 0), next_(others.size + 1, 0) {
+        : proposal_(proposal),
+          others_(others),
+          sharpness_(sharpness),
+          first_(others.size + 1, 0),
+          next_(others.size + 1, 0) {
         for (int64_t at = others.size; at > 0; --at) {
             const int64_t parent = others.parents[at - 1] + 1;
             next_[at] = first_[parent];
@@ -158,7 +167,8 @@ class Search {
             }
             if (costs) {
                 bool more = false;
-                for (size_t n = 1; n < rows - here && !more; ++n) more = expected + node.probability * n > best * costs[here + n];
+                for (size_t n = 1; n < rows - here && !more; ++n)
+                    more = expected + node.probability * n > best * costs[here + n];
                 if (!more) {  // no further nodes could pay
                     taken.push_back(node);
                     break;
@@ -172,7 +182,8 @@ class Search {
 
     // Bits of the sources that propose a node taken.
     int64_t sources(const Node& node) const {
-        return (node.number != kNone ? kDrafter : 0) | (node.at > 0 ? others_.sources[node.at - 1] : 0);
+        return (node.number != kNone ? kDrafter : 0) |
+               (node.at > 0 ? others_.sources[node.at - 1] : 0);
     }
 
     std::vector<Node> taken;
@@ -196,11 +207,15 @@ class Search {
         }
         if (next.claims_end > next.claims) {
             const double scale = claimed > 1 ? 1 / claimed : 1.0;
-            if (claimed > 0) next.factor = std::max(0.0, 1 - claimed * scale) / std::max(1 - own, 1e-6);
+            if (claimed > 0)
+                next.factor = std::max(0.0, 1 - claimed * scale) / std::max(1 - own, 1e-6);
             for (size_t i = next.claims; i < next.claims_end; ++i) {
                 const Claim& one = claims_[i];
-                const double share = one.claimed ? one.probability * scale : std::min(1.0, one.own * next.factor);
-                if (share > 0) push({node.probability * share, index, node.depth + 1, one.token, one.number, one.rank, one.at});
+                const double share =
+                    one.claimed ? one.probability * scale : std::min(1.0, one.own * next.factor);
+                if (share > 0)
+                    push({node.probability * share, index, node.depth + 1, one.token, one.number,
+                          one.rank, one.at});
             }
         }
         children_.push_back(next);
@@ -214,8 +229,15 @@ class Search {
         while (rank < among.count && all[rank].token != token) ++rank;
         const bool known = rank < among.count;
         const double own = known ? all[rank].probability : 0;
-        const double rate = others_.rates[kKinds * (at - 1) + (among.count ? (rank ? kDiffers : kAgrees) : kAlone)];
-        return {token, known ? all[rank].number : kNone, known ? static_cast<int64_t>(rank) : unknown++, at, own, rate > own ? rate : own, rate > 0};
+        const double rate =
+            others_.rates[kKinds * (at - 1) + (among.count ? (rank ? kDiffers : kAgrees) : kAlone)];
+        return {token,
+                known ? all[rank].number : kNone,
+                known ? static_cast<int64_t>(rank) : unknown++,
+                at,
+                own,
+                rate > own ? rate : own,
+                rate > 0};
     }
 
     bool claimed(const Children& of, int64_t rank) const {
@@ -230,7 +252,8 @@ class Search {
         if (rank >= static_cast<int64_t>(of.count)) return;
         const Candidate& child = pool_[of.begin + rank];
         const double share = child.probability * of.factor;
-        push({taken[parent].probability * (share < 1.0 ? share : 1.0), parent, taken[parent].depth + 1, child.token, child.number, rank, kNone});
+        push({taken[parent].probability * (share < 1.0 ? share : 1.0), parent,
+              taken[parent].depth + 1, child.token, child.number, rank, kNone});
     }
 
     void push(const Node& node) {
@@ -241,10 +264,12 @@ class Search {
     Children candidates(const Node& node) {
         const int64_t parent = proposal_.conditional() ? node.number : kNone;
         for (const Children& known : children_)
-            if (known.depth == node.depth && known.parent == parent) return {node.depth, parent, known.begin, known.count, 0, 0, 1.0};
+            if (known.depth == node.depth && known.parent == parent)
+                return {node.depth, parent, known.begin, known.count, 0, 0, 1.0};
         const size_t begin = pool_.size();
         if (row_.read(proposal_, node.depth, parent, sharpness_)) {
-            for (int64_t i = 0; i < proposal_.width(); ++i) {  // by falling logits, equal ones in their order
+            for (int64_t i = 0; i < proposal_.width();
+                 ++i) {  // by falling logits, equal ones in their order
                 size_t at = pool_.size();
                 pool_.push_back({row_.tokens[i], row_.weights[i] * row_.share, row_.first + i});
                 order_.resize(pool_.size() - begin);
@@ -274,18 +299,22 @@ class Search {
 }  // namespace
 }  // namespace streamspec
 
-// The draft tree of at most `rows` nodes; `costs` [rows] or nothing. `other_...`: see Others, of `others` nodes. Returns how
-// many nodes were taken, 64 at most, and writes `places` int64 [1 + 4 * 64]: how many of them the draft has, then token,
-// parent, rank and sources of each; and `numbers` double [1 + 64]: tokens that the draft brings, then the nodes'
-// probabilities.
-STREAMSPEC_EXPORT int streamspec_draft_tree(const int64_t* tokens, const float* logits, const void* more, const int64_t* shape,
-                                            const int64_t* other_tokens, const int64_t* other_parents,
-                                            const double* other_rates, const int64_t* other_sources, int64_t others,
-                                            int64_t root, double sharpness, int64_t rows, const double* costs,
-                                            int64_t* places, double* numbers) {
+// The draft tree of at most `rows` nodes; `costs` [rows] or nothing. `other_...`: see Others, of
+// `others` nodes. Returns how many nodes were taken, 64 at most, and writes `places` int64 [1 + 4 *
+// 64]: how many of them the draft has, then token, parent, rank and sources of each; and `numbers`
+// double [1 + 64]: tokens that the draft brings, then the nodes' probabilities.
+STREAMSPEC_EXPORT int streamspec_draft_tree(const int64_t* tokens, const float* logits,
+                                            const void* more, const int64_t* shape,
+                                            const int64_t* other_tokens,
+                                            const int64_t* other_parents, const double* other_rates,
+                                            const int64_t* other_sources, int64_t others,
+                                            int64_t root, double sharpness, int64_t rows,
+                                            const double* costs, int64_t* places, double* numbers) {
     using namespace streamspec;
-    Search search({tokens, logits, more, shape}, {other_tokens, other_parents, other_rates, other_sources, others}, sharpness);
-    const size_t size = search.take(root, static_cast<size_t>(std::min<int64_t>(rows, kMaxRows)), costs, numbers[0]);
+    Search search({tokens, logits, more, shape},
+                  {other_tokens, other_parents, other_rates, other_sources, others}, sharpness);
+    const size_t size = search.take(root, static_cast<size_t>(std::min<int64_t>(rows, kMaxRows)),
+                                    costs, numbers[0]);
     places[0] = static_cast<int64_t>(size);
     for (size_t i = 0; i < search.taken.size(); ++i) {
         const Node& node = search.taken[i];
@@ -298,10 +327,12 @@ STREAMSPEC_EXPORT int streamspec_draft_tree(const int64_t* tokens, const float* 
     return static_cast<int>(search.taken.size());
 }
 
-// Compares with the `came` tokens: returns the derivative of their log-probability by the sharpness, and writes into
-// `firsts` [count] the likeliest candidate for each of them, kNone where there is none. `count`: at most the depths.
-STREAMSPEC_EXPORT double streamspec_draft_compare(const int64_t* tokens, const float* logits, const void* more,
-                                                  const int64_t* shape, const int64_t* came, int64_t count,
+// Compares with the `came` tokens: returns the derivative of their log-probability by the
+// sharpness, and writes into `firsts` [count] the likeliest candidate for each of them, kNone where
+// there is none. `count`: at most the depths.
+STREAMSPEC_EXPORT double streamspec_draft_compare(const int64_t* tokens, const float* logits,
+                                                  const void* more, const int64_t* shape,
+                                                  const int64_t* came, int64_t count,
                                                   double sharpness, int64_t* firsts) {
     using namespace streamspec;
     const Proposal proposal{tokens, logits, more, shape};
@@ -327,8 +358,10 @@ STREAMSPEC_EXPORT double streamspec_draft_compare(const int64_t* tokens, const f
     parent = 0;
     for (int64_t depth = 0; depth < count; ++depth) {
         firsts[depth] = kNone;
-        if (!row.read(proposal, depth, proposal.conditional() ? parent : kNone, sharpness)) continue;
-        firsts[depth] = row.tokens[std::max_element(row.logits.begin(), row.logits.end()) - row.logits.begin()];
+        if (!row.read(proposal, depth, proposal.conditional() ? parent : kNone, sharpness))
+            continue;
+        firsts[depth] =
+            row.tokens[std::max_element(row.logits.begin(), row.logits.end()) - row.logits.begin()];
         const int64_t at = row.likeliest(came[depth]);
         parent = at == kNone ? kNone : row.first + at;
     }
