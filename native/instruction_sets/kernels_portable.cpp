@@ -1,4 +1,4 @@
 #define STREAMSPEC_ISA portable
 #include "simd_portable.h"
-//
+
 #include "kernels/kernels.inl.h"

@@ -8,11 +8,14 @@
 
 namespace streamspec::STREAMSPEC_ISA {
 
-constexpr int kRows8 = STREAMSPEC_AVXVNNI ? 4 : 6, kRows6 = 6, kRows4 = 4;  // rows of a pass over a tile of weights
-constexpr int kBoth8 = 2, kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 16 registers are few
+constexpr int kRows8 = STREAMSPEC_AVXVNNI ? 4 : 6, kRows6 = 6,
+              kRows4 = 4;  // rows of a pass over a tile of weights
+constexpr int
+    kBoth8 = 2,
+    kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 16 registers are few
 constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
-constexpr int kQueries = 4;            // of attention, at a time
-constexpr int kAhead = 1024;           // bytes that are prefetched ahead
+constexpr int kQueries = 4;                // of attention, at a time
+constexpr int kAhead = 1024;               // bytes that are prefetched ahead
 
 struct Floats {
     __m256 low, high;
@@ -33,7 +36,7 @@ inline void store(float* p, Floats x) {
     _mm256_storeu_ps(p + 8, x.high);
 }
 inline Floats load_half(const uint16_t* p) {
-    const __m128i *at = reinterpret_cast<const __m128i*>(p);
+    const __m128i* at = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
 inline void store_half(uint16_t* p, Floats x) {
@@ -43,18 +46,30 @@ inline void store_half(uint16_t* p, Floats x) {
 }
 inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-inline Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
-inline Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-inline Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Floats add(Floats a, Floats b) {
+    return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Floats sub(Floats a, Floats b) {
+    return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Floats mul(Floats a, Floats b) {
+    return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Floats div(Floats a, Floats b) {
+    return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
 inline Floats fma(Floats a, Floats b, Floats c) {  // a b + c
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 inline Floats fnma(Floats a, Floats b, Floats c) {  // c - a b
     return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)};
 }
-inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
-inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Floats max(Floats a, Floats b) {
+    return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Floats min(Floats a, Floats b) {
+    return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
 inline __m256 larger(__m256 a, __m256 b) {
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
@@ -65,26 +80,34 @@ inline Floats absolute(Floats a) {
     return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
 }
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
-inline Ints nearest(Floats a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }  // ties to even
+inline Ints nearest(Floats a) {
+    return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)};
+}  // ties to even
 inline __m256 power_of_two(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-inline Floats power_of_two(Ints n) { return {power_of_two(n.low), power_of_two(n.high)}; }  // 2^n, -126 <= n <= 127
-inline void store_bytes(int8_t* p, Ints a) {                                                // of -128..127
+inline Floats power_of_two(Ints n) {
+    return {power_of_two(n.low), power_of_two(n.high)};
+}  // 2^n, -126 <= n <= 127
+inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.low, a.high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+inline Ints evens_first(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
     const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     return {_mm256_permutevar8x32_epi32(a.low, order), _mm256_permutevar8x32_epi32(a.high, order)};
 }
 inline Floats load_bytes(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 
-inline __m256i load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m256i load_bits(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
 inline __m256i four_codes(const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
@@ -100,13 +123,15 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     high = nibbles(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4));
 }
 inline __m256i joined(__m256i low, __m256i top) {
-    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(top, _mm256_set1_epi8(0x30)));
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)),
+                           _mm256_and_si256(top, _mm256_set1_epi8(0x30)));
 }
 // Codes of four groups of four inputs, 0..63.
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
     __m256i of[4][2];
     for (int i = 0; i < 2; i++) {
-        const __m256i first = load_bits(p + 32 * i), second = load_bits(p + 64 + 32 * i), high = load_bits(p + 128 + 32 * i);
+        const __m256i first = load_bits(p + 32 * i), second = load_bits(p + 64 + 32 * i),
+                      high = load_bits(p + 128 + 32 * i);
         of[0][i] = joined(first, _mm256_slli_epi16(high, 4));
         of[1][i] = joined(_mm256_srli_epi16(first, 4), _mm256_slli_epi16(high, 2));
         of[2][i] = joined(second, high);
@@ -125,19 +150,23 @@ constexpr int kWeightOffset = 128;
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     const __m256i codes = four_codes(x);
-    return {_mm256_dpbusd_avx_epi32(sum.low, weights.low, codes), _mm256_dpbusd_avx_epi32(sum.high, weights.high, codes)};
+    return {_mm256_dpbusd_avx_epi32(sum.low, weights.low, codes),
+            _mm256_dpbusd_avx_epi32(sum.high, weights.high, codes)};
 }
-inline Ints dot(Ints sum, Nibbles weights, const int8_t* x) { return dot(sum, Bytes{weights.low, weights.high}, x); }
+inline Ints dot(Ints sum, Nibbles weights, const int8_t* x) {
+    return dot(sum, Bytes{weights.low, weights.high}, x);
+}
 #else
 inline Bytes load_weights(const int8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
 constexpr int kWeightOffset = 0;
 inline __m256i add_pairs(__m256i sum, __m256i words) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
 }
-// Magnitudes of weights times codes with the weights' signs. Two products are at most 2 * 128 * 127, which 16 bits hold:
-// codes of rows are -127..127.
+// Magnitudes of weights times codes with the weights' signs. Two products are at most 2 * 128 *
+// 127, which 16 bits hold: codes of rows are -127..127.
 inline __m256i dot(__m256i sum, __m256i weights, __m256i codes) {
-    return add_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights)));
+    return add_pairs(
+        sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights)));
 }
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
@@ -158,13 +187,17 @@ inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in la
 }
 template <int Distance>  // lane i of the result is lane i ^ Distance of x
 inline Floats swapped(Floats x) {
-    if constexpr (Distance == 1) return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};
-    if constexpr (Distance == 2) return {_mm256_permute_ps(x.low, 0x4e), _mm256_permute_ps(x.high, 0x4e)};
-    if constexpr (Distance == 4) return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
+    if constexpr (Distance == 1)
+        return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};
+    if constexpr (Distance == 2)
+        return {_mm256_permute_ps(x.low, 0x4e), _mm256_permute_ps(x.high, 0x4e)};
+    if constexpr (Distance == 4)
+        return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
     return {x.high, x.low};
 }
 
-// Columns i, i + 1, i + 4 and i + 5 of eight rows, from their neighbours interleaved; columns are 16 floats apart.
+// Columns i, i + 1, i + 4 and i + 5 of eight rows, from their neighbours interleaved; columns are
+// 16 floats apart.
 inline void store_columns(__m256 ab, __m256 cd, __m256 ef, __m256 gh, float* out) {
     const __m256 w = _mm256_shuffle_ps(ab, cd, 0x44), x = _mm256_shuffle_ps(ef, gh, 0x44);
     const __m256 y = _mm256_shuffle_ps(ab, cd, 0xee), z = _mm256_shuffle_ps(ef, gh, 0xee);
@@ -173,18 +206,22 @@ inline void store_columns(__m256 ab, __m256 cd, __m256 ef, __m256 gh, float* out
     _mm256_storeu_ps(out + 64, _mm256_permute2f128_ps(w, x, 0x31));
     _mm256_storeu_ps(out + 80, _mm256_permute2f128_ps(y, z, 0x31));
 }
-inline void transpose(__m256 a, __m256 b, __m256 c, __m256 d, __m256 e, __m256 f, __m256 g, __m256 h, float* out) {
-    store_columns(_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d), _mm256_unpacklo_ps(e, f), _mm256_unpacklo_ps(g, h), out);
-    store_columns(_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d), _mm256_unpackhi_ps(e, f), _mm256_unpackhi_ps(g, h),
-                  out + 32);
+inline void transpose(__m256 a, __m256 b, __m256 c, __m256 d, __m256 e, __m256 f, __m256 g,
+                      __m256 h, float* out) {
+    store_columns(_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d), _mm256_unpacklo_ps(e, f),
+                  _mm256_unpacklo_ps(g, h), out);
+    store_columns(_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d), _mm256_unpackhi_ps(e, f),
+                  _mm256_unpackhi_ps(g, h), out + 32);
 }
 // Transposes in[16], rows of 16 floats, into out[16][16].
 inline void transpose(const Floats* in, float* out) {
     for (int i = 0; i < 16; i += 8) {
         const Floats* r = in + i;
-        transpose(r[0].low, r[1].low, r[2].low, r[3].low, r[4].low, r[5].low, r[6].low, r[7].low, out + i);
-        transpose(r[0].high, r[1].high, r[2].high, r[3].high, r[4].high, r[5].high, r[6].high, r[7].high, out + 128 + i);
+        transpose(r[0].low, r[1].low, r[2].low, r[3].low, r[4].low, r[5].low, r[6].low, r[7].low,
+                  out + i);
+        transpose(r[0].high, r[1].high, r[2].high, r[3].high, r[4].high, r[5].high, r[6].high,
+                  r[7].high, out + 128 + i);
     }
 }
 
-}  // namespace streamspec
+}  // namespace streamspec::STREAMSPEC_ISA

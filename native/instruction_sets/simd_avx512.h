@@ -9,10 +9,13 @@
 namespace streamspec::STREAMSPEC_ISA {
 
 constexpr int kRows8 = 8, kRows6 = 8, kRows4 = 6;  // rows of a pass over a tile of weights
-constexpr int kBoth8 = 8, kBoth4 = 6;              // rows up to which both halves of a tile are computed at once
-constexpr int kGroups8 = 4, kGroups4 = 4;          // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
-constexpr int kQueries = 8;              // of attention, at a time
-constexpr int kAhead = 8192;             // bytes that are prefetched ahead: over the border of a page
+constexpr int kBoth8 = 8,
+              kBoth4 = 6;  // rows up to which both halves of a tile are computed at once
+constexpr int kGroups8 = 4,
+              kGroups4 =
+                  4;  // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
+constexpr int kQueries = 8;   // of attention, at a time
+constexpr int kAhead = 8192;  // bytes that are prefetched ahead: over the border of a page
 
 using Floats = __m512;
 using Ints = __m512i;
@@ -25,7 +28,8 @@ inline Floats load_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline void store_half(uint16_t* p, Floats x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
@@ -33,11 +37,12 @@ inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }   // a b + c
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
 inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
-inline Floats larger(Floats a, Floats b) {  // of magnitudes; what is no number is larger than all that are
+inline Floats larger(Floats a,
+                     Floats b) {  // of magnitudes; what is no number is larger than all that are
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 inline Floats absolute(Floats a) { return _mm512_abs_ps(a); }
@@ -49,11 +54,13 @@ inline Floats power_of_two(Ints n) {                             // 2^n, -126 <=
 inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
 }
-inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
-    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), a);
+inline Ints evens_first(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), a);
 }
 inline Floats load_bytes(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
 // A weight for `dot`: unsigned, so 128 is added to signed ones.
@@ -68,7 +75,8 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
 }
 // Codes of four groups of four inputs, 0..63.
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
-    const Bytes first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64), high = _mm512_loadu_si512(p + 128);
+    const Bytes first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64),
+                high = _mm512_loadu_si512(p + 128);
     const Bytes four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(0x30);
     const auto joined = [&](Bytes low, Bytes top) {  // low & 15 | top & 0x30
         return _mm512_ternarylogic_epi32(_mm512_and_si512(top, two), low, four, 0xf8);
@@ -84,7 +92,9 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     std::memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
 }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }  // read once a step
+inline void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA);
+}  // read once a step
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
@@ -105,13 +115,16 @@ inline void transpose(const Floats* in, float* out) {
     }
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 2; j++) {
-            const __m512d low = _mm512_castps_pd(a[4 * i + j]), high = _mm512_castps_pd(a[4 * i + 2 + j]);
+            const __m512d low = _mm512_castps_pd(a[4 * i + j]),
+                          high = _mm512_castps_pd(a[4 * i + 2 + j]);
             b[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
             b[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
         }
     for (int j = 0; j < 4; j++) {  // b[4 i + j]: column j of each quarter, rows 4 i..
-        const __m512 p = _mm512_shuffle_f32x4(b[j], b[4 + j], 0x88), q = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0x88);
-        const __m512 r = _mm512_shuffle_f32x4(b[j], b[4 + j], 0xdd), s = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0xdd);
+        const __m512 p = _mm512_shuffle_f32x4(b[j], b[4 + j], 0x88),
+                     q = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0x88);
+        const __m512 r = _mm512_shuffle_f32x4(b[j], b[4 + j], 0xdd),
+                     s = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0xdd);
         store(out + 16 * j, _mm512_shuffle_f32x4(p, q, 0x88));
         store(out + 16 * (4 + j), _mm512_shuffle_f32x4(r, s, 0x88));
         store(out + 16 * (8 + j), _mm512_shuffle_f32x4(p, q, 0xdd));
@@ -119,4 +132,4 @@ inline void transpose(const Floats* in, float* out) {
     }
 }
 
-}  // namespace streamspec
+}  // namespace streamspec::STREAMSPEC_ISA

@@ -1,4 +1,5 @@
-// 16 lanes in plain C++: for processors without kernels of their own, and to compare the others with.
+// 16 lanes in plain C++: for processors without kernels of their own, and to compare the others
+// with.
 #pragma once
 
 #include <cmath>
@@ -8,10 +9,11 @@
 namespace streamspec::STREAMSPEC_ISA {
 
 constexpr int kRows8 = 2, kRows6 = 2, kRows4 = 2;  // rows of a pass over a tile of weights
-constexpr int kBoth8 = 2, kBoth4 = 2;  // rows up to which both halves of a tile are computed at once
+constexpr int kBoth8 = 2,
+              kBoth4 = 2;  // rows up to which both halves of a tile are computed at once
 constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
-constexpr int kQueries = 2;            // of attention, at a time
-constexpr int kAhead = 1024;           // bytes that are prefetched ahead
+constexpr int kQueries = 2;                // of attention, at a time
+constexpr int kAhead = 1024;               // bytes that are prefetched ahead
 
 struct Floats {
     float of[16];
@@ -36,7 +38,8 @@ inline float widened(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
     float out;
     if (rest >= 0x7c00) {  // infinite, or no number
-        const uint32_t bits = sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0);
+        const uint32_t bits =
+            sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0);
         std::memcpy(&out, &bits, 4);
     } else if (rest < 0x400) {  // subnormal
         out = static_cast<float>(rest) * 5.9604644775390625e-8f;
@@ -56,7 +59,8 @@ inline uint16_t narrowed(float x) {
     if (rest < 0x38800000) {  // subnormal: multiples of 2^-24
         float magnitude;
         std::memcpy(&magnitude, &rest, 4);
-        return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(magnitude * 16777216.0f)));
+        return static_cast<uint16_t>(
+            sign | static_cast<uint32_t>(std::nearbyint(magnitude * 16777216.0f)));
     }
     return static_cast<uint16_t>(sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13);
 }
@@ -67,16 +71,30 @@ inline Floats load(const float* p) {
     return out;
 }
 inline void store(float* p, Floats x) { std::memcpy(p, x.of, sizeof x); }
-inline Floats load_half(const uint16_t* p) { return lanes<Floats>([=](int i) { return widened(p[i]); }); }
+inline Floats load_half(const uint16_t* p) {
+    return lanes<Floats>([=](int i) { return widened(p[i]); });
+}
 inline void store_half(uint16_t* p, Floats x) {
     for (int i = 0; i < 16; i++) p[i] = narrowed(x.of[i]);
 }
-inline Floats all(float x) { return lanes<Floats>([=](int) { return x; }); }
-inline Ints all_ints(int32_t x) { return lanes<Ints>([=](int) { return x; }); }
-inline Floats add(Floats a, Floats b) { return lanes<Floats>([&](int i) { return a.of[i] + b.of[i]; }); }
-inline Floats sub(Floats a, Floats b) { return lanes<Floats>([&](int i) { return a.of[i] - b.of[i]; }); }
-inline Floats mul(Floats a, Floats b) { return lanes<Floats>([&](int i) { return a.of[i] * b.of[i]; }); }
-inline Floats div(Floats a, Floats b) { return lanes<Floats>([&](int i) { return a.of[i] / b.of[i]; }); }
+inline Floats all(float x) {
+    return lanes<Floats>([=](int) { return x; });
+}
+inline Ints all_ints(int32_t x) {
+    return lanes<Ints>([=](int) { return x; });
+}
+inline Floats add(Floats a, Floats b) {
+    return lanes<Floats>([&](int i) { return a.of[i] + b.of[i]; });
+}
+inline Floats sub(Floats a, Floats b) {
+    return lanes<Floats>([&](int i) { return a.of[i] - b.of[i]; });
+}
+inline Floats mul(Floats a, Floats b) {
+    return lanes<Floats>([&](int i) { return a.of[i] * b.of[i]; });
+}
+inline Floats div(Floats a, Floats b) {
+    return lanes<Floats>([&](int i) { return a.of[i] / b.of[i]; });
+}
 inline Floats fma(Floats a, Floats b, Floats c) {  // a b + c
     return lanes<Floats>([&](int i) { return std::fma(a.of[i], b.of[i], c.of[i]); });
 }
@@ -89,15 +107,22 @@ inline Floats max(Floats a, Floats b) {
 inline Floats min(Floats a, Floats b) {
     return lanes<Floats>([&](int i) { return a.of[i] < b.of[i] ? a.of[i] : b.of[i]; });
 }
-inline Floats larger(Floats a, Floats b) {  // of magnitudes; what is no number is larger than all that are
-    return lanes<Floats>([&](int i) { return std::isnan(a.of[i]) || a.of[i] > b.of[i] ? a.of[i] : b.of[i]; });
+inline Floats larger(Floats a,
+                     Floats b) {  // of magnitudes; what is no number is larger than all that are
+    return lanes<Floats>(
+        [&](int i) { return std::isnan(a.of[i]) || a.of[i] > b.of[i] ? a.of[i] : b.of[i]; });
 }
-inline Floats absolute(Floats a) { return lanes<Floats>([&](int i) { return std::fabs(a.of[i]); }); }
-inline Floats to_floats(Ints a) { return lanes<Floats>([&](int i) { return static_cast<float>(a.of[i]); }); }
+inline Floats absolute(Floats a) {
+    return lanes<Floats>([&](int i) { return std::fabs(a.of[i]); });
+}
+inline Floats to_floats(Ints a) {
+    return lanes<Floats>([&](int i) { return static_cast<float>(a.of[i]); });
+}
 inline Ints nearest(Floats a) {  // ties to even
     return lanes<Ints>([&](int i) {
         const float x = a.of[i];
-        return x > -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(std::nearbyint(x)) : INT32_MIN;
+        return x > -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(std::nearbyint(x))
+                                                       : INT32_MIN;
     });
 }
 inline Floats power_of_two(Ints n) {  // 2^n, -126 <= n <= 127
@@ -109,12 +134,15 @@ inline Floats power_of_two(Ints n) {  // 2^n, -126 <= n <= 127
     });
 }
 inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
-    for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a.of[i] < -128 ? -128 : a.of[i] > 127 ? 127 : a.of[i]);
+    for (int i = 0; i < 16; i++)
+        p[i] = static_cast<int8_t>(a.of[i] < -128 ? -128 : a.of[i] > 127 ? 127 : a.of[i]);
 }
-inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+inline Ints evens_first(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
     return lanes<Ints>([&](int i) { return a.of[i / 8 * 8 + 2 * (i % 4) + i / 4 % 2]; });
 }
-inline Floats load_bytes(const int8_t* p) { return lanes<Floats>([=](int i) { return static_cast<float>(p[i]); }); }
+inline Floats load_bytes(const int8_t* p) {
+    return lanes<Floats>([=](int i) { return static_cast<float>(p[i]); });
+}
 
 inline Bytes load_weights(const int8_t* p) {
     Bytes out;
@@ -132,7 +160,8 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
     for (int g = 0; g < 4; g++)
         for (int i = 0; i < 64; i++)
-            out[g].of[i] = static_cast<int8_t>((p[g / 2 * 64 + i] >> g % 2 * 4 & 15) | (p[128 + i] >> 2 * g & 3) << 4);
+            out[g].of[i] = static_cast<int8_t>((p[g / 2 * 64 + i] >> g % 2 * 4 & 15) |
+                                               (p[128 + i] >> 2 * g & 3) << 4);
 }
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, const Bytes& weights, const int8_t* x) {
@@ -154,4 +183,4 @@ inline void transpose(const Floats* in, float* out) {
         for (int j = 0; j < 16; j++) out[16 * j + i] = in[i].of[j];
 }
 
-}  // namespace streamspec
+}  // namespace streamspec::STREAMSPEC_ISA

@@ -1,6 +1,8 @@
-// Chooses the kernels that this processor runs. A file kernels_NAME.cpp that the compiler could not build is left out by
-// STREAMSPEC_WITHOUT_NAME.
+// Chooses the kernels that this processor runs. A file kernels_NAME.cpp that the compiler could not
+// build is left out by STREAMSPEC_WITHOUT_NAME.
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "kernels/kernels.h"
 
@@ -44,8 +46,8 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
     return out;
 }
 
-// Registers that the operating system keeps for each thread.
-uint64_t kept_registers() {
+// Registers that the operating system saves for each thread.
+uint64_t saved_registers() {
 #if defined(_MSC_VER) && !defined(__clang__)
     return _xgetbv(0);
 #else
@@ -55,23 +57,27 @@ uint64_t kept_registers() {
 #endif
 }
 
-bool all_of(uint64_t bits, uint64_t wanted) { return (bits & wanted) == wanted; }
+bool has_all(uint64_t bits, uint64_t mask) { return (bits & mask) == mask; }
 
 struct Features {
     bool avx2 = false, avxvnni = false, avx512vnni = false;
 
     Features() {
-        constexpr uint32_t kFma = 1u << 12, kXsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;          // 1: ecx
-        constexpr uint32_t kAvx2 = 1u << 5, kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // 7.0: ebx
-        constexpr uint32_t kVnni = 1u << 11;                                                               // 7.0: ecx
-        constexpr uint32_t kAvxVnni = 1u << 4;                                                             // 7.1: eax
+        // Leaf 1, ecx
+        constexpr uint32_t kFma = 1u << 12, kXsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
+        // Leaf 7.0, ebx; then ecx; leaf 7.1, eax
+        constexpr uint32_t kAvx2 = 1u << 5, kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30;
+        constexpr uint32_t kVl = 1u << 31;
+        constexpr uint32_t kVnni = 1u << 11;
+        constexpr uint32_t kAvxVnni = 1u << 4;
         constexpr uint64_t kWide = 0x6, kWidest = 0xe6;  // registers of 256 bits; of 512, and masks
-        if (!all_of(cpuid(1, 0).ecx, kFma | kXsave | kAvx | kF16c)) return;
-        const uint64_t kept = kept_registers();
-        const Registers more = cpuid(7, 0);
-        avx2 = all_of(kept, kWide) && all_of(more.ebx, kAvx2);
-        avxvnni = avx2 && more.eax >= 1 && all_of(cpuid(7, 1).eax, kAvxVnni);
-        avx512vnni = avx2 && all_of(kept, kWidest) && all_of(more.ebx, kF | kDq | kBw | kVl) && all_of(more.ecx, kVnni);
+        if (!has_all(cpuid(1, 0).ecx, kFma | kXsave | kAvx | kF16c)) return;
+        const uint64_t saved = saved_registers();
+        const Registers leaf7 = cpuid(7, 0);
+        avx2 = has_all(saved, kWide) && has_all(leaf7.ebx, kAvx2);
+        avxvnni = avx2 && leaf7.eax >= 1 && has_all(cpuid(7, 1).eax, kAvxVnni);
+        avx512vnni = avx2 && has_all(saved, kWidest) && has_all(leaf7.ebx, kF | kDq | kBw | kVl) &&
+                     has_all(leaf7.ecx, kVnni);
     }
 };
 #elif STREAMSPEC_ARM
@@ -92,6 +98,7 @@ bool dot_products() {
 
 }  // namespace
 
+// clang-format off
 #if STREAMSPEC_X86
 namespace avx512vnni { extern const Kernels kKernels; }
 namespace avxvnni { extern const Kernels kKernels; }
@@ -101,6 +108,7 @@ namespace dotprod { extern const Kernels kKernels; }
 namespace neon { extern const Kernels kKernels; }
 #endif
 namespace portable { extern const Kernels kKernels; }
+// clang-format on
 
 Choices runnable_kernels() {
     Choices out{};
@@ -130,12 +138,29 @@ Choices runnable_kernels() {
     return out;
 }
 
-const Kernels* choose_kernels(const char* name) {
-    const Choices choices = runnable_kernels();
-    if (name == nullptr || *name == '\0') return choices.of[0];
-    for (size_t i = 0; i < choices.count; i++)
-        if (std::strcmp(choices.of[i]->name, name) == 0) return choices.of[i];
-    return nullptr;
+const char* runnable_names() {
+    static const std::string names = [] {
+        const Choices choices = runnable_kernels();
+        std::string out;
+        for (size_t i = 0; i < choices.count; i++)
+            out += (i ? ", " : "") + std::string(choices.of[i]->name);
+        return out;
+    }();
+    return names.c_str();
 }
+
+const Kernels* chosen_kernels() {
+    static const Kernels* const chosen = []() -> const Kernels* {
+        const Choices choices = runnable_kernels();
+        const char* name = std::getenv("STREAMSPEC_KERNELS");
+        if (name == nullptr || *name == '\0') return choices.of[0];
+        for (size_t i = 0; i < choices.count; i++)
+            if (std::strcmp(choices.of[i]->name, name) == 0) return choices.of[i];
+        return nullptr;
+    }();
+    return chosen;
+}
+
+const Kernels& kernels() { return *chosen_kernels(); }
 
 }  // namespace streamspec

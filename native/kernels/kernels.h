@@ -1,8 +1,10 @@
-// What the operators compute, as plain functions over memory: one table of them for each instruction set.
+// What the operators compute, as plain functions over memory: one table of them for each
+// instruction set.
 //
-// Every number of a row is computed in an order of its own: it depends neither on how many rows there are, nor on where
-// in the cache a row's keys lie, nor on how work is split among threads. Products of codes are whole numbers, exact in
-// any order; all else goes lane by lane, with fused multiply-adds, in ascending order of blocks, slots and dimensions.
+// Every number of a row is computed in an order that depends neither on how many rows there are,
+// nor on where in the cache a row's keys lie, nor on how work is split among threads. Products of
+// codes are whole numbers, exact in any order; all else goes lane by lane, with fused
+// multiply-adds, in ascending order of blocks, slots and dimensions.
 #pragma once
 
 #include <cstddef>
@@ -11,36 +13,39 @@
 namespace streamspec {
 
 constexpr size_t kLanes = 16;
-constexpr size_t kTile = 2 * kLanes;     // outputs of a block of weights
-constexpr size_t kRowAlign = 64;         // bytes
-constexpr size_t kMostGroup = 256;       // query heads of a key head
-constexpr size_t kMostWidth = 1024;      // of a head
-constexpr float kMasked = -5000.0f;      // biases below this hide a slot
+constexpr size_t kTile = 2 * kLanes;  // outputs of a block of weights
+constexpr size_t kRowAlign = 64;      // bytes
+constexpr size_t kMaxGroup = 256;     // query heads of a key head
+constexpr size_t kMaxHeadWidth = 1024;
+constexpr float kMasked = -5000.0f;  // biases below this hide a slot
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };
 
-// A linear map [outputs, inputs]. 8 bits: codes int8 [tiles, inputs / 4, 32, 4]. 6 bits: bytes
-// [tiles, inputs / 16, 2, 3, 16, 4] of 16 outputs in turn; of the four groups of four inputs, the first array holds the low
-// four bits of groups 0 (low) and 1, the second those of 2 and 3, the third the two high bits of all; 32 means 0. 4 bits:
-// bytes [tiles, inputs / 8, 32, 4], byte j of an output holds inputs 2 j (low) and 2 j + 1 of the eight. Gated: outputs are
-// the gate's and the up map's, 16 of each in turn, and the result is activation(gate) * up.
+// A linear map [out_features, in_features].
+//
+// 8 bits: codes int8 [tiles, in_features / 4, 32, 4]. 6 bits: bytes [tiles, in_features / 16, 2, 3,
+// 16, 4] of 16 outputs in turn; of the four groups of four inputs, the first array holds the low
+// four bits of groups 0 (low) and 1, the second those of 2 and 3, the third the two high bits of
+// all; 32 means 0. 4 bits: bytes [tiles, in_features / 8, 32, 4], byte j of an output holds inputs
+// 2 j (low) and 2 j + 1 of the eight. Gated: outputs are the gate's and the up map's, 16 of each in
+// turn, and the result is activation(gate) * up.
 struct Linear {
     int bits;
-    size_t inputs, outputs, tiles;
-    size_t block;               // inputs that share a scale, 4 bits; else 0
-    size_t mix;                 // neighbouring inputs that a Hadamard matrix mixes first; 0 for none
+    size_t in_features, out_features, tiles;
+    size_t block_size;  // inputs that share a scale, 4 bits; else 0
+    size_t mix;         // neighbouring inputs that a Hadamard matrix mixes first; 0 for none
     bool gated;
     Activation activation;
     const void* codes;
-    const float* scales;        // 8 and 6 bits: float32 [32 * tiles], in the order of codes
-    const uint16_t* block_scales;  // 4 bits: float16 [tiles, inputs / block, 32]
-    const uint8_t* zeros;       // 4 bits: [tiles, inputs / block, 32], null: 8
-    const float* bias;          // float32 [32 * tiles] in the order of codes, or null
-    size_t width() const { return gated ? outputs / 2 : outputs; }
+    const float* scales;           // 8 and 6 bits: float32 [32 * tiles], in the order of codes
+    const uint16_t* block_scales;  // 4 bits: float16 [tiles, in_features / block_size, 32]
+    const uint8_t* zero_points;    // 4 bits: [tiles, in_features / block_size, 32], null: 8
+    const float* bias;             // float32 [32 * tiles] in the order of codes, or null
+    size_t width() const { return gated ? out_features / 2 : out_features; }
 };
 
-// Quantized rows, one scale each. 8 and 6 bits: `sums8` is -(offset of weights) * sum of codes. 4 bits: `sums4` is the sum of
-// codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
+// Quantized rows, one scale each. 8 and 6 bits: `sums8` is -(offset of weights) * sum of codes. 4
+// bits: `sums4` is the sum of codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
 struct Rows {
     size_t rows, stride, blocks;
     int8_t* codes;
@@ -49,50 +54,57 @@ struct Rows {
     float* sums4;
 };
 
-// Attention of `rows` rows over a cache [kv_heads, slots, width]. Packed: q, k and v of a row side by side.
+// Attention of `rows` rows over a cache [kv_heads, slots, width]. Packed: q, k and v of a row side
+// by side.
 struct Attention {
     size_t rows, heads, kv_heads, width;
-    size_t slots;      // of the cache's memory
-    size_t used;       // columns of the cache that are seen
-    size_t own;        // further columns: keys and values of the rows themselves, which are not in the cache
-    size_t past;       // slots in use before these rows
+    size_t slots;        // of the cache's memory
+    size_t used;         // columns of the cache that are seen
+    size_t row_columns;  // further columns: keys of the rows themselves, which are not in the cache
+    size_t past_length;  // slots in use before these rows
     bool write, ring, half, interleaved, norm_last;
     float scale, cap, eps;
     const float* packed;
-    size_t packed_stride, query_at, key_at, value_at;
-    const float* bias;                 // [rows, used + own]
-    const float *cos, *sin;            // [rows, rotated / 2], or null
+    size_t packed_stride, key_offset, value_offset;
+    const float* bias;       // [rows, used + row_columns]
+    const float *cos, *sin;  // [rows, rotated / 2], or null
     size_t rotated;
     const float *query_norm, *key_norm;  // [width], or null
     void *keys, *values;
-    float* own_keys;                   // [kv_heads, own, width], scratch
-    float* mixed;                      // [rows, heads * width]
+    float* row_keys;  // [kv_heads, row_columns, width], scratch
+    float* mixed;     // [rows, heads * width]
 };
 
 struct Kernels {
     const char* name;
-    // Quantizes rows [from, to) of x [rows, inputs]; `scratch` holds one row of floats, padded to 64.
-    void (*quantize)(const Linear&, const float* x, size_t from, size_t to, const Rows&, float* scratch);
+    // Quantizes rows [from, to) of x [rows, in_features]; `scratch` holds one row of floats, padded
+    // to 64.
+    void (*quantize)(const Linear&, const float* x, size_t from, size_t to, const Rows&,
+                     float* scratch);
     // Products of all rows with the tiles [from, to): y [rows, width()].
     void (*linear)(const Linear&, const Rows&, size_t from, size_t to, float* y);
-    // Row `id` of a map of 8 or 6 bits as a table [outputs, inputs]: y [inputs], unmixed.
+    // Row `id` of a map of 8 or 6 bits as a table [out_features, in_features]: y [in_features],
+    // unmixed.
     void (*look_up)(const Linear&, size_t id, float* y);
-    // Keys and values of rows [from, to): normalised, rotated, written to the cache or to `own_keys`.
+    // Keys and values of rows [from, to): normalised, rotated, written to the cache or to
+    // `row_keys`.
     void (*store_keys)(const Attention&, size_t from, size_t to);
     // Rows [from, to) of one key head. `scratch`: attention_scratch() floats.
     void (*attend)(const Attention&, size_t kv_head, size_t from, size_t to, float* scratch);
-    // Root mean square norm of rows [from, to): y = (x + update) / rms * weight; `sum` gets x + update. Any may be null
-    // but x, weight and y.
-    void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width, size_t from,
-                 size_t to, float* sum, float* y);
-    // The place of the first of the largest of x [width]; what is no number is none of them. 0 where
-    // none is above -infinity.
+    // Root mean square norm of rows [from, to): y = (x + update) / rms * weight; `sum` gets x +
+    // update. Any may be null but x, weight and y.
+    void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width,
+                 size_t from, size_t to, float* sum, float* y);
+    // The place of the first of the largest of x [width]; what is no number is none of them. 0
+    // where none is above -infinity.
     size_t (*argmax)(const float* x, size_t width);
 };
 
+// Static: every file has its copy, of its instruction set.
 static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static inline size_t attention_scratch(const Attention& a, size_t rows) {
-    const size_t queries = rows * (a.heads / a.kv_heads), columns = round_up(a.used, kLanes) + round_up(a.own, kLanes);
+    const size_t queries = rows * (a.heads / a.kv_heads);
+    const size_t columns = round_up(a.used, kLanes) + round_up(a.row_columns, kLanes);
     return queries * (a.width + columns) + kLanes * a.width + 64;
 }
 
@@ -102,7 +114,12 @@ struct Choices {
     size_t count;
 };
 Choices runnable_kernels();
-// The one of this name, or the best where it is null or empty. Null: this processor runs none of that name.
-const Kernels* choose_kernels(const char* name);
+// Their names: "avx2, portable".
+const char* runnable_names();
+// The table that STREAMSPEC_KERNELS names, the best where it is not set; null where it names none
+// that this processor runs. The same for as long as the process lives.
+const Kernels* chosen_kernels();
+// The same, of operators: without it none are registered (`RegisterCustomOps`).
+const Kernels& kernels();
 
 }  // namespace streamspec

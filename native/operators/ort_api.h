@@ -1,6 +1,7 @@
-// The part of ONNX Runtime's stable C interface that custom operators use. The interface only grows at its end, so
-// functions are found by their place in the table (counted from 0; `onnxruntime_c_api.h` of any release has them in this
-// order). Version 24 is asked for, of ONNX Runtime 1.24: the first that tells shapes without memory of its own.
+// The part of ONNX Runtime's stable C interface that custom operators use. The interface only grows
+// at its end, so functions are found by their place in the table (counted from 0;
+// `onnxruntime_c_api.h` of any release has them in this order). Version 24 is asked for, of ONNX
+// Runtime 1.24: the first that tells shapes without memory of its own.
 #pragma once
 
 #include <cstddef>
@@ -66,46 +67,56 @@ struct Api {
         return at<Status* (*)(CustomOpDomain*, const CustomOp*)>(kCustomOpDomain_Add)(domain, op);
     }
     Status* add_domain(SessionOptions* options, CustomOpDomain* domain) const {
-        return at<Status* (*)(SessionOptions*, CustomOpDomain*)>(kAddCustomOpDomain)(options, domain);
+        return at<Status* (*)(SessionOptions*, CustomOpDomain*)>(kAddCustomOpDomain)(options,
+                                                                                     domain);
     }
     Status* tensor_data(const Value* value, void** out) const {
         return at<Status* (*)(const Value*, void**)>(kGetTensorMutableData)(value, out);
     }
     // Type, dimensions, which are the value's own, and how many.
     Status* tensor_type(const Value* value, int* type, const int64_t** dims, size_t* rank) const {
-        return at<Status* (*)(const Value*, int*, const int64_t**, size_t*)>(kGetTensorElementTypeAndShapeDataReference)(
-            value, type, dims, rank);
+        return at<Status* (*)(const Value*, int*, const int64_t**, size_t*)>(
+            kGetTensorElementTypeAndShapeDataReference)(value, type, dims, rank);
     }
     Status* attribute(const KernelInfo* info, const char* name, float* out) const {
-        return at<Status* (*)(const KernelInfo*, const char*, float*)>(kKernelInfoGetAttribute_float)(info, name, out);
+        return at<Status* (*)(const KernelInfo*, const char*, float*)>(
+            kKernelInfoGetAttribute_float)(info, name, out);
     }
     Status* attribute(const KernelInfo* info, const char* name, int64_t* out) const {
-        return at<Status* (*)(const KernelInfo*, const char*, int64_t*)>(kKernelInfoGetAttribute_int64)(info, name, out);
+        return at<Status* (*)(const KernelInfo*, const char*, int64_t*)>(
+            kKernelInfoGetAttribute_int64)(info, name, out);
     }
-    Status* attribute(const KernelInfo* info, const char* name, size_t* length) const {  // of a text
-        return at<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(kKernelInfoGetAttribute_string)(
-            info, name, nullptr, length);
+    Status* attribute(const KernelInfo* info, const char* name,
+                      size_t* length) const {  // of a text
+        return at<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(
+            kKernelInfoGetAttribute_string)(info, name, nullptr, length);
     }
-    Status* constant_input(const KernelInfo* info, size_t index, int* is_constant, const Value** out) const {
-        return at<Status* (*)(const KernelInfo*, size_t, int*, const Value**)>(kKernelInfoGetConstantInput_tensor)(
-            info, index, is_constant, out);
+    Status* constant_input(const KernelInfo* info, size_t index, int* is_constant,
+                           const Value** out) const {
+        return at<Status* (*)(const KernelInfo*, size_t, int*, const Value**)>(
+            kKernelInfoGetConstantInput_tensor)(info, index, is_constant, out);
     }
     Status* input_count(const KernelContext* context, size_t* out) const {
-        return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetInputCount)(context, out);
+        return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetInputCount)(context,
+                                                                                            out);
     }
     Status* output_count(const KernelContext* context, size_t* out) const {
-        return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetOutputCount)(context, out);
+        return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetOutputCount)(
+            context, out);
     }
     Status* input(const KernelContext* context, size_t index, const Value** out) const {
-        return at<Status* (*)(const KernelContext*, size_t, const Value**)>(kKernelContext_GetInput)(context, index, out);
+        return at<Status* (*)(const KernelContext*, size_t, const Value**)>(
+            kKernelContext_GetInput)(context, index, out);
     }
-    Status* output(KernelContext* context, size_t index, const int64_t* dims, size_t count, Value** out) const {
-        return at<Status* (*)(KernelContext*, size_t, const int64_t*, size_t, Value**)>(kKernelContext_GetOutput)(
-            context, index, dims, count, out);
+    Status* output(KernelContext* context, size_t index, const int64_t* dims, size_t count,
+                   Value** out) const {
+        return at<Status* (*)(KernelContext*, size_t, const int64_t*, size_t, Value**)>(
+            kKernelContext_GetOutput)(context, index, dims, count, out);
     }
-    Status* parallel_for(const KernelContext* context, void (*body)(void*, size_t), size_t total, void* data) const {
-        return at<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
-            kKernelContext_ParallelFor)(context, body, total, 0, data);
+    Status* parallel_for(const KernelContext* context, void (*body)(void*, size_t), size_t total,
+                         void* data) const {
+        return at<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t,
+                              void*)>(kKernelContext_ParallelFor)(context, body, total, 0, data);
     }
 
   private:

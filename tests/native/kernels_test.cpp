@@ -1,7 +1,7 @@
-// Compares the kernels of every instruction set that this processor runs, bit for bit: with the portable ones, and a row
-// alone with the same row among others. Shapes are random; memory ends where the operators' does, for sanitizers to see.
-// `kernels_test [cases] [seed]` prints one line, and returns 0 where all are equal; its hash of all results is that of
-// other machines.
+// Compares the kernels of every instruction set that this processor runs, bit for bit: with the
+// portable ones, and a row alone with the same row among others. Shapes are random; memory ends
+// where the operators' does, for sanitizers to see. `kernels_test [cases] [seed]` prints one line,
+// and returns 0 where all are equal; its hash of all results is that of other machines.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -29,7 +29,9 @@ struct Random {
     size_t below(size_t n) { return next() % n; }
     size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
     bool chance(int percent) { return below(100) < static_cast<size_t>(percent); }
-    float uniform() { return static_cast<float>(next() >> 40) * (2.0f / (1 << 24)) - 1.0f; }  // -1..1
+    float uniform() {
+        return static_cast<float>(next() >> 40) * (2.0f / (1 << 24)) - 1.0f;
+    }  // -1..1
     template <typename T>
     T one_of(std::initializer_list<T> values) {
         return values.begin()[below(values.size())];
@@ -42,7 +44,8 @@ struct Random {
     template <typename T>
     std::vector<T> bytes(size_t n, int low, int high) {
         std::vector<T> out(n);
-        for (T& x : out) x = static_cast<T>(low + static_cast<int>(below(static_cast<size_t>(high - low + 1))));
+        for (T& x : out)
+            x = static_cast<T>(low + static_cast<int>(below(static_cast<size_t>(high - low + 1))));
         return out;
     }
 };
@@ -66,18 +69,21 @@ void note(const std::vector<T>& bytes) {
 }
 
 void expect(bool holds, const char* kernels, const char* what) {
-    if (!holds && equal) std::printf("kernels_test: %s: %s differs (%s)\n", kernels, what, where.c_str());
+    if (!holds && equal)
+        std::printf("kernels_test: %s: %s differs (%s)\n", kernels, what, where.c_str());
     equal = equal && holds;
 }
 
 template <typename T>
 bool same(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+    return a.size() == b.size() &&
+           (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 // Bits of numbers; what is no number has many.
 bool same_numbers(const std::vector<float>& a, const std::vector<float>& b) {
     for (size_t i = 0; i < a.size(); i++)
-        if (!(std::isnan(a[i]) && std::isnan(b[i])) && std::memcmp(&a[i], &b[i], 4) != 0) return false;
+        if (!(std::isnan(a[i]) && std::isnan(b[i])) && std::memcmp(&a[i], &b[i], 4) != 0)
+            return false;
     return a.size() == b.size();
 }
 
@@ -88,14 +94,18 @@ struct Products {
     std::vector<float> scales, y;
 };
 
-Products multiply(const Kernels& kernels, const Linear& map, const std::vector<float>& x, Random random) {
-    const size_t rows = x.size() / map.inputs, stride = round_up(map.inputs, kRowAlign);
-    const size_t blocks = map.bits == 4 ? map.inputs / map.block : 1;
-    Products out{std::vector<int8_t>(rows * stride), std::vector<float>(rows), std::vector<float>(rows * map.width(), 7.0f)};
+Products multiply(const Kernels& kernels, const Linear& map, const std::vector<float>& x,
+                  Random random) {
+    const size_t rows = x.size() / map.in_features, stride = round_up(map.in_features, kRowAlign);
+    const size_t blocks = map.bits == 4 ? map.in_features / map.block_size : 1;
+    Products out{std::vector<int8_t>(rows * stride), std::vector<float>(rows),
+                 std::vector<float>(rows * map.width(), 7.0f)};
     std::vector<int32_t> sums8(rows);
     std::vector<float> sums4(rows * blocks), scratch(stride);
-    const Rows quantized{rows, stride, blocks, out.codes.data(), out.scales.data(), sums8.data(), sums4.data()};
-    const size_t half = random.below(rows + 1), tile = random.below(map.tiles + 1);  // as if by two threads
+    const Rows quantized{rows,         stride,      blocks, out.codes.data(), out.scales.data(),
+                         sums8.data(), sums4.data()};
+    const size_t half = random.below(rows + 1),
+                 tile = random.below(map.tiles + 1);  // as if by two threads
     kernels.quantize(map, x.data(), 0, half, quantized, scratch.data());
     kernels.quantize(map, x.data(), half, rows, quantized, scratch.data());
     kernels.linear(map, quantized, tile, map.tiles, out.y.data());
@@ -106,34 +116,48 @@ Products multiply(const Kernels& kernels, const Linear& map, const std::vector<f
 void linear(const Choices& choices, Random random) {
     Linear map{};
     map.bits = random.one_of({8, 6, 4});
-    map.block = map.bits == 4 ? random.one_of<size_t>({32, 64, 128}) : 0;
+    map.block_size = map.bits == 4 ? random.one_of<size_t>({32, 64, 128}) : 0;
     map.mix = random.one_of<size_t>({0, 0, 8, 16, 32});
-    map.inputs = map.bits == 4 ? map.block * random.between(1, 4) : map.mix ? map.mix * random.between(1, 20) : random.between(1, 300);
+    map.in_features = map.bits == 4 ? map.block_size * random.between(1, 4)
+                      : map.mix     ? map.mix * random.between(1, 20)
+                                    : random.between(1, 300);
     map.gated = random.chance(30);
-    map.outputs = map.gated ? 32 * random.between(1, 4) : random.between(1, 140);
-    map.tiles = round_up(map.outputs, kTile) / kTile;
+    map.out_features = map.gated ? 32 * random.between(1, 4) : random.between(1, 140);
+    map.tiles = round_up(map.out_features, kTile) / kTile;
     map.activation = static_cast<Activation>(random.below(5));
     const size_t rows = random.between(1, 40), padded = map.tiles * kTile;
-    where = std::to_string(map.bits) + " bits, blocks of " + std::to_string(map.block) + ", mix " + std::to_string(map.mix) + ", " +
-            std::to_string(map.inputs) + " inputs, " + std::to_string(map.outputs) + " outputs, " + std::to_string(rows) + " rows, activation " +
-            std::to_string(static_cast<int>(map.activation)) + (map.gated ? ", gated" : "");
-    const auto codes8 = random.bytes<int8_t>(padded * round_up(map.inputs, 4), random.chance(20) ? 127 : -128, 127);
-    const auto codes6 = random.bytes<uint8_t>(padded * round_up(map.inputs, 16) / 4 * 3, 0, 255);
-    const auto codes4 = random.bytes<uint8_t>(padded * map.inputs / 2, 0, 255);
+    where = std::to_string(map.bits) + " bits, blocks of " + std::to_string(map.block_size) +
+            ", mix " + std::to_string(map.mix) + ", " + std::to_string(map.in_features) +
+            " inputs, " + std::to_string(map.out_features) + " outputs, " + std::to_string(rows) +
+            " rows, activation " + std::to_string(static_cast<int>(map.activation)) +
+            (map.gated ? ", gated" : "");
+    const auto codes8 = random.bytes<int8_t>(padded * round_up(map.in_features, 4),
+                                             random.chance(20) ? 127 : -128, 127);
+    const auto codes6 =
+        random.bytes<uint8_t>(padded * round_up(map.in_features, 16) / 4 * 3, 0, 255);
+    const auto codes4 = random.bytes<uint8_t>(padded * map.in_features / 2, 0, 255);
     const auto scales = random.floats(padded, 0.01f), bias = random.floats(padded);
-    const size_t blocks = map.block ? map.inputs / map.block : 0;
+    const size_t blocks = map.block_size ? map.in_features / map.block_size : 0;
     std::vector<uint16_t> halves(padded * blocks);
-    for (uint16_t& half : halves) half = static_cast<uint16_t>(random.chance(5) ? random.below(0x400) : random.between(0x400, 0x3400));
+    for (uint16_t& half : halves)
+        half = static_cast<uint16_t>(random.chance(5) ? random.below(0x400)
+                                                      : random.between(0x400, 0x3400));
     const auto zeros = random.bytes<uint8_t>(padded * blocks, 0, 15);
-    map.codes = map.bits == 8 ? static_cast<const void*>(codes8.data()) : map.bits == 6 ? codes6.data() : codes4.data();
+    map.codes = map.bits == 8   ? static_cast<const void*>(codes8.data())
+                : map.bits == 6 ? codes6.data()
+                                : codes4.data();
     map.scales = scales.data();
     map.block_scales = halves.data();
-    map.zeros = random.chance(50) ? zeros.data() : nullptr;
+    map.zero_points = random.chance(50) ? zeros.data() : nullptr;
     map.bias = random.chance(50) ? bias.data() : nullptr;
-    std::vector<float> x = random.floats(rows * map.inputs, random.one_of({1.0f, 1e-4f, 300.0f}));
-    if (random.chance(20)) std::fill(x.begin(), x.begin() + static_cast<long>(map.inputs), 0.0f);
-    if (random.chance(10)) std::fill(x.begin(), x.begin() + static_cast<long>(map.inputs), 1e-41f);
-    if (random.chance(10)) x[random.below(x.size())] = random.one_of({NAN, INFINITY, -INFINITY, 3e38f});
+    std::vector<float> x =
+        random.floats(rows * map.in_features, random.one_of({1.0f, 1e-4f, 300.0f}));
+    if (random.chance(20))
+        std::fill(x.begin(), x.begin() + static_cast<long>(map.in_features), 0.0f);
+    if (random.chance(10))
+        std::fill(x.begin(), x.begin() + static_cast<long>(map.in_features), 1e-41f);
+    if (random.chance(10))
+        x[random.below(x.size())] = random.one_of({NAN, INFINITY, -INFINITY, 3e38f});
     const Products truth = multiply(*choices.of[choices.count - 1], map, x, random);
     note(truth.codes);
     note(truth.y);
@@ -144,13 +168,17 @@ void linear(const Choices& choices, Random random) {
         expect(same_numbers(found.scales, truth.scales), kernels.name, "scales of rows");
         expect(same_numbers(found.y, truth.y), kernels.name, "a product");
         const size_t row = random.below(rows);
-        const std::vector<float> alone(x.begin() + static_cast<long>(row * map.inputs), x.begin() + static_cast<long>((row + 1) * map.inputs));
-        const std::vector<float> among(truth.y.begin() + static_cast<long>(row * map.width()),
-                                       truth.y.begin() + static_cast<long>((row + 1) * map.width()));
-        expect(same_numbers(multiply(kernels, map, alone, random).y, among), kernels.name, "the product of a row alone");
+        const std::vector<float> alone(x.begin() + static_cast<long>(row * map.in_features),
+                                       x.begin() + static_cast<long>((row + 1) * map.in_features));
+        const std::vector<float> among(
+            truth.y.begin() + static_cast<long>(row * map.width()),
+            truth.y.begin() + static_cast<long>((row + 1) * map.width()));
+        expect(same_numbers(multiply(kernels, map, alone, random).y, among), kernels.name,
+               "the product of a row alone");
         if (map.bits != 4 && !map.gated) {
-            std::vector<float> row_of_table(round_up(map.inputs, kRowAlign)), other = row_of_table;
-            const size_t id = random.below(map.outputs);
+            std::vector<float> row_of_table(round_up(map.in_features, kRowAlign)),
+                other = row_of_table;
+            const size_t id = random.below(map.out_features);
             kernels.look_up(map, id, row_of_table.data());
             choices.of[choices.count - 1]->look_up(map, id, other.data());
             expect(same(row_of_table, other), kernels.name, "a row of a table");
@@ -163,13 +191,15 @@ void linear(const Choices& choices, Random random) {
 void norm(const Choices& choices, Random random) {
     const size_t width = kLanes * random.between(1, 40), rows = random.between(1, 5);
     where = "norm of " + std::to_string(width);
-    const auto x = random.floats(rows * width, 3.0f), update = random.floats(rows * width), weight = random.floats(width);
+    const auto x = random.floats(rows * width, 3.0f), update = random.floats(rows * width),
+               weight = random.floats(width);
     const bool updated = random.chance(50);
     std::vector<float> truth;
     for (size_t i = choices.count; i-- > 0;) {
         std::vector<float> both(2 * rows * width);
-        choices.of[i]->norm(x.data(), updated ? update.data() : nullptr, weight.data(), 1e-6f, width, 0, rows,
-                            updated ? both.data() : nullptr, both.data() + rows * width);
+        choices.of[i]->norm(x.data(), updated ? update.data() : nullptr, weight.data(), 1e-6f,
+                            width, 0, rows, updated ? both.data() : nullptr,
+                            both.data() + rows * width);
         if (truth.empty()) note(truth = both);
         expect(same(both, truth), choices.of[i]->name, "a norm");
     }
@@ -179,14 +209,16 @@ void argmax(const Choices& choices, Random random) {
     const size_t width = random.between(1, 3000);
     where = "argmax of " + std::to_string(width);
     auto x = random.floats(width);
-    for (int i = 0; i < 40; i++) x[random.below(width)] = random.one_of({NAN, INFINITY, -INFINITY, 0.999f});
+    for (int i = 0; i < 40; i++)
+        x[random.below(width)] = random.one_of({NAN, INFINITY, -INFINITY, 0.999f});
     if (random.chance(20)) std::fill(x.begin(), x.end(), random.one_of({NAN, -INFINITY}));
     size_t truth = 0;
     for (size_t i = 1; i < width; i++)
         if (x[i] > (std::isnan(x[truth]) ? -INFINITY : x[truth])) truth = i;
     if (std::isnan(x[truth])) truth = 0;
     for (size_t i = 0; i < choices.count; i++)
-        expect(choices.of[i]->argmax(x.data(), width) == truth, choices.of[i]->name, "the place of the largest");
+        expect(choices.of[i]->argmax(x.data(), width) == truth, choices.of[i]->name,
+               "the place of the largest");
 }
 
 // ---- attention
@@ -198,14 +230,16 @@ struct Cache {
 
 // Rows [from, to) of the whole, in tiles of `height` rows.
 Cache attend(const Kernels& kernels, Attention a, Cache cache, size_t height) {
-    std::vector<float> own(a.kv_heads * a.own * a.width), scratch(attention_scratch(a, height));
-    a.own_keys = own.data();
+    std::vector<float> own(a.kv_heads * a.row_columns * a.width),
+        scratch(attention_scratch(a, height));
+    a.row_keys = own.data();
     a.keys = cache.keys.data();
     a.values = cache.values.data();
     a.mixed = cache.mixed.data();
-    if (a.write || a.own) kernels.store_keys(a, 0, a.rows);
+    if (a.write || a.row_columns) kernels.store_keys(a, 0, a.rows);
     for (size_t head = 0; head < a.kv_heads; head++)
-        for (size_t from = 0; from < a.rows; from += height) kernels.attend(a, head, from, std::min(a.rows, from + height), scratch.data());
+        for (size_t from = 0; from < a.rows; from += height)
+            kernels.attend(a, head, from, std::min(a.rows, from + height), scratch.data());
     return cache;
 }
 
@@ -226,28 +260,34 @@ void attention(const Choices& choices, Random random) {
     a.eps = 1e-6f;
     a.rows = random.between(1, 20);
     a.slots = a.rows + random.below(60);
-    a.own = own && !a.write ? a.rows : 0;
-    a.past = random.below(a.ring ? 1000 : a.slots - a.rows + 1);
-    a.used = a.ring ? std::min(a.slots, a.past + a.rows) : a.write ? a.past + a.rows : random.below(a.slots + 1);
-    if (a.used + a.own == 0) return;
-    where = std::to_string(a.heads) + "/" + std::to_string(a.kv_heads) + " heads of " + std::to_string(a.width) + ", " + std::to_string(a.rows) +
-            " rows, " + std::to_string(a.used) + " of " + std::to_string(a.slots) + " slots, own " + std::to_string(a.own) +
-            (a.half ? ", float16" : "") + (a.ring ? ", ring" : "") + (a.cap > 0 ? ", cap" : "");
+    a.row_columns = own && !a.write ? a.rows : 0;
+    a.past_length = random.below(a.ring ? 1000 : a.slots - a.rows + 1);
+    a.used = a.ring    ? std::min(a.slots, a.past_length + a.rows)
+             : a.write ? a.past_length + a.rows
+                       : random.below(a.slots + 1);
+    if (a.used + a.row_columns == 0) return;
+    where = std::to_string(a.heads) + "/" + std::to_string(a.kv_heads) + " heads of " +
+            std::to_string(a.width) + ", " + std::to_string(a.rows) + " rows, " +
+            std::to_string(a.used) + " of " + std::to_string(a.slots) + " slots, own " +
+            std::to_string(a.row_columns) + (a.half ? ", float16" : "") + (a.ring ? ", ring" : "") +
+            (a.cap > 0 ? ", cap" : "");
     const size_t queries_width = a.heads * a.width, keys_width = own ? a.kv_heads * a.width : 0;
     a.packed_stride = queries_width + 2 * keys_width;
-    a.key_at = queries_width;
-    a.value_at = queries_width + keys_width;
+    a.key_offset = queries_width;
+    a.value_offset = queries_width + keys_width;
     const auto packed = random.floats(a.rows * a.packed_stride, 4.0f);
     a.packed = packed.data();
     a.rotated = random.chance(70) ? 2 * random.between(1, a.width / 2) : 0;
-    const auto cos = random.floats(a.rows * a.rotated / 2), sin = random.floats(a.rows * a.rotated / 2), weight = random.floats(a.width, 2.0f);
+    const auto cos = random.floats(a.rows * a.rotated / 2),
+               sin = random.floats(a.rows * a.rotated / 2), weight = random.floats(a.width, 2.0f);
     if (a.rotated) a.cos = cos.data(), a.sin = sin.data();
     if (random.chance(50)) a.query_norm = weight.data();
     if (random.chance(50)) a.key_norm = weight.data();
-    const size_t columns = a.used + a.own;
+    const size_t columns = a.used + a.row_columns;
     std::vector<float> bias(a.rows * columns);
     for (size_t row = 0; row < a.rows; row++) {
-        for (size_t i = 0; i < columns; i++) bias[row * columns + i] = random.chance(50) ? 0.0f : -10000.0f;
+        for (size_t i = 0; i < columns; i++)
+            bias[row * columns + i] = random.chance(50) ? 0.0f : -10000.0f;
         bias[row * columns + random.below(columns)] = 0.0f;
     }
     a.bias = bias.data();
@@ -259,8 +299,10 @@ void attention(const Choices& choices, Random random) {
         for (size_t i = 0; i < count; i++) {
             const size_t magnitude = random.below(0x4200);
             const auto half = static_cast<uint16_t>(magnitude | random.below(2) << 15);
-            if (a.half) std::memcpy(side->data() + 2 * i, &half, 2);
-            else std::memcpy(side->data() + 4 * i, &numbers[i], 4);
+            if (a.half)
+                std::memcpy(side->data() + 2 * i, &half, 2);
+            else
+                std::memcpy(side->data() + 4 * i, &numbers[i], 4);
         }
     }
     cache.mixed.assign(a.rows * queries_width, 7.0f);
@@ -270,8 +312,10 @@ void attention(const Choices& choices, Random random) {
     note(truth.mixed);
     for (size_t i = 0; i < choices.count; i++) {
         const Cache found = attend(*choices.of[i], a, cache, random.between(1, a.rows));
-        expect(same(found.keys, truth.keys) && same(found.values, truth.values), choices.of[i]->name, "a cache");
-        expect(same_numbers(found.mixed, truth.mixed), choices.of[i]->name, "a result of attention");
+        expect(same(found.keys, truth.keys) && same(found.values, truth.values),
+               choices.of[i]->name, "a cache");
+        expect(same_numbers(found.mixed, truth.mixed), choices.of[i]->name,
+               "a result of attention");
     }
 }
 
@@ -289,7 +333,9 @@ int main(int count, char** arguments) {
     }
     if (!equal) return 1;
     std::string names;
-    for (size_t i = 0; i < choices.count; i++) names += (i ? ", " : "") + std::string(choices.of[i]->name);
-    std::printf("kernels_test: %s: equal in %d cases, hash %016llx\n", names.c_str(), cases, static_cast<unsigned long long>(hash));
+    for (size_t i = 0; i < choices.count; i++)
+        names += (i ? ", " : "") + std::string(choices.of[i]->name);
+    std::printf("kernels_test: %s: equal in %d cases, hash %016llx\n", names.c_str(), cases,
+                static_cast<unsigned long long>(hash));
     return 0;
 }

@@ -174,7 +174,7 @@ def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
 
     own = [
         windows.compile(path, '-DSTREAMSPEC_SOURCES="of this test"')
-        for path in (*OPERATORS, NATIVE / "draft_tree" / "draft_tree.cpp", NATIVE / "sources.cpp")
+        for path in (*OPERATORS, *sorted((NATIVE / "draft_tree").glob("*.cpp")), NATIVE / "sources.cpp")
     ]
     library = windows.link("streamspec_native.dll", "-shared", "-static", *own, *kernels)
     loads = tmp_path / "loads.cpp"
