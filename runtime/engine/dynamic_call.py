@@ -5,26 +5,21 @@ One ONNX Runtime session serves prompt chunks and draft trees. The cache is boun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.draft_tree import frozen
-from streamspec.runtime.decoding.draft_proposal import IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
-from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import (
+    CallContext,
     CallRows,
-    DrafterShape,
-    SamplingState,
     checked_tokens,
     counted,
     repeated,
 )
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.kv_cache.host_cache import Cache
 
 NO_LIMIT = frozen(np.array([-np.inf], np.float32))
 FREE, BOUND = frozen(np.array([True])), frozen(np.array([False]))  # by a grammar
@@ -35,18 +30,14 @@ class DynamicCall:
 
     max_rows: int | None = None
 
-    def __init__(
-        self,
-        executor: GraphExecutor,
-        cache: Cache,
-        choice: SamplingState,
-        drafter: DrafterShape,
-        adapter: Mapping[str, Any],
-    ) -> None:
-        """`adapter`: OrtValues by name of an input, bound to every call."""
-        self._executor, self._cache, self._adapter = executor, cache, adapter
-        self._choice, self._drafter = choice, drafter
-        self._vocab = executor.model.manifest.model.vocab_size
+    def __init__(self, context: CallContext) -> None:
+        self._executor = context.executor
+        self._cache = context.cache
+        self._adapter = context.adapter
+        self._choice = context.choice
+        self._drafter = context.drafter
+        self._draft_outputs = [self._drafter.outputs(runs) for runs in (False, True)]
+        self._vocab = context.executor.model.manifest.model.vocab_size
         self._survivors: list[int] | None = None  # rows of the last call that passed the early exit; None for all
         self._logits_bound = False
         self._binding = self._bind()
@@ -73,22 +64,17 @@ class DynamicCall:
         self._bind_choice(binding, rows, request.mask)
         scaled = self._bind_logits(binding, count) if self._logits_bound else None
         choices = binding.output(sg.CHOICES, (count,))
-        drafted = self._bind_drafts(binding, draft) if self._drafter.gamma else None
+        drafted = [binding.output(name, shape) for name, shape in self._draft_outputs[draft]]
         self._survivors = None
         self._executor.run(binding.io, shrink)
         chosen = checked_tokens(choices, self._vocab)
         if pruning is not None:
             self._survivors = [row for row, token in enumerate(chosen) if token >= 0]
         logits = None if scaled is None else scaled[0] * scaled[1]
-        if not draft or drafted is None:
+        if not draft or not drafted:
             return StepResult(chosen, logits=logits)
-        accepted, candidates, scores, pairs, origins = drafted
-        proposal = (
-            TreeProposal(candidates, scores, origins, self._drafter.levels)
-            if origins is not None
-            else IndependentProposal(candidates, scores, pairs)
-        )
-        return StepResult(chosen, accepted.item(0), proposal, logits)
+        accepted, *candidates = drafted
+        return StepResult(chosen, accepted.item(0), self._drafter.proposal(*candidates), logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         n = len(rows.tokens)
@@ -172,17 +158,3 @@ class DynamicCall:
     def _bind_logits(self, binding: IoBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Buffers of raw logits [rows, vocabulary] and their scale [rows, 1]."""
         return binding.output(sg.RAW_LOGITS, (rows, self._vocab)), binding.output(sg.LOGIT_SCALE, (rows, 1))
-
-    def _bind_drafts(
-        self, binding: IoBinding, draft: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Buffers of the accepted node, candidates, their logits, their pairs' and their origins."""
-        drafter = self._drafter
-        shape = ((sum(drafter.levels) or drafter.gamma) if draft else 0, drafter.candidates)
-        return (
-            binding.output(sg.ACCEPTED_NODE, (1,)),
-            binding.output(sg.CANDIDATES, shape),
-            binding.output(sg.CANDIDATE_LOGITS, shape),
-            binding.output(sg.PAIR_LOGITS, (*shape, shape[1])) if drafter.bigram else None,
-            binding.output(sg.ORIGINS, shape[:1]) if drafter.levels else None,
-        )

@@ -1,22 +1,26 @@
-"""Defines `GraphCall`, which binds one sequence's calls to a step graph, and what its two kinds share.
+"""Defines `GraphCall`, which binds a sequence's calls to a step graph, and what its implementations share.
 
-`dynamic_call` is for graphs that take any number of rows, `static_call` for those of one shape.
+`dynamic_call` is for graphs that take any number of rows, `padded_call` for those of fixed row counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from streamspec import step_graph as sg
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree, frozen
 from streamspec.errors import BundleError
+from streamspec.runtime.decoding.draft_proposal import DraftProposal, IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.engine.executor import GraphExecutor
+from streamspec.runtime.kv_cache.host_cache import Cache
 
 
 class CallRows(NamedTuple):
@@ -91,6 +95,29 @@ class DrafterShape:
         exit_layer = drafter.pruned_from(manifest.model.layers)
         return cls(drafter.gamma, drafter.candidates, tuple(drafter.levels), drafter.bigram, exit_layer)
 
+    def outputs(self, runs: bool = True) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the drafter's outputs in a call that `runs` it or not: the accepted node, candidates,
+        their logits and, with a bigram, their pairs', of a draft layer their origins."""
+        if not self.gamma:
+            return []
+        shape = (sum(self.levels) or self.gamma) if runs else 0, self.candidates
+        out: list[tuple[str, tuple[int, ...]]] = [
+            (sg.ACCEPTED_NODE, (1,)),
+            (sg.CANDIDATES, shape),
+            (sg.CANDIDATE_LOGITS, shape),
+        ]
+        if self.bigram:
+            out.append((sg.PAIR_LOGITS, (*shape, self.candidates)))
+        if self.levels:
+            out.append((sg.ORIGINS, shape[:1]))
+        return out
+
+    def proposal(self, candidates: np.ndarray, scores: np.ndarray, *more: np.ndarray) -> DraftProposal:
+        """Reads the outputs after the accepted node."""
+        if self.levels:
+            return TreeProposal(candidates, scores, more[-1], self.levels)
+        return IndependentProposal(candidates, scores, *more)
+
 
 class SamplingState:
     """How the tokens of a generation are chosen. `seen` bool [vocabulary]: tokens of the text so far, kept only where
@@ -116,6 +143,16 @@ class SamplingState:
         positions = [int(rows.positions[row]) for row in rows.logit_rows.tolist()]
         drawn = {p: self.sampling.uniform(p + 1) for p in set(positions)}
         return np.array([drawn[p] for p in positions], np.float32)
+
+
+class CallContext(NamedTuple):
+    """What a sequence's calls work on. `adapter`: OrtValues by name of an input, bound to every call."""
+
+    executor: GraphExecutor
+    cache: Cache
+    choice: SamplingState
+    drafter: DrafterShape
+    adapter: Mapping[str, Any]
 
 
 def checked_tokens(choices: np.ndarray, vocab_size: int) -> list[int]:

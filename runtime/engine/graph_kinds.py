@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from streamspec.errors import ProviderError
-from streamspec.runtime.engine.captured.captured_call import CapturedCall
+from streamspec.runtime.engine.captured.captured_call import captured_call
 from streamspec.runtime.engine.captured.device_buffers import captured_cache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
-from streamspec.runtime.engine.executor import GraphExecutor
-from streamspec.runtime.engine.graph_call import DrafterShape, GraphCall, SamplingState
+from streamspec.runtime.engine.graph_call import CallContext, GraphCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.static_call import StaticCall
+from streamspec.runtime.engine.static_call import static_call
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
@@ -50,16 +49,16 @@ def static_cache(model: LoadedModel, rows: int) -> Cache:
 class GraphKind(NamedTuple):
     """Makes the calls and the cache of one kind of bundle."""
 
-    call: Callable[[GraphExecutor, Cache, SamplingState, DrafterShape, Mapping[str, Any]], GraphCall]
+    call: Callable[[CallContext], GraphCall]
     cache: Callable[[LoadedModel, int], Cache]
 
 
-CAPTURED = GraphKind(CapturedCall, captured_cache)
+CAPTURED = GraphKind(captured_call, captured_cache)
 GRAPH_KINDS = {
     DYNAMIC: GraphKind(DynamicCall, host_cache),
     NATIVE_OPS: GraphKind(DynamicCall, host_cache),
     DEVICE: GraphKind(DynamicCall, device_cache),
-    STATIC: GraphKind(StaticCall, static_cache),
+    STATIC: GraphKind(static_call, static_cache),
 }
 
 

@@ -18,7 +18,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
-from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState, counted
+from streamspec.runtime.engine.graph_call import CallContext, CallRows, DrafterShape, GraphCall, SamplingState, counted
 from streamspec.runtime.engine.graph_kinds import graph_kind
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
@@ -104,7 +104,7 @@ class OrtRunner:
         return self._kind.cache(self.model, self.context_length + spare)
 
     def _new_call(self, drafter: DrafterShape, adapter: Mapping[str, Any]) -> GraphCall:
-        return self._kind.call(self._executor, self.cache, self._choice, drafter, adapter)
+        return self._kind.call(CallContext(self._executor, self.cache, self._choice, drafter, adapter))
 
     # ---- the sequence
 

@@ -110,9 +110,5 @@ class SharedCall:
         binding.input(sg.STREAM_IDS, counted(0))
         for name in (sg.FORCED_NODE, sg.FORCED_ROOT):
             binding.input(name, repeated(-1))
-        none = 0, drafter.candidates
-        binding.output(sg.ACCEPTED_NODE, (1,))
-        binding.output(sg.CANDIDATES, none)
-        binding.output(sg.CANDIDATE_LOGITS, none)
-        if drafter.bigram:
-            binding.output(sg.PAIR_LOGITS, (*none, drafter.candidates))
+        for name, shape in drafter.outputs(runs=False):
+            binding.output(name, shape)

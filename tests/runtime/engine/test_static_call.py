@@ -15,7 +15,8 @@ from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.engine.static_call import StaticCall
+from streamspec.runtime.engine.padded_call import PaddedCall
+from streamspec.runtime.engine.static_call import StaticBinding
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
 from tests.runtime.engine.test_ort_runner import PROMPTS
 
@@ -29,7 +30,8 @@ def open_session(folder: Path, tree: int | str = 8, **options: Any) -> Session:
 
 
 def engine_of(session: Session) -> OrtRunner:
-    assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, StaticCall)
+    assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, PaddedCall)
+    assert isinstance(session.runner._call.binding, StaticBinding)
     return session.runner
 
 
@@ -132,7 +134,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
         monkeypatch.setattr(
             call,
             "_sample",
-            lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._own[rows.logit_rows], drawn),
+            lambda rows, mask, outputs, drawn=drawn: np.where(drawn is None, outputs.choices[rows.logit_rows], drawn),
         )
         engine.prefill(StepRequest([5, 6, 7]))
         result = engine.verify(StepRequest([greedy], run_drafter=True))

@@ -21,10 +21,11 @@ from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.padded_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
 from streamspec.runtime.engine.captured import captured_call
-from streamspec.runtime.engine.captured.captured_call import CapturedCall
+from streamspec.runtime.engine.captured.captured_call import CapturedBinding
 from streamspec.runtime.engine.captured.device_buffers import BoundCall
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.engine.padded_call import PaddedCall
 from streamspec.runtime.hardware import providers
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from tests.runtime.engine.test_ort_runner import PROMPTS
@@ -42,9 +43,13 @@ def open_on(folder: Path, provider: str = "device", **options: Any) -> Session:
     return load(folder, provider=provider, threads=1, **{"tree": 8, **options})
 
 
+def captures(runner: OrtRunner) -> bool:
+    return isinstance(runner._call, PaddedCall) and isinstance(runner._call.binding, CapturedBinding)
+
+
 def engine_of(session: Session) -> tuple[OrtRunner, CapturedCache]:
     runner = session.runner
-    assert isinstance(runner, OrtRunner) and isinstance(runner._call, CapturedCall)
+    assert isinstance(runner, OrtRunner) and captures(runner)
     assert isinstance(runner.cache, CapturedCache)
     return runner, runner.cache
 
@@ -121,16 +126,16 @@ def test_a_call_is_one_copy_in_and_one_out_over_addresses_that_never_change(
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done from now on: "copied" logits, "proposed" and "dropped" drafts."""
     seen: list[str] = []
-    copied, run = BoundCall.logits, CapturedCall.run
+    copied, run = BoundCall.logits, PaddedCall.run
 
-    def ran(self: CapturedCall, rows: Any, request: StepRequest, *given: Any) -> Any:
+    def ran(self: PaddedCall, rows: Any, request: StepRequest, *given: Any) -> Any:
         result = run(self, rows, request, *given)
         if request.run_drafter:
             seen.append("dropped" if result.proposal is None else "proposed")
         return result
 
     monkeypatch.setattr(BoundCall, "logits", lambda self: (seen.append("copied"), copied(self))[1])
-    monkeypatch.setattr(CapturedCall, "run", ran)
+    monkeypatch.setattr(PaddedCall, "run", ran)
     return seen
 
 
@@ -311,7 +316,7 @@ def test_a_graph_with_nodes_on_the_cpu_gives_way_to_the_ordinary_one(
     for left, captured in ((0, True), (3, False)):
         monkeypatch.setattr("streamspec.runtime.engine.loaded_model.check_placement", lambda *_, left=left: left)
         session = open_on(bundles("captured fp32"))
-        assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, CapturedCall) == captured
+        assert isinstance(session.runner, OrtRunner) and captures(session.runner) == captured
         said = str(session.provider)
         assert ("captured" in said) and ("not captured: provider device leaves 3 nodes" in said) != captured
         assert session.generate(SOME[0], max_new_tokens=5).token_ids
