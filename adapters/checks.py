@@ -10,10 +10,9 @@ import numpy as np
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.token_rows import Array, TokenRows
-from streamspec.adapters.early_checks import task_lora
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.config import AUTO, TrainConfig
-from streamspec.adapters.training_run import say
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
 from streamspec.data import Example
@@ -31,8 +30,8 @@ def contents(config: TrainConfig, base: Base, data: str, val: str | None) -> dic
     files = {"warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
     if config.continue_ is not None:
         files["continue_"] = config.continue_ / PROVENANCE
-    if config.target_adapter is not None and task_lora(config) is not None:
-        files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
+    if config.target_lora is not None:
+        files["target_adapter"] = config.target_lora / TASK_WEIGHTS
     read = {"base": base.sha256, "data": data} | ({"val": val} if val else {})
     return read | {name: sha256_file(file) for name, file in files.items() if file is not None}
 
@@ -41,7 +40,7 @@ def read_target(config: TrainConfig, base: Base) -> Adapter | None:
     """The target adapter, or the one that goes on; None where the run trains one or the base is the target. Refuses one
     that does not fit.
     """
-    path = config.continue_ or task_lora(config)
+    path = config.continue_ or config.target_lora
     if path is None:
         return None
     target = read_adapter(path)

@@ -14,10 +14,11 @@ from streamspec.adapters.answers.self_distillation import answer_batch
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
-from streamspec.adapters.training_run import Run, say
+from streamspec.adapters.training_run import Run
 
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run
 PER_MINUTE = 4  # rows measured for each minute of the budget

@@ -23,6 +23,7 @@ from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
@@ -45,7 +46,7 @@ from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, run_stage
-from streamspec.adapters.training_run import Run, answers_made_by, say
+from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
@@ -86,6 +87,7 @@ def fit_drafter(
     """
     config = run.config
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
+    options = run.options
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
@@ -97,7 +99,7 @@ def fit_drafter(
         with torch.set_grad_enabled(not drafter.frozen):
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, config, draw))
+        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, options, draw))
 
     if run.state.finished(name):
         load_stage(done, drafter)

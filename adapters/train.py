@@ -33,30 +33,24 @@ from streamspec.adapters.checks import (
     within,
 )
 from streamspec.adapters.dataset.formatter import Formatter
-from streamspec.adapters.dataset.prepare import digest, read_rows_of
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import TargetModel
-from streamspec.adapters.early_checks import (
-    RUN_STATE,
-    WORK,
-    check_early,
-    check_layers,
-    check_out,
-    check_warm_start,
-    task_lora,
-)
+from streamspec.adapters.early_checks import check_early, check_layers, check_warm_start
 from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.failures import one_line_failures
+from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, check_out
 from streamspec.adapters.runs.run_lock import sole_owner
+from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
-from streamspec.adapters.training.run_state import RunState
-from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
+from streamspec.adapters.training.rows import digest, read_rows_of
+from streamspec.adapters.training_run import Run, answers_made_by, preview
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.data import fingerprints, sample_examples
 
@@ -105,7 +99,7 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
     budget = budget or start_budget(config, None)
     set_seed(config.seed)
     with processes.first_ahead():
-        check_out(config)
+        check_out(config.out, config.resume)
         sample = sample_examples(config.data, config.renamed)
         shapes = {example.shape for example in sample}
         hashes = fingerprints(config.data), fingerprints(config.val or [])
@@ -129,7 +123,9 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
         source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, base, source))
-    state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
+    state = RunState(
+        config.out / WORK / RUN_STATE, config.to_json(), config.resume, contents(config, base, *map(digest, hashes))
+    )
     if processes.is_first():
         budget.keep(config.out / WORK / TIME_USED, config.resume)
     budget.before = processes.from_first(budget.before)
@@ -200,7 +196,7 @@ def train_joint(run: Run) -> dict[str, Any]:
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the drafter starts, which cannot change it."""
     config, state = run.config, run.state
-    task, used = task_lora(config), 0.0  # the share of the time
+    task, used = config.target_lora, 0.0  # the share of the time
     if config.target_adapter is None:
         task, used = run.work / "task", config.task_share
         if not state.finished("task"):

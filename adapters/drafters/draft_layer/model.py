@@ -60,11 +60,10 @@ from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.draft_layer.start import fit_start
-from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
+from streamspec.adapters.drafters.drafting_model import IGNORE, DrafterRun, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
-from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import read_adapter
 
 STATISTIC_ROWS = 16  # of a text
@@ -99,12 +98,12 @@ class DraftLayerModel(DraftingModel):
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a draft layer from the target's last layer and fits its maps to the training rows, unless
         it begins with another adapter's.
         """
-        shape, decoder = DraftLayerConfig.of(run.config.resolved), HFDecoder(model)
-        before, window = run.config.begins_with, decoder.window(decoder.last_attention)
+        shape, decoder = DraftLayerConfig.of(run.options), HFDecoder(model)
+        before, window = run.begins_with, decoder.window(decoder.last_attention)
         if before is not None:  # layers of an older version have none
             window = (read_adapter(before).streams or {}).get("window")
         drafter = cls(model, replace(shape, window=window)).to(run.device)
@@ -122,7 +121,7 @@ class DraftLayerModel(DraftingModel):
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
-        options = step.config.resolved
+        options = step.options
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
             passes = pick_passes(passes, step.draw)

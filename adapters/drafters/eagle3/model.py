@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Branches
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
-from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
+from streamspec.adapters.drafters.drafting_model import DrafterRun, DraftingModel, MainPass
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left, unit_rms
-from streamspec.adapters.training_run import Run
 
 SIDES = ("q_proj", "k_proj", "v_proj")
 LAYER = "layers.0."
@@ -59,12 +58,12 @@ class PairLayerModel(DraftLayerModel):
         self.from_entry = nn.Parameter(fuse)
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a head of the target's last layer and fits how tokens enter it, unless it begins with another
         adapter's.
         """
-        head = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
-        if run.config.begins_with is None:
+        head = cls(model, DraftLayerConfig.of(run.options)).to(run.device)
+        if run.begins_with is None:
             run.fit_start(lambda batches: fit_tokens(head.eval(), batches))
         return head
 

@@ -1,0 +1,15 @@
+"""Options of Medusa heads. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamspec.option_fields import option
+
+
+@dataclass
+class MedusaOptions:
+    """Medusa heads"""
+
+    own_heads: bool = option(False, "each head has a vocabulary matrix of its own; otherwise all share the LM head")
+    heads_share: float = option(0.25, "joint: share of max_minutes in which the heads learn alone", above=0, below=1)
