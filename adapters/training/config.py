@@ -237,10 +237,6 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         self._check_recipe()
         self._check_method()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes pickles up to 0.1 too, whose data are one path."""
-        self.__dict__.update(state | {name: names_of(state[name]) for name in ("data", "val") if state.get(name)})
-
     @property
     def drafter(self) -> DrafterMethod:
         """The row of the method."""
