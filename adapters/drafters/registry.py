@@ -1,29 +1,29 @@
 """The drafters in training: a row of this table each. Free of torch; the networks are imported on use.
 
-To add a drafter, add a folder here with its network (`model.py`, a `DraftingModel`), its options (`options.py`) and its
-row (`method.py`), and name both below. `medusa` is the smallest.
+To add a drafter, add a folder with its network (`model.py`, a `DraftingModel`) and its options and row (`options.py`),
+and name both below. `medusa` is the smallest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamspec.adapters.drafters.dflash.method import DFLASH
-from streamspec.adapters.drafters.dflash.options import BlockOptions
-from streamspec.adapters.drafters.draft_layer.method import EAGLE, HYDRA, JAKIRO, MTP
+from streamspec.adapters.drafters.dflash.options import DFLASH, BlockOptions
 from streamspec.adapters.drafters.draft_layer.options import (
+    EAGLE,
+    HYDRA,
+    JAKIRO,
+    MTP,
     JakiroOptions,
     ModulesOptions,
     PrefixOptions,
     UnrolledOptions,
 )
 from streamspec.adapters.drafters.drafter_method import DrafterMethod
-from streamspec.adapters.drafters.eagle3.method import EAGLE3
-from streamspec.adapters.drafters.medusa.method import MEDUSA
-from streamspec.adapters.drafters.medusa.options import MedusaOptions
+from streamspec.adapters.drafters.eagle3.options import EAGLE3
+from streamspec.adapters.drafters.medusa.options import MEDUSA, MedusaOptions
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
-from streamspec.adapters.drafters.streams.method import STREAMING
-from streamspec.adapters.drafters.streams.options import StreamingOptions
+from streamspec.adapters.drafters.streams.options import STREAMING, StreamingOptions
 
 DRAFTERS = {
     "streaming": STREAMING,

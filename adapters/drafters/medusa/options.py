@@ -1,9 +1,11 @@
-"""Options of Medusa heads. Free of torch."""
+"""Options of Medusa heads, and their row in the table of drafters. Free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamspec.adapters.drafters.drafter_method import HARD, DrafterMethod
+from streamspec.adapters.drafters.options import TrainedAloneOptions
 from streamspec.option_fields import option
 
 
@@ -13,3 +15,11 @@ class MedusaOptions:
 
     own_heads: bool = option(False, "each head has a vocabulary matrix of its own; otherwise all share the LM head")
     heads_share: float = option(0.25, "joint: share of max_minutes in which the heads learn alone", above=0, below=1)
+
+
+MEDUSA = DrafterMethod(
+    "streamspec.adapters.drafters.medusa.model:MedusaModel",
+    (TrainedAloneOptions, MedusaOptions),
+    defaults=HARD,
+    learns_alone="heads_share",
+)

@@ -1,11 +1,13 @@
-"""Options of speculative streams. Free of torch."""
+"""Options of speculative streams, and their row in the table of drafters. Free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.drafters.options import comma_parts
+from streamspec.adapters.drafters.drafter_method import HARD, STAGED, DrafterMethod
+from streamspec.adapters.drafters.options import TrainedAloneOptions, comma_parts
+from streamspec.adapters.drafters.streams.config import check_exits, check_warm_streams
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
@@ -53,3 +55,13 @@ class StreamingOptions:
         "initial rms of the stream embeddings, in units of the hidden state's rms, where they start at random",
         above=0,
     )
+
+
+STREAMING = DrafterMethod(
+    "streamspec.adapters.drafters.streams.model:StreamingModel",
+    (TrainedAloneOptions, StreamingOptions),
+    defaults=HARD,
+    warm_start=STAGED,
+    check_base=check_exits,
+    check_warm_start=check_warm_streams,
+)
