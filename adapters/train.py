@@ -19,7 +19,7 @@ import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
-from streamspec.adapters.answers.self_distillation import CompletionFile
+from streamspec.adapters.answers.completion_file import CompletionFile
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
