@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from streamspec.adapters.answers.self_distillation import answer_batch
-from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -68,7 +67,7 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
 def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     """Measures a few tokens of some answers; an answer is then taken to be as long as the references are."""
     config, ends = run.config, run.formatter.end_ids
-    prompts = fitting_prompts(run.val_prompts, config, count)
+    prompts = run.val_prompts.prompts(config.longest_prompt, count)
     seconds = []
     with drafter.drafter_lora(False):
         for tokens in (1, 1 + PROBE_TOKENS):

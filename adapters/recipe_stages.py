@@ -23,7 +23,6 @@ from streamspec.adapters.answers.completion_file import Answered, CompletionFile
 from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.answers.self_distillation import regenerate
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
-from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -163,7 +162,7 @@ def own_answers(
     beginning to continue.
     """
     config, part = run.config, f"regenerated_{name}"
-    prompts, kept = fitting_prompts(asked, config, count), kept_answers(run, name)
+    prompts, kept = asked.prompts(config.longest_prompt, count), kept_answers(run, name)
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
@@ -196,7 +195,7 @@ def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
     if not drafter.frozen:
         return run.val_rows
     known = kept_answers(run, "val").known
-    prompts = fitting_prompts(run.val_prompts, run.config, run.config.val_rows)
+    prompts = run.val_prompts.prompts(run.config.longest_prompt, run.config.val_rows)
     return [joined(prompt, answer) for prompt, answer in answered(prompts, known)] or run.val_rows
 
 

@@ -28,22 +28,27 @@ FIT_ROWS = 8  # texts that a drafter's first fit reads at once
 
 
 @dataclass
-class Run:
-    """A run as all stages see it."""
+class Inputs:
+    """What a run reads."""
 
     config: TrainConfig
     base: Base
-    tokenizer: Any
     formatter: Formatter
     prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
     rows: TokenRows
     val_prompts: TokenRows
     val_rows: TokenRows
     ns: int  # MSA layers
+    data: dict[str, str]  # hashes of the data by file name
+    source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
+
+
+@dataclass
+class Run(Inputs):
+    """A run as all stages see it."""
+
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
-    data: dict[str, str]  # hashes of the data by file name
-    source: AnswerSource | None = None  # who answers instead of the target as PyTorch computes it
 
     @property
     def options(self) -> dict[str, Any]:
@@ -109,5 +114,5 @@ def preview(run: Run) -> str:
     """One rendered training row, the completion in brackets."""
     row = run.rows[0]
     start = row.loss_mask.index(True)
-    prompt, answer = (run.tokenizer.decode(ids) for ids in (row.input_ids[:start], row.input_ids[start:]))
+    prompt, answer = (run.formatter.tokenizer.decode(ids) for ids in (row.input_ids[:start], row.input_ids[start:]))
     return f"{prompt}[[{answer}]]"

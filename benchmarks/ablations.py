@@ -62,9 +62,9 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     from streamspec.adapters import models, recipe_stages
     from streamspec.adapters.drafters.acceptance_eval import record_ranks
     from streamspec.adapters.drafters.streams.model import StreamingModel
+    from streamspec.adapters.prepare import prepare
     from streamspec.adapters.runs.run_folder import RUN_STATE, WORK
     from streamspec.adapters.runs.run_state import RunState
-    from streamspec.adapters.train import prepare
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator, start_budget
     from streamspec.draft_tree import DraftTree

@@ -255,6 +255,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         return dict(pair.split("=", 1) for pair in self.columns.split(",")) if self.columns else {}
 
     @property
+    def longest_prompt(self) -> int:
+        """The tokens of a prompt that leave room for an answer, at most."""
+        return self.max_length - self.max_new_tokens
+
+    @property
     def drafter_batch(self) -> int:
         """Texts in a step of a drafter's stages."""
         return self.stream_batch_size or (2 if self.recipe == "staged" else self.batch_size)
