@@ -6,16 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.dataset.token_rows import Array, TokenRows
-from streamspec.adapters.early_checks import task_lora
+from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.config import AUTO, TrainConfig
-from streamspec.adapters.training_run import say
-from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
+from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.data import Example
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
@@ -24,24 +20,11 @@ SAMPLED = 1000  # rows whose answers are looked at
 CONVERSATIONS = {"messages", "message_lists"}  # shapes of data
 
 
-def contents(config: TrainConfig, base: Base, data: str, val: str | None) -> dict[str, str]:
-    """Hashes of the files a run reads, by option, since files may change under the same path. `data`, `val`: hashes of
-    the data.
-    """
-    files = {"warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
-    if config.continue_ is not None:
-        files["continue_"] = config.continue_ / PROVENANCE
-    if config.target_adapter is not None and task_lora(config) is not None:
-        files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
-    read = {"base": base.sha256, "data": data} | ({"val": val} if val else {})
-    return read | {name: sha256_file(file) for name, file in files.items() if file is not None}
-
-
 def read_target(config: TrainConfig, base: Base) -> Adapter | None:
     """The target adapter, or the one that goes on; None where the run trains one or the base is the target. Refuses one
     that does not fit.
     """
-    path = config.continue_ or task_lora(config)
+    path = config.continue_ or config.target_lora
     if path is None:
         return None
     target = read_adapter(path)
@@ -107,25 +90,12 @@ def check_answers(config: TrainConfig, data: TokenRows, val: TokenRows) -> None:
     target's own answers.
     """
     for name, group in (("data", data), ("validation data", val)):
-        if not fits(group.openings, config).any():
+        if not group.has_room(config.longest_prompt).any():
             raise DataError(
                 f"no prompt of the {name} leaves room for {config.max_new_tokens} tokens within {config.max_length}",
                 "prompts of fewer tokens than --max-length less --max-new-tokens",
                 "raise --max-length or lower --max-new-tokens",
             )
-
-
-def fits(prompts: Array, config: TrainConfig) -> Array:
-    """bool: which prompts, given by their lengths, leave room for `max_new_tokens` within `max_length`. An empty one
-    is none.
-    """
-    return (prompts > 0) & (prompts + config.max_new_tokens <= config.max_length)
-
-
-def fitting_prompts(asked: TokenRows, config: TrainConfig, count: int) -> list[list[int]]:
-    """At most `count` openings that leave room for an answer, from all over `asked`."""
-    fitting = np.flatnonzero(fits(asked.openings, config))
-    return [asked.opening(i) for i in fitting[:: max(1, len(fitting) // count)][:count].tolist()]
 
 
 def within(rows: TokenRows, longest: int) -> TokenRows:

@@ -4,20 +4,17 @@ cannot be read, and adapters and bases that do not fit the options. Free of torc
 
 from __future__ import annotations
 
-import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.distributed.launch import check_launch
-from streamspec.adapters.runs.run_lock import check_unused, only_locked
-from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.runs.run_folder import WORK, check_out
+from streamspec.adapters.runs.run_lock import check_unused
+from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
 from streamspec.adapters.training.continued import start_of
-from streamspec.atomic import sweep
 from streamspec.bundle.adapter_folder import (
-    PROVENANCE,
     STREAM_CONFIG,
     STREAM_WEIGHTS,
     TASK_CONFIG,
@@ -31,9 +28,6 @@ from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.option_fields import flag
 
-WORK = "run"  # folder of an unfinished run, inside --out
-RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
-UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
 
 
@@ -43,7 +37,7 @@ def check_early(config: TrainConfig) -> None:
     """
     check_launch()
     check_unused(config.out / WORK)
-    check_out(config)
+    check_out(config.out, config.resume)
     check_packages(config)
     for data in (config.data, config.val):
         if data is not None:
@@ -59,37 +53,6 @@ def check_early(config: TrainConfig) -> None:
         check_warm_start(config, ns)
     if config.continue_ is not None:
         start_of(config.continue_).check(config.resolved)
-
-
-def check_out(config: TrainConfig) -> None:
-    """Refuses a folder that holds something already, unless it is an unfinished run to resume, and one that cannot be
-    written.
-    """
-    out = config.out
-    there = nearest(out)
-    if not there.is_dir():
-        raise AdapterError(f"{there} is a file", "a new folder", "choose another --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise AdapterError(f"{there} cannot be written", "a folder that can", "choose another --out")
-    if not out.exists():
-        return
-    sweep(out / WORK)
-    if (out / PROVENANCE).exists():
-        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed after its last file
-        raise AdapterError(
-            f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
-        )
-    if only_locked(out, out / WORK):
-        return
-    if not (out / WORK / RUN_STATE).exists():
-        raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
-    if not config.resume:
-        raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
-
-
-def nearest(path: Path) -> Path:
-    """The path itself where it exists, else the nearest of its folders that does."""
-    return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
 def check_packages(config: TrainConfig) -> None:
@@ -118,14 +81,9 @@ def check_layers(config: TrainConfig, family: str, layers: int) -> int:
     return ns
 
 
-def task_lora(config: TrainConfig) -> Path | None:
-    """Folder of the given task LoRA; None for the untouched base."""
-    return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
-
-
 def check_target_folder(config: TrainConfig) -> None:
     """Refuses a target adapter without a task LoRA, a damaged one, and the word "base" where it may mean a folder."""
-    target, path = config.target_adapter, task_lora(config)
+    target, path = config.target_adapter, config.target_lora
     if target is not None and path is None and (target / TASK_WEIGHTS).exists():
         raise ConfigError(
             f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",

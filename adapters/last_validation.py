@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from streamspec.adapters.answers.self_distillation import answer_batch
-from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
-from streamspec.adapters.training_run import Run, say
+from streamspec.adapters.training_run import Run
 
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run
 PER_MINUTE = 4  # rows measured for each minute of the budget
@@ -67,7 +67,7 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
 def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     """Measures a few tokens of some answers; an answer is then taken to be as long as the references are."""
     config, ends = run.config, run.formatter.end_ids
-    prompts = fitting_prompts(run.val_prompts, config, count)
+    prompts = run.val_prompts.prompts(config.longest_prompt, count)
     seconds = []
     with drafter.drafter_lora(False):
         for tokens in (1, 1 + PROBE_TOKENS):

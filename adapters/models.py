@@ -99,8 +99,8 @@ def choose_vocabulary(run: Run, *parts: Sequence[TokenRow]) -> Tensor | None:
     """The tokens int64 [D] of these rows that the drafter may propose, None for all; on a warm start those of the
     adapter it starts from.
     """
-    if run.config.begins_with is not None:
-        saved = read_tensors(run.config.begins_with / STREAM_WEIGHTS).get("draft_vocab")
+    if run.begins_with is not None:
+        saved = read_tensors(run.begins_with / STREAM_WEIGHTS).get("draft_vocab")
         return None if saved is None else saved.to(run.device)
-    kept = draft_vocabulary(parts, run.config.draft_vocab, len(run.tokenizer), run.formatter.end_ids)
+    kept = draft_vocabulary(parts, run.config.draft_vocab, len(run.formatter.tokenizer), run.formatter.end_ids)
     return None if kept is None else torch.tensor(kept, device=run.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import per_stream_accuracy
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
-from streamspec.adapters.answers.self_distillation import CompletionFile, answered, regenerate, up_to_end
+from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered, up_to_end
+from streamspec.adapters.answers.request import AnswerJob, AnswerSource
+from streamspec.adapters.answers.self_distillation import regenerate
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
-from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
@@ -45,7 +48,7 @@ from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, run_stage
-from streamspec.adapters.training_run import Run, answers_made_by, say
+from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
@@ -86,6 +89,7 @@ def fit_drafter(
     """
     config = run.config
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
+    options = run.options
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
@@ -97,7 +101,7 @@ def fit_drafter(
         with torch.set_grad_enabled(not drafter.frozen):
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, config, draw))
+        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, options, draw))
 
     if run.state.finished(name):
         load_stage(done, drafter)
@@ -126,29 +130,27 @@ def answering(model: PreTrainedModel) -> Iterator[None]:
 
 def make_answers(
     run: Run, model: PreTrainedModel, prompts: list[list[int]], kept: CompletionFile, until: Deadline, name: str
-) -> list[tuple[list[int], list[int]]]:
+) -> Answered:
     """Answers of the model, or of the source that answers for it, once a sample of those was compared with it."""
     config, source = run.config, run.source
     drawn = (config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None
-    how: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "until": until, "speeds": run.budget.speeds}
-    how |= {"label": f"regenerating ({name})", "note": run.note}
+    label = f"regenerating ({name})"
+    job = AnswerJob(config.max_new_tokens, drawn, until, run.budget.speeds, label, run.note)
     if source is None:
-        ends, most = run.formatter.end_ids, config.regenerate_batch
-        return regenerate(model, prompts, ends, kept, batch_size=most, sampled=drawn, **how)
+        return regenerate(model, prompts, run.formatter.end_ids, kept, job, config.regenerate_batch)
     if not run.state.finished(COMPARED):
         some = prompts[:: max(1, len(prompts) // SAMPLE)][:SAMPLE]
         began = run.budget.elapsed()
-        report = check_answers_from(model, asked_once(run, some, kept, **how), config.answers_from or "")
+        greedy = asked_once(source, some, kept, replace(job, sampled=None))
+        report = check_answers_from(model, greedy, config.answers_from or "")
         run.state.finish(COMPARED, (run.budget.elapsed() - began) / 60, report | source.made_by())
-    return asked_once(run, prompts, kept, sampled=drawn, **how)
+    return asked_once(source, prompts, kept, job)
 
 
-def asked_once(
-    run: Run, prompts: list[list[int]], kept: CompletionFile, **how: Any
-) -> list[tuple[list[int], list[int]]]:
+def asked_once(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> Answered:
     """Answers of the run's source, which the first process asks for all."""
-    if run.source is not None and processes.is_first():
-        ask(run.source, prompts, kept, **how)
+    if processes.is_first():
+        ask(source, prompts, kept, job)
     kept.known |= processes.from_first(kept.known)
     return answered(prompts, kept.known)
 
@@ -160,7 +162,7 @@ def own_answers(
     beginning to continue.
     """
     config, part = run.config, f"regenerated_{name}"
-    prompts, kept = fitting_prompts(asked, config, count), kept_answers(run, name)
+    prompts, kept = asked.prompts(config.longest_prompt, count), kept_answers(run, name)
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
@@ -193,7 +195,7 @@ def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
     if not drafter.frozen:
         return run.val_rows
     known = kept_answers(run, "val").known
-    prompts = fitting_prompts(run.val_prompts, run.config, run.config.val_rows)
+    prompts = run.val_prompts.prompts(run.config.longest_prompt, run.config.val_rows)
     return [joined(prompt, answer) for prompt, answer in answered(prompts, known)] or run.val_rows
 
 

@@ -12,53 +12,28 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
-from streamspec.adapters.answers.self_distillation import CompletionFile
-from streamspec.adapters.answers.source import open_source
-from streamspec.adapters.base_models.config_fields import read_config
-from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.checks import (
-    check_answers,
-    check_learnable,
-    chosen_format,
-    contents,
-    joined_words,
-    read_target,
-    within,
-)
-from streamspec.adapters.dataset.formatter import Formatter
-from streamspec.adapters.dataset.prepare import digest, read_rows_of
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import TargetModel
-from streamspec.adapters.early_checks import (
-    RUN_STATE,
-    WORK,
-    check_early,
-    check_layers,
-    check_out,
-    check_warm_start,
-    task_lora,
-)
+from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
+from streamspec.adapters.prepare import prepare
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
-from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.failures import one_line_failures
+from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import sole_owner
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
-from streamspec.adapters.training.run_state import RunState
-from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
-from streamspec.bundle.adapter_folder import read_adapter
-from streamspec.data import fingerprints, sample_examples
+from streamspec.adapters.training_run import Run, preview
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
@@ -100,72 +75,6 @@ def _train(config: TrainConfig, began: float | None, load: Callable[..., Any] | 
     return summary
 
 
-def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callable[..., Any] | None = None) -> Run:
-    """Reads everything a run needs and checks all that can be checked before the first gradient."""
-    budget = budget or start_budget(config, None)
-    set_seed(config.seed)
-    with processes.first_ahead():
-        check_out(config)
-        sample = sample_examples(config.data, config.renamed)
-        shapes = {example.shape for example in sample}
-        hashes = fingerprints(config.data), fingerprints(config.val or [])
-        base = resolve_base(config.base)
-        ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
-        target = read_target(config, base)
-        prompt_format = chosen_format(config, base, target, shapes)
-        config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
-        formatter = Formatter.of(base, prompt_format, target.path if target else None)
-        if warning := joined_words(sample, prompt_format):
-            say(warning)
-        prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
-        rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
-        check_learnable(prompts, rows, "the data", config.max_length)
-        check_learnable(val_prompts, val_rows, "the validation data", config.max_length)
-        if config.warm_start is not None:
-            check_warm_start(config, ns)
-            read_adapter(config.warm_start).check_base(base.id, base.sha256)
-        if config.drafter.model is not None:
-            check_answers(config, prompts, val_prompts)
-        source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
-    if config.answers:
-        CompletionFile(config.answers, answers_made_by(config, base, source))
-    state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
-    if processes.is_first():
-        budget.keep(config.out / WORK / TIME_USED, config.resume)
-    budget.before = processes.from_first(budget.before)
-    if state.processes != processes.count():
-        say(f"the run began with {state.processes} processes: {processes.count()} now divide the texts of its steps")
-    if state.grew:
-        reopen_last(config, state)
-    data = hashes[0] | hashes[1]
-    return Run(
-        config,
-        base,
-        formatter.tokenizer,
-        formatter,
-        prompts,
-        rows,
-        val_prompts,
-        val_rows,
-        ns,
-        state,
-        budget,
-        data,
-        source,
-    )
-
-
-def reopen_last(config: TrainConfig, state: RunState) -> None:
-    """Lets a resumed run that has more time or epochs now go on with its last stage, where that was done."""
-    last = "streams" if config.recipe == "staged" else "distill" if config.self_distill else "joint"
-    if state.finished(last):
-        state.reopen(last)
-    if config.recipe == "joint":  # the target learns on: what it answered before is no longer its answer
-        state.reopen("regenerated_val")
-        if processes.is_first():
-            (config.out / WORK / "answers-val.jsonl").unlink(missing_ok=True)
-
-
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
     model = task_stage(run, run.config.out).eval()
@@ -200,7 +109,7 @@ def train_joint(run: Run) -> dict[str, Any]:
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the drafter starts, which cannot change it."""
     config, state = run.config, run.state
-    task, used = task_lora(config), 0.0  # the share of the time
+    task, used = config.target_lora, 0.0  # the share of the time
     if config.target_adapter is None:
         task, used = run.work / "task", config.task_share
         if not state.finished("task"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,35 +16,49 @@ from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
 from streamspec.adapters.runs.budget import TimeBudget
-from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.runs.run_folder import WORK
+from streamspec.adapters.runs.run_state import RunState
+from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
 from streamspec.adapters.training.device import clock_of, has_bf16
-from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
 FIT_ROWS = 8  # texts that a drafter's first fit reads at once
-TIME_USED = "time.json"  # in the folder of an unfinished run: the seconds used so far
 
 
 @dataclass
-class Run:
-    """A run as all stages see it."""
+class Inputs:
+    """What a run reads."""
 
     config: TrainConfig
     base: Base
-    tokenizer: Any
     formatter: Formatter
     prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
     rows: TokenRows
     val_prompts: TokenRows
     val_rows: TokenRows
     ns: int  # MSA layers
+    data: dict[str, str]  # hashes of the data by file name
+    source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
+
+
+@dataclass
+class Run(Inputs):
+    """A run as all stages see it."""
+
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
-    data: dict[str, str]  # hashes of the data by file name
-    source: AnswerSource | None = None  # who answers instead of the target as PyTorch computes it
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option as the method reads it."""
+        return self.config.resolved
+
+    @property
+    def begins_with(self) -> Path | None:
+        """The adapter whose drafter is where training begins."""
+        return self.config.begins_with
 
     @property
     def work(self) -> Path:
@@ -87,7 +100,7 @@ def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None
     """Base, target, source and sampling that regenerated answers depend on, besides their prompts."""
     target = "trained in this run"
     if config.target_adapter is not None:
-        task = task_lora(config)
+        task = config.target_lora
         target = (
             UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
         )
@@ -101,11 +114,5 @@ def preview(run: Run) -> str:
     """One rendered training row, the completion in brackets."""
     row = run.rows[0]
     start = row.loss_mask.index(True)
-    prompt, answer = (run.tokenizer.decode(ids) for ids in (row.input_ids[:start], row.input_ids[start:]))
+    prompt, answer = (run.formatter.tokenizer.decode(ids) for ids in (row.input_ids[:start], row.input_ids[start:]))
     return f"{prompt}[[{answer}]]"
-
-
-def say(text: str) -> None:
-    """Prints one line to stderr, on the first process; stdout belongs to the result."""
-    if processes.is_first():
-        print(text, file=sys.stderr, flush=True)

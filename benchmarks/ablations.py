@@ -62,11 +62,11 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     from streamspec.adapters import models, recipe_stages
     from streamspec.adapters.drafters.acceptance_eval import record_ranks
     from streamspec.adapters.drafters.streams.model import StreamingModel
-    from streamspec.adapters.early_checks import RUN_STATE, WORK, task_lora
-    from streamspec.adapters.train import prepare
+    from streamspec.adapters.prepare import prepare
+    from streamspec.adapters.runs.run_folder import RUN_STATE, WORK
+    from streamspec.adapters.runs.run_state import RunState
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator, start_budget
-    from streamspec.adapters.training.run_state import RunState
     from streamspec.draft_tree import DraftTree
 
     spare_allocator()
@@ -92,7 +92,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
         fit_start=False,
     )
     run = prepare(shared)
-    model = models.load_target(run, task_lora(shared))
+    model = models.load_target(run, shared.target_lora)
     rows, val_rows = (
         recipe_stages.own_answers(run, model, some, count, name)
         for some, count, name in (
@@ -104,7 +104,10 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
     changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}
     run.config = TrainConfig(**changes, **variant.options, out=own)
-    run.ns, run.state = run.config.ns or run.ns, RunState(own / WORK / RUN_STATE, run.config)
+    run.ns, run.state = (
+        run.config.ns or run.ns,
+        RunState(own / WORK / RUN_STATE, run.config.to_json(), run.config.resume),
+    )
     vocabulary = models.choose_vocabulary(run, rows)
     StreamingModel.prepare_target(run, model)
     torch.manual_seed(shared.seed)

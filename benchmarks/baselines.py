@@ -112,8 +112,8 @@ def parameters(adapter: Path) -> dict[str, int]:
 def answer(config: dict[str, object]) -> None:
     """Generates the target's answers before any drafter's time starts."""
     from streamspec.adapters import models
+    from streamspec.adapters.prepare import prepare
     from streamspec.adapters.recipe_stages import own_answers
-    from streamspec.adapters.train import prepare
     from streamspec.adapters.training.config import TrainConfig
 
     prepared = prepare(TrainConfig.from_dict(config))

@@ -112,7 +112,7 @@ def _answers(example: Example) -> Iterator[str]:
 
 
 def _kept_answers(path: Path, base_sha256: str) -> list[Text] | None:
-    """The answers of `answers.self_distillation.CompletionFile`; None for a file of another kind."""
+    """The answers of `answers.completion_file.CompletionFile`; None for a file of another kind."""
     try:
         with path.open(encoding="utf-8") as file:
             made_by = json.loads(file.readline(1 << 16))

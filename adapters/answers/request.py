@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from streamspec.adapters.runs.budget import ENDLESS, Deadline, Speeds
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,28 @@ class AnswerRequest:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class AnswerJob:
+    """How prompts are answered. `sampled`: temperature, top_p and seed of every second answer; None: all are greedy.
+    Ends by `until`: prompts without an answer are then left out. The time that an answer takes is added to `speeds`;
+    `note` is called now and then.
+    """
+
+    max_new_tokens: int
+    sampled: tuple[float, float, int] | None = None
+    until: Deadline = ENDLESS
+    speeds: Speeds = field(default_factory=Speeds)
+    label: str = "regenerating"
+    note: Callable[[], None] = lambda: None
+
+    def request(self, prompt: list[int], number: int) -> AnswerRequest:
+        """The request for the prompt of this number."""
+        if self.sampled is None or number % 2 == 0:
+            return AnswerRequest(prompt, self.max_new_tokens)
+        temperature, top_p, seed = self.sampled
+        return AnswerRequest(prompt, self.max_new_tokens, temperature, top_p, seed + number)
 
 
 class AnswerSource(Protocol):

@@ -7,76 +7,24 @@ Acceptance is measured on the model's own answers, so drafters learn from them.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
+from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered
+from streamspec.adapters.answers.request import AnswerJob
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.step_batches import drawn_numbers
 from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, Deadline, Speeds
-from streamspec.atomic import write_text
-from streamspec.errors import DataError
 
 MOST_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 16}  # of a batch, answers and padding included; more is hardly faster
 FIRST_PROMPTS = 8  # answered first where time is short
-
-
-class CompletionFile:
-    """Answers by prompt, kept in a JSON lines file: first the settings that made them, then one line per answer,
-    written as they come.
-
-    A line cut off by a killed process is dropped. Raises DataError where other settings made the answers.
-    """
-
-    def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
-        self.path, self.known = path, dict[tuple[int, ...], list[int]]()
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            rows = [row for row in map(_parsed, lines) if row is not None]
-            self.known = {tuple(row["prompt"]): list(row["answer"]) for row in rows[1:]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: {type(error).__name__} {error}", "a file of answers", "name another file"
-            ) from None
-        if rows and rows[0] != made_by:
-            raise DataError(
-                f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one"
-            )
-        self.known = processes.from_first(self.known)  # the first may add answers before another has read the file
-        if processes.is_first():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
-
-    def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
-        """Adds the answers to these prompts, in memory and, on the first process, to the file."""
-        self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
-        if not processes.is_first():
-            return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)
-            )
-
-
-def _short(row: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {str(value)[:24]}" for key, value in list(row.items())[:4])
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 Choose = Callable[[torch.Tensor, list[int]], torch.Tensor]
@@ -143,54 +91,53 @@ def regenerate(
     prompts: list[list[int]],
     ends: Sequence[int],
     kept: CompletionFile,
-    *,
-    max_new_tokens: int,
+    job: AnswerJob,
     batch_size: int,
-    sampled: tuple[float, float, int] | None = None,
-    until: Deadline = ENDLESS,
-    speeds: Speeds | None = None,
-    label: str = "regenerating",
-    note: Callable[[], None] = lambda: None,
-) -> list[tuple[list[int], list[int]]]:
+) -> Answered:
     """(prompt, answer) in the order of `prompts`, the one of the tokens `ends` included that was reached, if any.
 
-    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept`
-    are not made again, new ones are added to it batch by batch, after which `note` is called. Ends by `until`: prompts
-    without an answer are then left out. The time an answer takes is added to `speeds`.
+    Answers in `kept` are not made again, new ones are added to it batch by batch, of at most `batch_size` prompts.
     """
-    known, speeds = kept.known, speeds or Speeds()
     every = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
     numbers = {tuple(prompt): index for index, prompt in enumerate(every)}
     most = processes.count() * MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
-    batches = answer_batches(every, max_new_tokens, processes.count() * batch_size, most)
-    missing = [[p for p in batch if tuple(p) not in known] for batch in batches]
-    with processes.counted(label, sum(len(processes.dealt(batch)) for batch in missing)) as add:
+    batches = answer_batches(every, job.max_new_tokens, processes.count() * batch_size, most)
+    missing = [[p for p in batch if tuple(p) not in kept.known] for batch in batches]
+    with processes.counted(job.label, sum(len(processes.dealt(batch)) for batch in missing)) as add:
         for batch in missing:
             while batch:
-                rows, began = processes.from_first(rows_in_time(len(batch), until, speeds)), until.now()
+                rows, began = processes.from_first(rows_in_time(len(batch), job.until, job.speeds)), job.until.now()
                 part = batch[:rows]
-                mine = list(processes.dealt(part))
-                choose = best if sampled is None else drawn(*sampled, [numbers[tuple(p)] for p in mine], max_new_tokens)
-                made = answer_batch(model, mine, ends, max_new_tokens, choose, until, add) if mine else []
-                shares = processes.gathered(made)
-                if not part or None in shares:  # the time is over
-                    return answered(prompts, known)
-                kept.add(part, processes.joined([share for share in shares if share is not None]))
-                speeds.measured(ANSWERS, rows, until.now() - began)
-                note()
+                made = _shared_batch(model, part, [numbers[tuple(p)] for p in part], ends, job, add)
+                if made is None:
+                    return answered(prompts, kept.known)
+                kept.add(part, made)
+                job.speeds.measured(ANSWERS, rows, job.until.now() - began)
+                job.note()
                 batch = batch[rows:]
-    return answered(prompts, known)
+    return answered(prompts, kept.known)
 
 
-def up_to_end(answer: list[int], ends: Sequence[int]) -> list[int]:
-    """The answer up to the first of `ends`: files of answers may come from runs that knew fewer."""
-    stop = next((i for i, token in enumerate(answer, start=1) if token in ends), len(answer))
-    return answer[:stop]
-
-
-def answered(prompts: list[list[int]], known: dict[tuple[int, ...], list[int]]) -> list[tuple[list[int], list[int]]]:
-    """The prompts that have an answer, with it."""
-    return [(p, known[tuple(p)]) for p in prompts if tuple(p) in known]
+def _shared_batch(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    numbers: list[int],
+    ends: Sequence[int],
+    job: AnswerJob,
+    finished: Callable[[int], None],
+) -> list[list[int]] | None:
+    """Answers to `prompts`, of these `numbers` among all, of which each process makes its share; None where the time is
+    over before.
+    """
+    if not prompts:
+        return None
+    mine, made = list(processes.dealt(prompts)), None
+    if mine:
+        sampled, steps = job.sampled, job.max_new_tokens
+        choose = best if sampled is None else drawn(*sampled, list(processes.dealt(numbers)), steps)
+        made = answer_batch(model, mine, ends, steps, choose, job.until, finished)
+    shares = [share for share in processes.gathered(made if mine else []) if share is not None]
+    return processes.joined(shares) if len(shares) == processes.count() else None
 
 
 def answer_batch(
@@ -207,11 +154,9 @@ def answer_batch(
 
     Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
     """
-    length = max(map(len, prompts))
     device = model.get_input_embeddings().weight.device
     body, head = model.base_model, model.get_output_embeddings()
-    tokens = torch.tensor([[ends[0]] * (length - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
+    tokens, mask = (x.to(device) for x in _left_padded(prompts, ends[0]))
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
     cache, alive = HFDecoder(model).new_cache(), len(prompts)
@@ -237,3 +182,11 @@ def answer_batch(
             tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in going]
     finished(alive)
     return answers
+
+
+def _left_padded(prompts: list[list[int]], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts and their attention mask, int64 [B, T]."""
+    missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    tokens = [[filler] * count + prompt for count, prompt in zip(missing, prompts, strict=True)]
+    mask = [[0] * count + [1] * len(prompt) for count, prompt in zip(missing, prompts, strict=True)]
+    return torch.tensor(tokens), torch.tensor(mask)

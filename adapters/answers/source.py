@@ -15,10 +15,10 @@ import torch
 from transformers import PreTrainedModel
 
 from streamspec.adapters.answers.bundle import BundleAnswers
+from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
-from streamspec.adapters.answers.request import AnswerRequest, AnswerSource
-from streamspec.adapters.answers.self_distillation import CompletionFile, answered
-from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, Deadline, Speeds
+from streamspec.adapters.answers.request import AnswerJob, AnswerRequest, AnswerSource
+from streamspec.adapters.runs.budget import ANSWERS
 from streamspec.errors import ConfigError, DataError
 from streamspec.progress import counted
 
@@ -48,61 +48,49 @@ def open_source(
     return BundleAnswers(Path(place), load, threads)
 
 
-def ask(
-    source: AnswerSource,
-    prompts: list[list[int]],
-    kept: CompletionFile,
-    *,
-    max_new_tokens: int,
-    sampled: tuple[float, float, int] | None = None,
-    until: Deadline = ENDLESS,
-    speeds: Speeds | None = None,
-    label: str = "regenerating",
-    note: Callable[[], None] = lambda: None,
-) -> list[tuple[list[int], list[int]]]:
+def ask(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> Answered:
     """As `self_distillation.regenerate`, one prompt a request: in a random order, always the same, each answer kept as
     it comes. Prompts whose answers have no token ids are left out.
     """
-    known, speeds = kept.known, speeds or Speeds()
-    order = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
-    random.Random(0).shuffle(order)
-    left = [(i, p) for i, p in enumerate(order) if tuple(p) not in known][::-1]
-    began, done = until.now(), 0
+    left = _requests(prompts, kept, job)
+    began, done = job.until.now(), 0
     pending: dict[Future[list[int] | None], list[int]] = {}
     pool = ThreadPoolExecutor(source.parallel)
     try:
-        with counted(label, len(left)) as add:
-            while left or pending:
-                each = (until.now() - began) * source.parallel / done if done else 0.0
-                if until.over():
-                    break
-                left = [] if until.over(each) else left
+        with counted(job.label, len(left)) as add:
+            while (left or pending) and not job.until.over():
+                each = (job.until.now() - began) * source.parallel / done if done else 0.0
+                if job.until.over(each):
+                    left = []
                 while left and len(pending) < source.parallel:
-                    number, prompt = left.pop()
-                    request = AnswerRequest(prompt, max_new_tokens)
-                    if sampled is not None and number % 2:
-                        temperature, top_p, seed = sampled
-                        request = AnswerRequest(prompt, max_new_tokens, temperature, top_p, seed + number)
-                    pending[pool.submit(source.answer, request)] = prompt
-                for future in wait(pending, SIGN_OF_LIFE, FIRST_COMPLETED).done:
+                    request = left.pop()
+                    pending[pool.submit(source.answer, request)] = request.prompt
+                finished = wait(pending, SIGN_OF_LIFE, FIRST_COMPLETED).done
+                for future in finished:
                     prompt, answer = pending.pop(future), future.result()
                     if answer:
                         kept.add([prompt], [answer])
-                    done += 1
-                    add(1)
-                add(0)
-                note()
+                done += len(finished)
+                add(len(finished))
+                job.note()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         if pending:
             source.close()
     if done:
-        speeds.measured(ANSWERS, done, until.now() - began)
-    return answered(prompts, known)
+        job.speeds.measured(ANSWERS, done, job.until.now() - began)
+    return answered(prompts, kept.known)
+
+
+def _requests(prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> list[AnswerRequest]:
+    """Those for the prompts without an answer, the first to be asked last."""
+    order = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
+    random.Random(0).shuffle(order)
+    return [job.request(p, i) for i, p in enumerate(order) if tuple(p) not in kept.known][::-1]
 
 
 @torch.no_grad()
-def equal_tokens(model: PreTrainedModel, answers: list[tuple[list[int], list[int]]]) -> tuple[int, int]:
+def equal_tokens(model: PreTrainedModel, answers: Answered) -> tuple[int, int]:
     """Counts the tokens of greedy answers that are the target's own best after the tokens before them, and all of them.
 
     So one token where two were nearly equal counts once, though all that follows differs.
@@ -117,7 +105,7 @@ def equal_tokens(model: PreTrainedModel, answers: list[tuple[list[int], list[int
     return equal, total
 
 
-def check_answers_from(model: PreTrainedModel, answers: list[tuple[list[int], list[int]]], name: str) -> dict[str, Any]:
+def check_answers_from(model: PreTrainedModel, answers: Answered, name: str) -> dict[str, Any]:
     """Compares a sample of greedy answers of the source `name` with the target; returns the report of it. Raises
     DataError where they are another model's.
     """

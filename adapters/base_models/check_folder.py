@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.config_fields import BaseConfig, check_config, quantized, read_config
+from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
 from streamspec.adapters.base_models.without_torch import has_torch
-from streamspec.adapters.base_models.without_torch.parameters import report_tensors
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 

@@ -104,6 +104,15 @@ class TokenRows(Sequence[TokenRow]):
             counts[begin:end] = np.logical_or.reduceat(inside, starts)
         return counts[self.picked]
 
+    def has_room(self, longest: int) -> Array:
+        """bool [rows]: whether the opening is a prompt of at most `longest` tokens; an empty one is none."""
+        return (self.openings > 0) & (self.openings <= longest)
+
+    def prompts(self, longest: int, count: int) -> list[list[int]]:
+        """At most `count` openings of at most `longest` tokens, from all over the rows."""
+        fitting = np.flatnonzero(self.has_room(longest))
+        return [self.opening(i) for i in fitting[:: max(1, len(fitting) // count)][:count].tolist()]
+
     def tokens(self) -> Iterator[Array]:
         """The tokens of all rows, row after row, in pieces of about a million."""
         lengths, begin = self.lengths, 0

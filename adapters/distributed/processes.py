@@ -6,6 +6,7 @@ Only the first writes, prints and looks at the clock. All call these functions i
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -91,6 +92,12 @@ def index() -> int:
 def is_first() -> bool:
     """Tells whether this process is the one that writes and prints."""
     return index() == 0
+
+
+def say(text: str) -> None:
+    """Prints one line to stderr, on the first process; stdout belongs to the result."""
+    if is_first():
+        print(text, file=sys.stderr, flush=True)
 
 
 class _Summed(torch.autograd.Function):

@@ -6,11 +6,12 @@ A target is a Hugging Face causal LM whose main pass also returns what drafters 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -20,8 +21,6 @@ from transformers import Cache, PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training_run import Run
 
 IGNORE = -100
 
@@ -59,7 +58,8 @@ class DraftRows:
 class FitStep:
     """A training step as a drafter's losses see it: the batch of `StepCollator`, the target's main pass over it, the
     rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), the weight of each depth's
-    loss [gamma], and a random number in [0, 1) that is the same on all processes.
+    loss [gamma], the options of the run as its method reads them, and a random number in [0, 1) that is the same on all
+    processes.
     """
 
     batch: dict[str, Tensor]
@@ -68,7 +68,7 @@ class FitStep:
     vocabulary: Tensor | None
     lookup: Tensor | None
     weights: Tensor
-    config: TrainConfig
+    options: Mapping[str, Any]
     draw: float
 
 
@@ -81,6 +81,28 @@ def recomputed(layer: nn.Module, forward: Callable[..., Any], *given: Any, **nam
     given = tuple(None if isinstance(one, Cache) else one for one in given)
     named = {name: None if isinstance(one, Cache) else one for name, one in named.items()}
     return checkpoint(forward, *given, use_reentrant=False, **named)
+
+
+class DrafterRun(Protocol):
+    """What a drafter reads of the run that trains it: the `options` as its method reads them, the adapter whose drafter
+    it `begins_with`, the number `ns` of MSA layers, the device, and the training rows.
+    """
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def begins_with(self) -> Path | None: ...
+    @property
+    def ns(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def rows(self) -> Sequence[TokenRow]: ...
+
+    def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
+        """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]); it returns the share of
+        variance that it leaves unexplained.
+        """
 
 
 class TargetModel(nn.Module):
@@ -196,12 +218,12 @@ class DraftingModel(TargetModel, ABC):
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
     @classmethod
-    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+    def prepare_target(cls, run: DrafterRun, model: PreTrainedModel) -> None:
         """Adds the parts that the drafter trains inside a frozen target, such as a LoRA; by default none."""
 
     @classmethod
     @abstractmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds an untrained drafter on the run's device; those that start from a fit are fitted to the run's data."""
 
     @abstractmethod
@@ -246,7 +268,8 @@ class DraftingModel(TargetModel, ABC):
         }
 
 
-def bigram_shape(run: Run, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:
+def bigram_shape(run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:
     """(tokens that may be proposed, rank), None for no bigram."""
     size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
-    return (size, run.config.bigram_rank) if run.config.bigram_rank else None
+    rank = run.options["bigram_rank"]
+    return (size, rank) if rank else None

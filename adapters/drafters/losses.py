@@ -122,14 +122,14 @@ def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
     """The losses of a drafter with one head per depth: beside a frozen target the weighted mean over depths,
     else the next-token loss and `alpha` times their weighted sum.
     """
-    labels = step.config.resolved["labels"]
+    labels = step.options["labels"]
     per_depth = draft_losses(model, step.main, step.picked, step.vocabulary, step.lookup, labels)
     parts = {f"stream_{j + 1}": value for j, value in enumerate(per_depth)}
     if model.frozen:
         total = (step.weights * per_depth).sum() / step.weights.sum()
     else:
         parts["next_token"] = next_token_loss(model, step.main, step.batch)
-        total = parts["next_token"] + step.config.alpha * (step.weights * per_depth).sum()
+        total = parts["next_token"] + step.options["alpha"] * (step.weights * per_depth).sum()
     return {"total": total, **parts}
 
 

@@ -8,13 +8,13 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
-from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training_run import say
+from streamspec.adapters.distributed.processes import say
 from streamspec.errors import ConfigError
 from streamspec.progress import is_quiet
 
@@ -31,10 +31,10 @@ def _unheard() -> Iterator[None]:
 class StageTensorBoard(TensorBoardCallback):
     """A folder of TensorBoard's for one stage, in the adapter folder."""
 
-    def __init__(self, config: TrainConfig, stage: str) -> None:
+    def __init__(self, out: Path, stage: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        super().__init__(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage)))
+        super().__init__(SummaryWriter(log_dir=str(out / "tensorboard" / stage)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         super().on_train_begin(args, state, control)  # without the model, of which it wants Hugging Face's config
@@ -43,11 +43,11 @@ class StageTensorBoard(TensorBoardCallback):
 class StageWandb(WandbCallback):
     """A run of Weights & Biases for one stage. Its files lie in the adapter folder, also with WANDB_MODE=offline."""
 
-    def __init__(self, config: TrainConfig, stage: str) -> None:
-        for name, value in (("PROJECT", PROJECT), ("SILENT", "true"), ("DIR", str(config.out))):
+    def __init__(self, out: Path, stage: str) -> None:
+        for name, value in (("PROJECT", PROJECT), ("SILENT", "true"), ("DIR", str(out))):
             os.environ.setdefault(f"WANDB_{name}", value)
         super().__init__()
-        self.run_name = f"{config.out.name}-{stage}"
+        self.run_name = f"{out.name}-{stage}"
 
     def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
         args.run_name = self.run_name
@@ -69,9 +69,9 @@ class StageWandb(WandbCallback):
 class StageTrackio(TrackioCallback):
     """A run of trackio for one stage."""
 
-    def __init__(self, config: TrainConfig, stage: str) -> None:
+    def __init__(self, out: Path, stage: str) -> None:
         super().__init__()
-        self.run_name = f"{config.out.name}-{stage}"
+        self.run_name = f"{out.name}-{stage}"
 
     def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
         args.run_name, args.project = self.run_name, os.environ.get("TRACKIO_PROJECT", PROJECT)
@@ -84,15 +84,15 @@ class StageTrackio(TrackioCallback):
             super().on_train_end(args, state, control, **more)
 
 
-TRACKERS: dict[str, Callable[[TrainConfig, str], TrainerCallback]] = {
+TRACKERS: dict[str, Callable[[Path, str], TrainerCallback]] = {
     "tensorboard": StageTensorBoard,
     "wandb": StageWandb,
     "trackio": StageTrackio,
 }
 
 
-def trackers(config: TrainConfig, stage: str) -> list[TrainerCallback]:
-    """The callback of `--report-to` for a stage; none in processes after the first."""
-    if config.report_to is None or is_quiet("RANK"):
+def trackers(report_to: str | None, out: Path, stage: str) -> list[TrainerCallback]:
+    """The callback of `--report-to` for a stage of the run that writes to `out`; none in processes after the first."""
+    if report_to is None or is_quiet("RANK"):
         return []
-    return [TRACKERS[config.report_to](config, stage)]
+    return [TRACKERS[report_to](out, stage)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from streamspec.adapters.early_checks import RUN_STATE, WORK, nearest
+from streamspec.adapters.runs.run_folder import RUN_STATE, WORK, nearest
 from streamspec.errors import ResourceError, StreamspecError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -11,20 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from streamspec.adapters.drafters.options import MethodOptions
-from streamspec.adapters.drafters.registry import DRAFTERS, RECIPES, DrafterMethod, readers
+from streamspec.adapters.drafters.drafter_method import RECIPES, DrafterMethod
+from streamspec.adapters.drafters.registry import DRAFTERS, MethodOptions, readers
 from streamspec.adapters.training.continued import inherited, start_of
 from streamspec.data import COLUMNS
 from streamspec.errors import ConfigError, nearest
-from streamspec.option_fields import (
-    check_rules,
-    converted,
-    expected,
-    flag,
-    option,
-    plain_type,
-    require,
-)
+from streamspec.option_fields import check_rules, converted, expected, flag, option, plain_type, require
 from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")
@@ -33,6 +25,7 @@ BASE_BITS = (8, 4)
 TRACKERS = ("tensorboard", "wandb", "trackio")  # also the names of their packages
 MAX_TRAINED_GAMMA = 8
 AUTO = "auto"  # --format
+UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 Paths = str | Path | Sequence[str | Path]  # as given; a list of str from then on
 
 
@@ -244,10 +237,6 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         self._check_recipe()
         self._check_method()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes pickles up to 0.1 too, whose data are one path."""
-        self.__dict__.update(state | {name: names_of(state[name]) for name in ("data", "val") if state.get(name)})
-
     @property
     def drafter(self) -> DrafterMethod:
         """The row of the method."""
@@ -266,9 +255,19 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         return dict(pair.split("=", 1) for pair in self.columns.split(",")) if self.columns else {}
 
     @property
+    def longest_prompt(self) -> int:
+        """The tokens of a prompt that leave room for an answer, at most."""
+        return self.max_length - self.max_new_tokens
+
+    @property
     def drafter_batch(self) -> int:
         """Texts in a step of a drafter's stages."""
         return self.stream_batch_size or (2 if self.recipe == "staged" else self.batch_size)
+
+    @property
+    def target_lora(self) -> Path | None:
+        """Folder of the given task LoRA; None for the untouched base, and where the run trains one."""
+        return None if str(self.target_adapter) == UNTOUCHED else self.target_adapter
 
     @property
     def begins_with(self) -> Path | None:

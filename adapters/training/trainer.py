@@ -105,7 +105,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
     arguments._n_gpu = min(1, arguments.n_gpu)  # never nn.DataParallel, which several GPUs in sight would switch on
     clock = Clock(stage.until, config.warmup)
     display = StageDisplay(stage.name, stage.until.left, processes.count())
-    shown = [display, *trackers(config, stage.name)] if processes.is_first() else []
+    shown = [display, *trackers(config.report_to, config.out, stage.name)] if processes.is_first() else []
     checks = [] if stage.check is None else [PeriodicValidation(stage.check)]
     trainer = _StageTrainer(
         stage,

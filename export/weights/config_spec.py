@@ -21,15 +21,15 @@ from streamspec.adapters.base_models.config_fields import (
     read_field,
     rope_parameters,
 )
-from streamspec.adapters.base_models.without_torch import INSTALL
-from streamspec.adapters.base_models.without_torch.families import facts_of
-from streamspec.adapters.base_models.without_torch.parameters import (
+from streamspec.adapters.base_models.parameters import (
     HEAD,
     head_norms,
     head_size,
     layer_shapes,
     map_widths,
 )
+from streamspec.adapters.base_models.without_torch import INSTALL
+from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
 from streamspec.export.weights.checkpoint import Checkpoint

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from streamspec.adapters import early_checks
 from streamspec.adapters.models import load_target
-from streamspec.adapters.train import prepare, train
+from streamspec.adapters.prepare import prepare
+from streamspec.adapters.train import train
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 

@@ -59,7 +59,6 @@ def test_a_type_checker_is_told_of_the_names_that_are_looked_up() -> None:
 
 
 def objects_pickled_by_0_1() -> dict[str, Any]:
-    from streamspec.adapters.training.config import TrainConfig
     from streamspec.bundle import manifest
     from streamspec.bundle.model_section import ModelInfo
     from streamspec.errors import BundleError
@@ -81,16 +80,6 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
         format_version=4,
     )
     return {
-        "TrainConfig": TrainConfig(
-            "smollm2-135m",
-            Path("train.jsonl"),
-            Path("adapter"),
-            method="jakiro",
-            taps="2,4",
-            prefix_attention=False,
-            format="raw",
-            separator="\n",
-        ),
         "Manifest": described,
         "Sampling": Sampling(0.7, top_p=0.9, seed=1),
         "Grammar": Grammar.choice(["yes", "no"]),

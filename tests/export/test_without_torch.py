@@ -21,9 +21,9 @@ from transformers import AutoConfig
 from streamspec.adapters.base_models import without_torch
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
+from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
-from streamspec.adapters.base_models.without_torch.parameters import report_tensors
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_genai, export_swappable

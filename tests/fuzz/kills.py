@@ -52,7 +52,7 @@ def _begin() -> None:
 
 
 def _train(made: Path, room: Path) -> None:
-    from streamspec.adapters.early_checks import RUN_STATE, WORK
+    from streamspec.adapters.runs.run_folder import RUN_STATE, WORK
     from streamspec.adapters.train import train
     from streamspec.bundle.adapter_folder import PROVENANCE
     from streamspec.errors import AdapterError

@@ -18,10 +18,10 @@ from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.tensors import Shapes, parameters_of, write_safetensors
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
+from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import facts_of
-from streamspec.adapters.base_models.without_torch.parameters import parameter_shapes
 from streamspec.errors import BaseModelError
 
 

@@ -1,6 +1,7 @@
 """Bases read without PyTorch and transformers, of the families whose configs say all there is to know.
 
-`families` has what else the code of transformers says of them, `config` reads a config, `parameters` checks tensors.
+`families` has what else the code of transformers says of them, `config` reads a config; `base_models.parameters` checks
+tensors.
 """
 
 from __future__ import annotations

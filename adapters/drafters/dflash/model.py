@@ -32,7 +32,14 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
-from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
+from streamspec.adapters.drafters.drafting_model import (
+    DrafterRun,
+    DraftingModel,
+    DraftRows,
+    FitStep,
+    MainPass,
+    bigram_shape,
+)
 from streamspec.adapters.drafters.layer_copy import plain_maps, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, state_loss
@@ -44,7 +51,6 @@ from streamspec.adapters.drafters.streams.model import (
     measure_scale,
     stream_mask,
 )
-from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
 
@@ -93,15 +99,15 @@ class BlockDraftModel(StreamingModel):
         self.fuse = nn.Parameter(fuse)
 
     @classmethod
-    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+    def prepare_target(cls, run: DrafterRun, model: PreTrainedModel) -> None:
         """Adds nothing: the drafter has no part inside the target."""
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a drafter of the target's last layers and fits the start of its rows to the training rows, unless it
         begins with another adapter's.
         """
-        options, before = run.config.resolved, run.config.begins_with
+        options, before = run.options, run.begins_with
         layers = model.config.num_hidden_layers
         taps = taps_of(options, layers, layers - like_last(HFDecoder(model), options["block_layers"])[0])
         if before is not None:
@@ -123,7 +129,7 @@ class BlockDraftModel(StreamingModel):
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
-        options = step.config.resolved
+        options = step.options
         states = self.draft_pass(step.main, step.picked)
         depths = depth_losses(self, step.main, states, step.picked, 0, step.vocabulary, step.lookup, options["labels"])
         losses = {"total": (step.weights * depths).sum() / step.weights.sum()}

@@ -11,6 +11,9 @@ from streamspec.bundle.adapter_folder import FINAL_STATE, DraftPasses, odd_draft
 from streamspec.errors import ConfigError
 from streamspec.option_fields import require
 
+# Fields that are options, too, in the order of an adapter's configuration.
+SHAPE = ("experts", "active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads", "depth")
+
 
 @dataclass
 class DraftLayerConfig(DraftPasses):
@@ -39,9 +42,8 @@ class DraftLayerConfig(DraftPasses):
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> DraftLayerConfig:
         """The shape that `options` (`TrainConfig.resolved`) describe."""
-        same = ["gamma", "experts", "active", "contrast", "parallel", "two_lists", "depth"]
-        same += ["prefix_attention", "own_heads"]
-        return cls(**{name: options[name] for name in same}, taps=taps_of_text(options["taps"]))
+        shape = {name: options[name] for name in ("gamma", *SHAPE)}
+        return cls(**shape | {"taps": taps_of_text(options["taps"])})
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""

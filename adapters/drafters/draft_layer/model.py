@@ -57,14 +57,13 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.draft_layer.config import SHAPE, DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.draft_layer.start import fit_start
-from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
+from streamspec.adapters.drafters.drafting_model import IGNORE, DrafterRun, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
-from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import read_adapter
 
 STATISTIC_ROWS = 16  # of a text
@@ -99,12 +98,12 @@ class DraftLayerModel(DraftingModel):
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a draft layer from the target's last layer and fits its maps to the training rows, unless
         it begins with another adapter's.
         """
-        shape, decoder = DraftLayerConfig.of(run.config.resolved), HFDecoder(model)
-        before, window = run.config.begins_with, decoder.window(decoder.last_attention)
+        shape, decoder = DraftLayerConfig.of(run.options), HFDecoder(model)
+        before, window = run.begins_with, decoder.window(decoder.last_attention)
         if before is not None:  # layers of an older version have none
             window = (read_adapter(before).streams or {}).get("window")
         drafter = cls(model, replace(shape, window=window)).to(run.device)
@@ -122,7 +121,7 @@ class DraftLayerModel(DraftingModel):
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
-        options = step.config.resolved
+        options = step.options
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
             passes = pick_passes(passes, step.draw)
@@ -211,29 +210,33 @@ class DraftLayerModel(DraftingModel):
             part = self._part(step)
             states, later = self.handed(part, steps[-1].mixture), cache if self.config.attends(step) else None
             steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
+        return self._finished(steps, picked)
+
+    def _finished(self, steps: list[Branches], picked: DraftRows) -> Branches:
+        """The `steps` of unrolled rows as one, their states ready for the head."""
         mixture, shares, overlap = (
-            torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
+            torch.stack([getattr(step, part) for step in steps], dim=2) for part in ("mixture", "shares", "overlap")
         )
         apart = None
         if self.config.two_lists:
-            lists = torch.stack([one.apart for one in steps if one.apart is not None], dim=2).unflatten(
-                -1, (self.config.active, -1)
-            )
-            apart = torch.cat(
-                [self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1
-            ).flatten(-2)
-        last = None
-        if self.last_state is not None:
-            branch = steps[-1].last
-            assert branch is not None
-            # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
-            # to look further ahead than its own.
-            last = nn.functional.linear(branch if passes == self.passes else branch.detach(), self.last_state)
-            if self.last_token is not None:
-                known = self.embedded(following[:, :, passes - 1].clamp(min=0), rows + passes + 1)
-                last = last + nn.functional.linear(known, self.last_token)
-            last = self._finish(last)
-        return Branches(self._finish(mixture), last, shares, overlap, apart)
+            stacked = torch.stack([step.apart for step in steps if step.apart is not None], dim=2)
+            lists = stacked.unflatten(-1, (self.config.active, -1))
+            weights = lists[..., -1:].to(self.decoder.embedding.weight.dtype)
+            apart = torch.cat([self._finish(lists[..., :-1]), weights], dim=-1).flatten(-2)
+        return Branches(self._finish(mixture), self._last(steps, picked), shares, overlap, apart)
+
+    def _last(self, steps: list[Branches], picked: DraftRows) -> Tensor | None:
+        """The finished state [B, P, H] of the last position's branch after these steps, if it has one."""
+        branch, passes = steps[-1].last, len(steps)
+        if self.last_state is None or branch is None:
+            return None
+        # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
+        # to look further ahead than its own.
+        last = nn.functional.linear(branch if passes == self.passes else branch.detach(), self.last_state)
+        if self.last_token is not None:
+            known = self.embedded(picked.labels[:, :, passes - 1].clamp(min=0), picked.rows + passes + 1)
+            last = last + nn.functional.linear(known, self.last_token)
+        return self._finish(last)
 
     def main_rows(self, main: MainPass, cache: GrowingCache | None = None) -> Branches:
         """The layer over all rows of the text, each with the token after it; states before the last norm."""
@@ -328,21 +331,9 @@ class DraftLayerModel(DraftingModel):
 
     def described(self) -> dict[str, Any]:
         """Describes the layer for the section `streams` of an adapter's configuration."""
-        shape = self.config
+        shape = {name: getattr(self.config, name) for name in SHAPE} | {"taps": list(self.config.taps)}
         biases = sorted(name for name in self.drafter_tensors() if name.endswith((".bias", "_bias")))
-        return super().described() | {
-            "experts": shape.experts,
-            "active": shape.active,
-            "contrast": shape.contrast,
-            "parallel": shape.parallel,
-            "two_lists": shape.two_lists,
-            "taps": list(shape.taps),
-            "prefix_attention": shape.prefix_attention,
-            "own_heads": shape.own_heads,
-            "depth": shape.depth,
-            "biases": biases,
-            "window": shape.window,
-        }
+        return super().described() | shape | {"biases": biases, "window": self.config.window}
 
 
 def _through(norm: nn.Module | None, x: Tensor) -> Tensor:

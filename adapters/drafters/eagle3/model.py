@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Branches
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
-from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
-from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left, unit_rms
-from streamspec.adapters.training_run import Run
+from streamspec.adapters.drafters.draft_layer.start import rows_to_fit
+from streamspec.adapters.drafters.drafting_model import DrafterRun, DraftingModel, MainPass
+from streamspec.adapters.drafters.least_squares import ridge, share_left, unit_rms
 
 SIDES = ("q_proj", "k_proj", "v_proj")
 LAYER = "layers.0."
@@ -59,12 +59,12 @@ class PairLayerModel(DraftLayerModel):
         self.from_entry = nn.Parameter(fuse)
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a head of the target's last layer and fits how tokens enter it, unless it begins with another
         adapter's.
         """
-        head = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
-        if run.config.begins_with is None:
+        head = cls(model, DraftLayerConfig.of(run.options)).to(run.device)
+        if run.begins_with is None:
             run.fit_start(lambda batches: fit_tokens(head.eval(), batches))
         return head
 
@@ -118,25 +118,13 @@ def fit_tokens(head: PairLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -
     """Fits by least squares the input of the target's last layer at row t + 1, from e(y_(t+1)) and m_t over the rows of
     `batches` (ids and attention mask [B, T] each); F becomes the map of m_t, and the part of queries, keys and values
     that reads tokens the last layer's own after the map of e, over the size of that input. Returns the
-    share of the fit's variance that is left. Massive activations are left out, as for streams.
+    share of the fit's variance that is left.
     """
-    decoder, width, fitted, count = head.decoder, head.decoder.hidden_size, list[list[Tensor]](), 0
-    for ids, mask in batches:
-        with decoder.watched(decoder.last_attention) as entered:
-            main = head.main_pass(ids, mask)
-        target = entered[0].float()
-        level = target.pow(2).mean(-1).sqrt()
-        good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
-        both = good[:, :-1] & good[:, 1:]
-        tokens = unit_rms(decoder.embed(ids).float())
-        parts = tokens[:, 1:], head.entries(main)[:, :-1], target[:, 1:]
-        fitted.append([part[both] for part in parts])
-        count += int(both.sum())
-        if count >= FIT_TOKENS:
-            break
-    if not count:
+    width = head.decoder.hidden_size
+    rows = rows_to_fit(head, batches, lambda tokens, _: unit_rms(head.decoder.embed(tokens).float()))
+    if rows is None:
         return 1.0
-    token, state, target = (torch.cat(side) for side in zip(*fitted, strict=True))
+    token, state, target = rows.token, rows.state, rows.target
     scale = float(target.pow(2).mean().sqrt())
     inputs = torch.cat([token, state / scale, torch.ones_like(token[:, :1])], dim=1)
     solved = ridge(inputs, target)

@@ -15,9 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
+from streamspec.adapters.drafters.drafting_model import (
+    DrafterRun,
+    DraftingModel,
+    DraftRows,
+    FitStep,
+    MainPass,
+    bigram_shape,
+)
 from streamspec.adapters.drafters.losses import drafting_losses
-from streamspec.adapters.training_run import Run
 
 
 class MedusaModel(DraftingModel):
@@ -43,10 +49,10 @@ class MedusaModel(DraftingModel):
         self.heads = nn.Parameter(start.detach().float().repeat(gamma, 1, 1)) if own_heads else None
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds heads that start as the LM head, with blocks at zero."""
         bigram = bigram_shape(run, model, vocabulary)
-        return cls(model, run.config.gamma, frozen, vocabulary, run.config.own_heads, bigram).to(run.device)
+        return cls(model, run.options["gamma"], frozen, vocabulary, run.options["own_heads"], bigram).to(run.device)
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the "total" loss and its parts, each a scalar."""

@@ -35,6 +35,7 @@ from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
+    DrafterRun,
     DraftingModel,
     DraftRows,
     FitStep,
@@ -45,7 +46,6 @@ from streamspec.adapters.drafters.drafting_model import (
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, share_left, unit_rms
 from streamspec.adapters.drafters.losses import drafting_losses, head_losses, vocabulary_index
 from streamspec.adapters.drafters.streams.config import StreamConfig
-from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import rotation_angle, streams_of
 from streamspec.errors import ConfigError
 
@@ -137,36 +137,35 @@ class StreamingModel(DraftingModel):
         self.prune_up = nn.Parameter(torch.zeros(*many, hidden, prune_rank)) if prune_rank else None
 
     @classmethod
-    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+    def prepare_target(cls, run: DrafterRun, model: PreTrainedModel) -> None:
         """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
-        config, decoder = run.config, HFDecoder(model)
+        rank, decoder = run.options["stream_rank"], HFDecoder(model)
         names = decoder.linear_names(len(decoder.layers) - run.ns)
         stack = next(n for n, m in model.named_modules() if m is decoder.layers)
-        lora = LoraConfig(
-            r=config.stream_rank, lora_alpha=config.stream_rank, target_modules=[f"{stack}.{n}" for n in names]
-        )
+        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=[f"{stack}.{n}" for n in names])
         inject_adapter_in_model(lora, model, adapter_name="streams")
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
     @classmethod
-    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+    def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Streams at the measured scale of the hidden state they are added to, or at that of the adapter's they start
         from.
         """
-        config = run.config
-        if config.begins_with is not None:
-            scale = float(streams_of(config.begins_with)["scale"])
+        options, before = run.options, run.begins_with
+        if before is not None:
+            scale = float(streams_of(before)["scale"])
         else:
             batch = Collator(run.device)(run.rows[:SCALE_ROWS])
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
-        paper = config.value_rotation, config.start_rank
-        shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token, *paper)
+        same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
+        shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
         bigram = bigram_shape(run, model, vocabulary)
-        exits = tuple(map(int, config.exit_layer.split(","))) if config.exit_layer else ()
-        streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank, exits).to(run.device)
-        if config.fit_start and config.begins_with is None:
+        exits = tuple(map(int, options["exit_layer"].split(","))) if options["exit_layer"] else ()
+        rms, prune_rank = options["stream_embedding"], options["prune_rank"]
+        streams = cls(model, shape, frozen, rms, bigram, prune_rank, exits).to(run.device)
+        if options["fit_start"] and before is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
         return streams
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from streamspec.adapters.answers import self_distillation
-from streamspec.adapters.answers.self_distillation import CompletionFile, answer_batches, drawn, regenerate, up_to_end
+from streamspec.adapters.answers.completion_file import CompletionFile, up_to_end
+from streamspec.adapters.answers.request import AnswerJob
+from streamspec.adapters.answers.self_distillation import answer_batches, drawn, regenerate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.runs.budget import ANSWERS, Deadline, Speeds
 from streamspec.errors import DataError
@@ -30,9 +32,7 @@ MADE_BY = {"target": "tiny"}
 def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, seed=3)
     eos = [17]
-    answered = regenerate(
-        model, PROMPTS, eos, CompletionFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4
-    )
+    answered = regenerate(model, PROMPTS, eos, CompletionFile(tmp_path / "answers", MADE_BY), AnswerJob(20), 4)
     assert [prompt for prompt, _ in answered] == PROMPTS
     for prompt, answer in answered:
         out = model.generate(
@@ -43,23 +43,16 @@ def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path
 
 def test_answers_end_with_the_first_of_several_ends(tmp_path: Path) -> None:
     model = tiny_model("llama", seed=3)
-    free = regenerate(model, PROMPTS, [63], CompletionFile(tmp_path / "free", MADE_BY), max_new_tokens=9, batch_size=4)
+    free = regenerate(model, PROMPTS, [63], CompletionFile(tmp_path / "free", MADE_BY), AnswerJob(9), 4)
     ends = [63, free[0][1][4], free[2][1][2]]
-    cut = regenerate(model, PROMPTS, ends, CompletionFile(tmp_path / "cut", MADE_BY), max_new_tokens=9, batch_size=4)
+    cut = regenerate(model, PROMPTS, ends, CompletionFile(tmp_path / "cut", MADE_BY), AnswerJob(9), 4)
     assert [answer for _, answer in cut] == [up_to_end(answer, ends) for _, answer in free]
     assert len(cut[0][1]) <= 5 and len(cut[2][1]) <= 3
 
 
 def run(path: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], list[int]]]:
-    return regenerate(
-        tiny_model("llama", seed=3),
-        prompts,
-        [17],
-        CompletionFile(path, MADE_BY),
-        max_new_tokens=8,
-        batch_size=2,
-        **options,
-    )
+    job = AnswerJob(8, **options)
+    return regenerate(tiny_model("llama", seed=3), prompts, [17], CompletionFile(path, MADE_BY), job, 2)
 
 
 def test_a_file_is_continued_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
@@ -113,7 +106,7 @@ def test_drawn_tokens_follow_the_temperature_and_the_nucleus() -> None:
 
 def test_without_time_only_what_is_there_comes_back(tmp_path: Path) -> None:
     path, over = tmp_path / "answers.jsonl", Deadline(0.0, lambda: 1.0)
-    assert run(path, until=over) == []
+    assert run(path, until=over) == run(path, until=over, sampled=(1.0, 1.0, 0)) == []
     few = run(path, PROMPTS[2:4])
     assert run(path, until=over) == few[::-1] or run(path, until=over) == few
 

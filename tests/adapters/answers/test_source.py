@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec import load
 from streamspec.adapters.answers import openai_server
+from streamspec.adapters.answers.completion_file import CompletionFile
 from streamspec.adapters.answers.openai_server import OpenAiServer
-from streamspec.adapters.answers.request import AnswerRequest
-from streamspec.adapters.answers.self_distillation import CompletionFile, regenerate
+from streamspec.adapters.answers.request import AnswerJob, AnswerRequest
+from streamspec.adapters.answers.self_distillation import regenerate
 from streamspec.adapters.answers.source import ask, check_answers_from, equal_tokens, open_source
 from streamspec.adapters.runs.budget import ANSWERS, Deadline, Speeds
 from streamspec.adapters.train import train
@@ -46,7 +47,7 @@ def target(bundle: Path) -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def own(target: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], list[int]]]:
     kept = CompletionFile(tmp_path_factory.mktemp("own") / "answers", {})
-    return regenerate(target, PROMPTS, (EOS,), kept, max_new_tokens=TOKENS, batch_size=8)
+    return regenerate(target, PROMPTS, (EOS,), kept, AnswerJob(TOKENS), 8)
 
 
 class FakeServer:
@@ -101,11 +102,11 @@ def test_a_bundle_answers_with_drafts_as_the_target_does(
     source = open_source(str(bundle), None, (EOS,), 2, load)
     assert source is not None and source.parallel == 2
     kept, speeds = CompletionFile(tmp_path / "answers", {}), Speeds()
-    assert ask(source, PROMPTS, kept, max_new_tokens=TOKENS, speeds=speeds) == own
+    assert ask(source, PROMPTS, kept, AnswerJob(TOKENS, speeds=speeds)) == own
     assert kept.known == {tuple(prompt): answer for prompt, answer in own}
     assert speeds.cost(ANSWERS, 1)
     assert source.made_by()["answers_from"].startswith("bundle ")
-    drawn = ask(source, PROMPTS, CompletionFile(tmp_path / "drawn", {}), max_new_tokens=TOKENS, sampled=(5.0, 1.0, 1))
+    drawn = ask(source, PROMPTS, CompletionFile(tmp_path / "drawn", {}), AnswerJob(TOKENS, sampled=(5.0, 1.0, 1)))
     assert sum(a != b for a, b in zip(drawn, own, strict=True)) == 3  # every second one
 
 
@@ -123,7 +124,7 @@ def test_a_server_of_the_bundle_answers_as_the_target_does(
         monkeypatch.setenv(openai_server.KEY, "a-token-of-the-tests")
         source = OpenAiServer(f"{server.url}/v1/", tiny_tokenizer(), (EOS,))
         kept = CompletionFile(tmp_path / "answers", {})
-        answers = ask(source, PROMPTS, kept, max_new_tokens=TOKENS)
+        answers = ask(source, PROMPTS, kept, AnswerJob(TOKENS))
         assert answers  # of others the text leaves out special tokens
         assert all((prompt, answer) in own for prompt, answer in answers)
     finally:
@@ -217,10 +218,10 @@ def test_answers_that_do_not_come_in_time_are_left_out(tmp_path: Path) -> None:
     source, began = Slow(), time.monotonic()
     kept = CompletionFile(tmp_path / "answers", {})
     until = Deadline(began + 2, time.monotonic)
-    answers = ask(source, PROMPTS, kept, max_new_tokens=4, until=until)
+    answers = ask(source, PROMPTS, kept, AnswerJob(4, until=until))
     assert time.monotonic() - began < 15 and source.closed == 1
     assert len(answers) < 6 and all(answer == [1] and len(prompt) < 6 for prompt, answer in answers)
-    assert ask(source, PROMPTS, kept, max_new_tokens=4, until=Deadline(began, time.monotonic)) == answers
+    assert ask(source, PROMPTS, kept, AnswerJob(4, until=Deadline(began, time.monotonic))) == answers
 
 
 def test_places_without_answers_are_refused_in_a_line(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.adapters.train import prepare
+from streamspec.adapters.prepare import prepare
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training_run import Run
 from streamspec.errors import ConfigError
@@ -40,7 +40,9 @@ def test_conversations_are_rendered_with_the_bases_template(
 ) -> None:
     data = written(tmp_path / "d.jsonl", *[{"messages": TALK}] * 3, {"messages": TALK[:2]})
     run = prepared(chat_base, data, tmp_path)
-    assert run.config.format == "chat" and run.tokenizer.decode(run.rows[0].input_ids).startswith("<s>u:ab<s>a:cd</s>")
+    assert run.config.format == "chat" and run.formatter.tokenizer.decode(run.rows[0].input_ids).startswith(
+        "<s>u:ab<s>a:cd</s>"
+    )
     assert sum(run.rows[0].loss_mask) in (3, 6)  # one answer or two, each with its end
     said = capsys.readouterr().err
     assert "rendered with the base's chat template" in said and "1 of 4 rows drawn for validation" in said
@@ -79,7 +81,7 @@ def test_conversations_beside_plain_prompts_need_a_format(chat_base: Path, tmp_p
 def test_columns_are_renamed_on_the_way(base: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "d.jsonl", *({"q": c, "a": c + c} for c in "abcd"))
     run = prepared(base, data, tmp_path, columns="prompt=q,completion=a")
-    assert sorted(run.tokenizer.decode(row.input_ids) for row in run.prompts)[0][1:] in ("aa</s>", "bb</s>")
+    assert sorted(run.formatter.tokenizer.decode(row.input_ids) for row in run.prompts)[0][1:] in ("aa</s>", "bb</s>")
 
 
 def test_options_of_data() -> None:

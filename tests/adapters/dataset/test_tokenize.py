@@ -10,8 +10,8 @@ import pytest
 
 from streamspec.adapters.dataset import tokenize as module
 from streamspec.adapters.dataset.formatter import Formatter
-from streamspec.adapters.dataset.prepare import digest, read_rows_of
 from streamspec.adapters.dataset.tokenize import tokenize
+from streamspec.adapters.prepare import digest, read_rows_of
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.data import fingerprints
 from streamspec.errors import DataError

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from streamspec import adapters
+from streamspec.adapters.drafters.drafter_method import RECIPES
 from streamspec.adapters.drafters.drafting_model import DraftingModel
-from streamspec.adapters.drafters.registry import DRAFTERS, RECIPES
+from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.adapters.models import drafter_class
 from streamspec.adapters.training.config import TrainConfig, grouped_fields
 from streamspec.bundle.manifest import METHODS

@@ -50,9 +50,9 @@ def test_every_tracker_that_can_be_named_has_a_callback() -> None:
 
 def test_the_old_flag_means_tensorboard_and_none_means_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config(tmp_path, tensorboard=True).report_to == "tensorboard"
-    assert trackers(config(tmp_path), "task") == []
+    assert trackers(None, tmp_path, "task") == []
     monkeypatch.setenv("RANK", "1")
-    assert trackers(config(tmp_path, report_to="wandb"), "task") == []
+    assert trackers("wandb", tmp_path, "task") == []
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_wandb_gets_a_run_for_each_stage(wandb: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stage in ("task", "streams"):
-        (callback,) = trackers(config(tmp_path / "out", report_to="wandb"), stage)
+        (callback,) = trackers("wandb", tmp_path / "out", stage)
         callback.on_train_begin(arguments(), STATE, None, model=OurModel())
         callback.on_log(arguments(), STATE, None, logs={"loss": 1.0, "eval_tau": 2.0})
         callback.on_train_end(arguments(), STATE, None)
@@ -101,7 +101,7 @@ def test_wandb_without_an_account_is_one_line(wandb: Any, tmp_path: Path) -> Non
         raise wandb.Error("api_key not configured")
 
     wandb.init = init
-    (callback,) = trackers(config(tmp_path / "out", report_to="wandb"), "task")
+    (callback,) = trackers("wandb", tmp_path / "out", "task")
     with pytest.raises(ConfigError, match="api_key not configured; .* WANDB_MODE=offline"):
         callback.on_train_begin(arguments(), STATE, None, model=OurModel())
 
@@ -122,7 +122,7 @@ def test_tensorboard_gets_a_folder_for_each_stage(tmp_path: Path, monkeypatch: p
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
-    (callback,) = trackers(config(tmp_path / "out", report_to="tensorboard"), "streams")
+    (callback,) = trackers("tensorboard", tmp_path / "out", "streams")
     given: Any = SimpleNamespace(**vars(arguments()), to_json_string=str)
     callback.on_train_begin(given, STATE, None, model=OurModel())
     callback.on_log(given, STATE, None, logs={"loss": 1.0, "eval_tau": 2.0})
@@ -139,7 +139,7 @@ def test_what_trackio_prints_stays_away(
     fake.log, fake.finish = fake.said.append, lambda: print("* Run finished")
     monkeypatch.setitem(sys.modules, "trackio", fake)
     monkeypatch.setattr(integration_utils, "is_trackio_available", lambda: True)
-    (callback,) = trackers(config(tmp_path / "out", report_to="trackio"), "streams")
+    (callback,) = trackers("trackio", tmp_path / "out", "streams")
     callback.on_train_begin(arguments(), STATE, None, model=OurModel())
     callback.on_log(arguments(), STATE, None, logs={"loss": 1.0})
     callback.on_train_end(arguments(), STATE, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.adapters.early_checks import WORK
+from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import check_unused, sole_owner
 from streamspec.adapters.train import train
 from streamspec.errors import AdapterError, DataError

@@ -84,7 +84,7 @@ def test_layers_computed_again_give_the_same_gradients(family: str) -> None:
         drafter.train().zero_grad(set_to_none=True)
         picked = pick_rows(batch, 2, 4, torch.Generator().manual_seed(1))
         main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
-        total = drafter.losses(FitStep(batch, main, picked, None, None, torch.ones(2), settings, 0.5))["total"]
+        total = drafter.losses(FitStep(batch, main, picked, None, None, torch.ones(2), settings.resolved, 0.5))["total"]
         total.backward()
         return total.detach(), gradients(drafter)
 

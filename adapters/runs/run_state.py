@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.training.config import TrainConfig
 from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.option_fields import flag
@@ -26,19 +25,21 @@ class RunState:
     of regeneration the last; `processes`: how many the run began with.
     """
 
-    def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
-        """Reads `file` where the run is resumed. `contents`: hashes of the files that options name. Raises ConfigError
-        for options that differ, AdapterError for a damaged file.
+    def __init__(
+        self, file: Path, options: Mapping[str, Any], resume: bool, contents: Mapping[str, str] | None = None
+    ) -> None:
+        """Reads `file` where the run is resumed. `options`: the config as saved. `contents`: hashes of the
+        files that options name. Raises ConfigError for options that differ, AdapterError for a damaged file.
         """
         self.file = file
-        self.options = {k: v for k, v in config.to_json().items() if k not in MAY_CHANGE}
+        self.options = {k: v for k, v in options.items() if k not in MAY_CHANGE}
         self.options |= {k: f"{self.options[k]} ({digest[:12]})" for k, digest in (contents or {}).items()}
         self.grew = False  # resumed, with more time or epochs than it began with
         self.log: dict[str, Any] = {}
         self.minutes: dict[str, float] = {}
         self.processes = processes.count()  # that the run began with: its steps stay that large
         if processes.is_first():
-            if config.resume and file.exists():
+            if resume and file.exists():
                 self._read()
             else:
                 self._write()

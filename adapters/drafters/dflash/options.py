@@ -1,0 +1,26 @@
+"""Options of block drafters, and their row in the table of drafters. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamspec.adapters.drafters.dflash.config import check_block_base
+from streamspec.adapters.drafters.drafter_method import HARD, STAGED, DrafterMethod
+from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
+from streamspec.option_fields import option
+
+
+@dataclass
+class BlockOptions:
+    """Block drafters"""
+
+    block_layers: int = option(1, "layers of the drafter's own, which start as the target's last ones", minimum=1)
+
+
+DFLASH = DrafterMethod(
+    "streamspec.adapters.drafters.dflash.model:BlockDraftModel",
+    (TrainedAloneOptions, DraftLayerOptions, BlockOptions),
+    defaults=HARD,
+    recipes=STAGED,
+    check_base=check_block_base,
+)

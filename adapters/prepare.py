@@ -1,0 +1,145 @@
+"""From options to a run: reads base, target and data, and checks all that can be checked before the first gradient.
+
+Tests: tests/adapters/dataset/test_prepare.py and test_tokenize.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from streamspec.adapters.answers.completion_file import CompletionFile
+from streamspec.adapters.answers.source import open_source
+from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.checks import (
+    check_answers,
+    check_learnable,
+    chosen_format,
+    joined_words,
+    read_target,
+    within,
+)
+from streamspec.adapters.dataset.formatter import Formatter
+from streamspec.adapters.dataset.split import drawn_split
+from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.dataset.tokenize import tokenize
+from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
+from streamspec.adapters.early_checks import check_layers, check_warm_start
+from streamspec.adapters.runs.budget import TimeBudget
+from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, check_out
+from streamspec.adapters.runs.run_state import RunState
+from streamspec.adapters.training.config import TrainConfig, names_of
+from streamspec.adapters.training.device import start_budget
+from streamspec.adapters.training_run import Inputs, Run, answers_made_by
+from streamspec.atomic import sha256_file
+from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter
+from streamspec.data import fingerprints, sample_examples
+
+
+def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callable[..., Any] | None = None) -> Run:
+    """Reads everything a run needs and checks all that can be checked before the first gradient."""
+    budget = budget or start_budget(config, None)
+    set_seed(config.seed)
+    with processes.first_ahead():
+        check_out(config.out, config.resume)
+        inputs, hashes = read_inputs(config, load)
+    config = inputs.config
+    if config.answers:
+        CompletionFile(config.answers, answers_made_by(config, inputs.base, inputs.source))
+    state = RunState(config.out / WORK / RUN_STATE, config.to_json(), config.resume, hashes)
+    if processes.is_first():
+        budget.keep(config.out / WORK / TIME_USED, config.resume)
+    budget.before = processes.from_first(budget.before)
+    if state.processes != processes.count():
+        say(f"the run began with {state.processes} processes: {processes.count()} now divide the texts of its steps")
+    if state.grew:
+        reopen_last(config, state)
+    return Run(**vars(inputs), state=state, budget=budget)
+
+
+def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[Inputs, dict[str, str]]:
+    """What a run reads, and the hashes of the files by the option that names them."""
+    sample = sample_examples(config.data, config.renamed)
+    data, val = fingerprints(config.data), fingerprints(config.val or [])
+    base = resolve_base(config.base)
+    ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
+    target = read_target(config, base)
+    prompt_format = chosen_format(config, base, target, {example.shape for example in sample})
+    config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
+    formatter = Formatter.of(base, prompt_format, target.path if target else None)
+    if warning := joined_words(sample, prompt_format):
+        say(warning)
+    prompts, val_prompts = read_rows_of(config, formatter, data, val, say)
+    rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
+    check_learnable(prompts, rows, "the data", config.max_length)
+    check_learnable(val_prompts, val_rows, "the validation data", config.max_length)
+    if config.warm_start is not None:
+        check_warm_start(config, ns)
+        read_adapter(config.warm_start).check_base(base.id, base.sha256)
+    if config.drafter.model is not None:
+        check_answers(config, prompts, val_prompts)
+    source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
+    inputs = Inputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source)
+    return inputs, file_hashes(config, base, digest(data), digest(val))
+
+
+def read_rows_of(
+    config: TrainConfig,
+    formatter: Formatter,
+    data: Mapping[str, str],
+    val: Mapping[str, str],
+    say: Callable[[str], None],
+) -> tuple[TokenRows, TokenRows]:
+    """Rows of the data and of the validation data, by their hashes `data` and `val`; where no validation data are
+    named, drawn from the data.
+    """
+
+    def tokenized(names: Sequence[str], hashes: Mapping[str, str], label: str) -> TokenRows:
+        tokens = tokenize(names, formatter, config.renamed, digest(hashes), f"tokenizing {label}")
+        for line in tokens.notes(label):
+            say(line)
+        return tokens.rows
+
+    rows = tokenized(names_of(config.data), data, "data")
+    if config.val is not None:
+        return rows, tokenized(names_of(config.val), val, "validation data")
+    return drawn_split(rows, config.val_rows, config.seed, say)
+
+
+def digest(hashes: Mapping[str, str]) -> str:
+    """One hash of all data, of its files' hashes in order."""
+    found = list(hashes.values())
+    if not found:
+        return ""
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+
+def file_hashes(config: TrainConfig, base: Base, data: str, val: str) -> dict[str, str]:
+    """Hashes of the files a run reads, by option, since files may change under the same path. `data`, `val`: hashes of
+    the data.
+    """
+    files = {
+        "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS,
+        "continue_": config.continue_ and config.continue_ / PROVENANCE,
+        "target_adapter": config.target_lora and config.target_lora / TASK_WEIGHTS,
+    }
+    read = {"base": base.sha256, "data": data} | ({"val": val} if val else {})
+    return read | {name: sha256_file(file) for name, file in files.items() if file is not None}
+
+
+def reopen_last(config: TrainConfig, state: RunState) -> None:
+    """Lets a resumed run that has more time or epochs now go on with its last stage, where that was done."""
+    last = "streams" if config.recipe == "staged" else "distill" if config.self_distill else "joint"
+    if state.finished(last):
+        state.reopen(last)
+    if config.recipe == "joint":  # the target learns on: what it answered before is no longer its answer
+        state.reopen("regenerated_val")
+        if processes.is_first():
+            (config.out / WORK / "answers-val.jsonl").unlink(missing_ok=True)
