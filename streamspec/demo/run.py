@@ -130,6 +130,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     sides = [Arm(PLAIN, session, False), Arm(SPECULATIVE, session, True)]
     for side in sides:
         side.answer(cases[0].turns[0], MAX_NEW_TOKENS)
+        side.begin_pass()  # the warm-up is the first prompt
     pairs, right = [], 0
     for number, case in enumerate(cases):
         prompt = str(case.turns[0])
