@@ -220,6 +220,7 @@ def finish_drafter(
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_answers": min(len(own), len(ranks)),
+        "val_ranked": len(ranks),
         "expected": expected(ranks, run.config.method, run.config.resolved, run.ns, len(drafter.decoder.layers)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)

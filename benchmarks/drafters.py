@@ -107,6 +107,8 @@ def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
     for repeat in range(repeats):
+        for side in sides:
+            side.begin_pass()
         for number, case in enumerate(track(cases, f"pass {repeat + 1}/{repeats}", len(cases))):
             start, found = (repeat + number) % len(sides), {}
             for side in sides[start:] + sides[:start]:

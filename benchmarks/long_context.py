@@ -144,11 +144,13 @@ def answer(runner: Any, prompt: list[int], limit: int, policy: DecodingPolicy, s
 
 
 def speeds(session: Session, prompts: list[list[int]], limit: int, cache_dir: Path) -> dict[str, Any]:
-    """What every side takes for all prompts. The first is answered once more beforehand, to learn what steps cost."""
+    """What every side takes for all prompts. The first is answered once more beforehand, to learn what steps cost; what
+    that teaches of its text is forgotten."""
     sides = policies(session, cache_dir)
-    states = {name: AdaptiveState(policy) for name, (_, policy) in sides.items()}
     total: dict[str, dict[str, float]] = {}
     for number, prompt in enumerate([prompts[0], *prompts]):
+        if number < 2:
+            states = {name: AdaptiveState(policy) for name, (_, policy) in sides.items()}
         written = set[tuple[int, ...]]()
         for name in list(sides)[number % len(sides) :] + list(sides)[: number % len(sides)]:
             runner, policy = sides[name]

@@ -33,14 +33,21 @@ import psutil
 from streamspec.runtime import Session, load
 
 TOKEN = "token-of-the-benchmark"
-PROMPTS = [
-    "Tell me about the sea.",
-    "What is twelve times twelve?",
-    "Name five animals.",
-    "Who wrote Faust?",
-    "hello hello hello",
-    "Say something about rain. " * 4,
-]
+THINGS = (
+    *("rain", "bread", "glass", "trains", "honey", "chess", "ships", "paper"),
+    *("salt", "music", "maps", "wool", "clocks", "bridges", "tea", "gold"),
+)
+TASKS = (
+    "Tell me about {}.",
+    "Name five kinds of {}.",
+    "Who first made {}?",
+    "Write a short poem about {}.",
+    "What is {} good for?",
+    "Explain {} to a child.",
+    "What does {} cost?",
+    "Where does {} come from?",
+    "Say something odd about {}. " * 4,
+)
 
 
 class Server:
@@ -93,6 +100,14 @@ def metrics_of(url: str) -> str:
     return httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
 
 
+def different(count: int, start: int = 0) -> list[str]:
+    """So many prompts of all that there are, from number `start` on: a server remembers what it has answered."""
+    every = [task.format(thing) for thing in THINGS for task in TASKS]
+    if start + count > len(every):
+        raise SystemExit(f"found {len(every)} prompts; expected {start + count}: fewer --rounds or --requests")
+    return every[start : start + count]
+
+
 def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
@@ -121,25 +136,24 @@ def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> No
         {False: list[float](), True: list[float]()},
         {False: list[float](), True: list[float]()},
     )
-    for i in range(repeats):
-        for number, prompt in enumerate(PROMPTS):
-            messages = user(f"{i} {prompt}")  # new to every cache
-            for served in (False, True) if (i + number) % 2 else (True, False):
-                session.forget()
-                began = time.perf_counter()
-                first = rate = 0.0
-                chunks: Any = (
-                    client.chat.completions.create(
-                        model=server.models[0], messages=messages, max_tokens=tokens, stream=True
-                    )
-                    if served
-                    else session.stream(messages, max_new_tokens=tokens)
+    for number, prompt in enumerate(different(repeats * len(TASKS))):
+        messages = user(prompt)
+        for served in (False, True) if number % 2 else (True, False):
+            session.forget()
+            began = time.perf_counter()
+            first = rate = 0.0
+            chunks: Any = (
+                client.chat.completions.create(
+                    model=server.models[0], messages=messages, max_tokens=tokens, stream=True
                 )
-                for chunk in chunks:
-                    first = first or 1e3 * (time.perf_counter() - began)
-                    rate = chunk.streamspec["tokens_per_second"] if served else chunk.stats.tokens_per_second
-                firsts[served].append(first)
-                rates[served].append(rate)
+                if served
+                else session.stream(messages, max_new_tokens=tokens)
+            )
+            for chunk in chunks:
+                first = first or 1e3 * (time.perf_counter() - began)
+                rate = chunk.streamspec["tokens_per_second"] if served else chunk.stats.tokens_per_second
+            firsts[served].append(first)
+            rates[served].append(rate)
     for what, found in (("first token, ms", firsts), ("tokens/s, as each side counts them", rates)):
         ratio = median(one / other for one, other in zip(found[True], found[False], strict=True) if other)
         print(
@@ -157,7 +171,7 @@ def fair(server: Server, tokens: int) -> None:
         return [(time.perf_counter(), chunk.streamspec["committed"]) for chunk in stream]  # type: ignore[attr-defined]
 
     with ThreadPoolExecutor(2) as threads:
-        one, two = threads.map(arrivals, PROMPTS[:2])
+        one, two = threads.map(arrivals, different(2, 100))
     begin, end = max(one[0][0], two[0][0]), min(one[-1][0], two[-1][0])
     counts = [sum(count for at, count in stream if begin <= at <= end) for stream in (one, two)]
     print(f"two clients at once: {counts[0]} and {counts[1]} tokens until the first had finished", flush=True)
@@ -178,7 +192,8 @@ def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int, requ
     try:
         for number in range(rounds + 1):  # the first to warm up: what pays is measured then
             for (batch, clients), found in rates.items():
-                jobs = [(servers[batch], f"{number}.{clients} {prompt}") for prompt in (PROMPTS * requests)[:requests]]
+                turn = number * 3 + (1, 2, 4).index(clients)
+                jobs = [(servers[batch], prompt) for prompt in different(requests, turn * requests)]
                 began = time.perf_counter()
                 with ThreadPoolExecutor(clients) as pool:
                     count = sum(pool.map(ask, jobs))

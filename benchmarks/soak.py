@@ -40,7 +40,7 @@ from typing import Any
 
 import openai
 import psutil
-from serving import PROMPTS, TOKEN, Server, metrics_of, user
+from serving import TOKEN, Server, metrics_of, user
 from soak_record import Answers, Kept, Life, report
 
 from streamspec.bundle.swappable_adapters import names
@@ -87,6 +87,14 @@ TURNS = [
     *user("Hello."),
     {"role": "assistant", "content": "Good day."},
     *user("Who are you?"),
+]
+PROMPTS = [
+    "Tell me about the sea.",
+    "What is twelve times twelve?",
+    "Name five animals.",
+    "Who wrote Faust?",
+    "hello hello hello",
+    "Say something about rain. " * 4,
 ]
 CHATS = [*map(user, PROMPTS), TURNS]
 WRONG: list[dict[str, Any]] = [

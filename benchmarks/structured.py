@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from streamspec.runtime import Completion, Grammar, Session, load
+from streamspec.runtime.decoding.policy import AdaptiveState
 
 CITY = {
     "type": "object",
@@ -40,7 +41,10 @@ KINDS = {
 
 
 def answers(session: Session, grammar: Grammar | None, speculate: bool) -> list[Completion]:
-    return [session.generate(prompt, max_new_tokens=96, grammar=grammar, speculate=speculate) for prompt in PROMPTS]
+    """Answers all prompts as a new process would, which knows no text of another repetition or side."""
+    policy = session.policy.unlearned()
+    with session.decode_with(policy, AdaptiveState(policy)):
+        return [session.generate(prompt, max_new_tokens=96, grammar=grammar, speculate=speculate) for prompt in PROMPTS]
 
 
 def mask_microseconds(session: Session, grammar: Grammar, tokens: list[int]) -> float:

@@ -79,8 +79,9 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
         side.answer(cases[0].prompt(0, []), 16)
     passes: dict[str, list[list[ArmOutput]]] = {side: [] for side in SIDES}
     for repeat in range(arguments.repeats):
-        for answers in passes.values():
-            answers.append([])
+        for side in sides:
+            side.begin_pass()
+            passes[side.name].append([])
         for number, case in enumerate(track(cases, f"{name} {repeat + 1}/{arguments.repeats}", len(cases))):
             start = (repeat + number) % len(sides)
             for side in sides[start:] + sides[:start]:

@@ -44,6 +44,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         side.answer(cases[0].prompt(0, []), 16)
     for repeat in range(arguments.repeats):
         for side in sides:
+            side.begin_pass()
             passes[side.name].append([])
         for number, case in enumerate(track(cases, f"pass {repeat + 1}/{arguments.repeats}", len(cases))):
             start, written = (repeat + number) % len(sides), set[tuple[int, ...]]()

@@ -12,6 +12,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +47,7 @@ class PastAnswers:
         if self._path is not None:
             self._tokens = self._read(self._path)
             self._order()
+        self._loaded = np.array(self._tokens, np.uint32)
 
     def add(self, answer: Sequence[int]) -> None:
         """Adds an answer, and to the file, too."""
@@ -58,6 +60,16 @@ class PastAnswers:
                 self._append(self._path, np.array(answer, "<u4").tobytes())
             if len(self._tokens) - self._ordered >= max(FIRST, self._ordered // SHARE):
                 self._order()
+
+    def as_loaded(self) -> PastAnswers:
+        """Returns the answers that the file had when it was read. Further ones stay in memory."""
+        other = copy(self)
+        other._lock = threading.Lock()
+        other._path = None
+        other.store = None
+        other._tokens = self._loaded.tolist()
+        other._order()
+        return other
 
     def _order(self) -> None:
         """Drops the oldest answers and makes the store anew."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.reporting.training_figure import figure
+from streamspec.adapters.reporting.verdict import answers, counted
 from streamspec.atomic import write_text
 from streamspec.bundle.adapter_folder import ACCEPTANCE, PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS
 from streamspec.bundle.manifest import METHODS
@@ -61,22 +62,30 @@ def _front_matter(base: str, task: bool, drafts: bool, method: str) -> str:
 
 
 def _drafter(description: Mapping[str, Any], task: bool) -> str:
-    streams = description["streams"]
+    streams, joint = description["streams"], description["recipe"] == "joint"
+    promise = "The output is that of the model without it, token for token"
+    if task:
+        learned = "was trained together with the drafter and" if joint else "alone"
+        promise = (
+            f"The LoRA {learned} changes the model's answers. Speculative output is that of plain decoding with the "
+            "LoRA, token for token"
+        )
     return (
         f"{', with a drafter' if task else ''} (`{description['method']}`, {description['recipe']} recipe) in "
-        f"`{STREAM_WEIGHTS}` that proposes up to {streams['gamma']} tokens at once. The output is that of the model "
-        "without it, token for token"
+        f"`{STREAM_WEIGHTS}` that proposes up to {streams['gamma']} tokens at once. {promise}"
     )
 
 
 def _figures(metrics: Mapping[str, Any]) -> str:
-    rows = [("next-token loss", f"{metrics['val_loss']:.3f}")]
+    rows = [("next-token loss", f"{metrics['val_loss']:.3f}", counted(metrics["val_texts"], "text"))]
     if "tau" in metrics:
+        by = answers(metrics)
+        right = " ".join(f"{x:.2f}" for x in metrics["per_stream_accuracy"])
         rows += [
-            (f"accepted length (tau), simulated, tree of {metrics['tau_rows']} rows", f"{metrics['tau']:.2f}"),
-            ("first candidate right, by position", " ".join(f"{x:.2f}" for x in metrics["per_stream_accuracy"])),
+            (f"accepted length (tau), simulated, tree of {metrics['tau_rows']} rows", f"{metrics['tau']:.2f}", by),
+            ("first candidate right, by position", right, by),
         ]
-    return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+    return "\n".join(["| figure | value | measured on |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _training(provenance: Mapping[str, Any]) -> str:

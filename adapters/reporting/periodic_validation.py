@@ -40,19 +40,19 @@ def sample(rows: Sequence[TokenRow]) -> list[TokenRow]:
 
 
 def target_figures(model: TargetModel, rows: list[TokenRow]) -> dict[str, float]:
-    """`loss`, the next-token loss, of a target that learns; of a frozen one nothing."""
+    """`loss`, the next-token loss, of a target that learns, and the number of `texts`; of a frozen one nothing."""
     if model.frozen:
         return {}
     with evaluating(model):
-        return {"loss": round(validation_loss(model, rows)[0], 4)}
+        return {"loss": round(validation_loss(model, rows)[0], 4), "texts": len(rows)}
 
 
 def drafter_figures(model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, float]:
-    """Those of its target, and `tau`."""
+    """Those of its target, `tau`, and the number of `texts`."""
     found = target_figures(model, rows)
     with evaluating(model):
         ranks = record_ranks(model, rows, vocabulary)
-    return found | {"tau": reported_tau(ranks, model.gamma)}
+    return found | {"tau": reported_tau(ranks, model.gamma), "texts": len(rows)}
 
 
 def reported_tau(ranks: Ranks, gamma: int) -> float:

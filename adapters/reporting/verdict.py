@@ -58,6 +58,18 @@ def expected(ranks: Ranks, method: str, options: Options, ns: int, layers: int) 
     return {"rows": rows, "tau": round(tau, 2), "step": round(cost, 2), "speed_up": round(speed_up, 2)}
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, which gets an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def answers(metrics: Mapping[str, Any]) -> str:
+    """Says what the drafts of a last validation were measured on."""
+    if metrics["val_answers"]:
+        return f"{counted(metrics['val_answers'], 'answer')} of the target"
+    return counted(metrics["val_ranked"], "reference answer")
+
+
 def trend(log: Sequence[Mapping[str, float]], name: str) -> tuple[float, float, float] | None:
     """Of validation as it went: the figure `name` at two thirds of it and at its end, and the minutes between; None
     of fewer than four.
@@ -74,34 +86,37 @@ def verdict(metrics: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
     """Sentences about a run: `metrics` of its last validation, `log` of its stages in their order."""
     stages = [entries for entries in log.values() if isinstance(entries, list) and entries]
     last = stages[-1] if stages else []
+    texts = next((int(entry["eval_texts"]) for entry in reversed(last) if "eval_texts" in entry), None)
     if "expected" not in metrics:
-        return [_about_loss(trend(last, "eval_loss"))]
+        return [_about_loss(trend(last, "eval_loss"), texts)]
     speed, right = metrics["expected"], metrics["per_stream_accuracy"]
     gain = f"{speed['speed_up']:.1f}x plain decoding or more"
     if speed["speed_up"] < HARDLY:
         gain = "hardly any gain over plain decoding"
     said = (
         f"expected {gain}, at {speed['rows']} rows: {speed['tau']:.2f} tokens in steps of {speed['step']:.2f} plain "
-        "ones, int8 on a CPU; `streamspec bench` measures it"
+        f"ones, int8 on a CPU, by {answers(metrics)}; `streamspec bench` measures it"
     )
-    return [said, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'))}"]
+    return [said, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'), texts)}"]
 
 
-def _about_tau(found: tuple[float, float, float] | None) -> str:
+def _about_tau(found: tuple[float, float, float] | None, texts: int | None) -> str:
     if found is None:
         return "the run was too short to tell whether more training helps: give it more --max-minutes or --epochs"
     before, after, minutes = found
-    went = f"tau went from {before:.2f} to {after:.2f} in the last {duration(60 * minutes)} of training"
+    of = "" if texts is None else f" ({counted(texts, 'answer')})"
+    went = f"tau went from {before:.2f} to {after:.2f} in the last {duration(60 * minutes)} of training{of}"
     if after - before > FLAT_TAU * before:
         return f"too little training: {went}, so more --max-minutes or --epochs bring more"
     return f"{went}: more time alone brings little, more and other prompts or another drafter may"
 
 
-def _about_loss(found: tuple[float, float, float] | None) -> str:
+def _about_loss(found: tuple[float, float, float] | None, texts: int | None) -> str:
     if found is None:
         return "the run was too short to tell whether more training helps"
     before, after, minutes = found
-    went = f"validation loss went from {before:.3f} to {after:.3f} in the last {duration(60 * minutes)} of training"
+    of = "" if texts is None else f" of {counted(texts, 'text')}"
+    went = f"validation loss{of} went from {before:.3f} to {after:.3f} in the last {duration(60 * minutes)} of training"
     if after < before * (1 - FLAT_LOSS):
         return f"{went}: more --max-minutes or --epochs bring more"
     return f"{went}: " + ("it learns by heart, fewer --epochs are better" if after > before else "it has learnt enough")

@@ -50,6 +50,10 @@ class Worker:
     def answer(self, prompt: list[int], limit: int, mode: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return self.ask(prompt=prompt, limit=limit, mode=mode, settings=dict(settings))
 
+    def warm(self, prompt: list[int], limit: int, mode: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As `answer`; the engine is to learn nothing of the text."""
+        return self.ask(prompt=prompt, limit=limit, mode=mode, settings=dict(settings), warm=True)
+
     def memory(self) -> dict[str, float]:
         """MB of the process: the most that was resident; now, with its part of shared pages; now, of no file."""
         folder = Path("/proc") / str(self.loaded["pid"])

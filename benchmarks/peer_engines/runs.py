@@ -2,7 +2,8 @@
 
 A block is some prompts that every side answers, one side after the other, in an order drawn anew for each block: what
 disturbs the machine disturbs neighbours alike, and ratios are taken within blocks. A block counts when all its turns
-are done; a later run goes on after the last one.
+are done; a later run goes on after the last one. Engines remember texts, each in its way; so every repetition has
+processes of its own, which do not know the answers of another one.
 """
 
 from __future__ import annotations
@@ -180,7 +181,11 @@ class Measurement:
         numbered = list(enumerate(blocks(len(self.task.measured), size)))
         missing = [(r, b, prompts) for r in range(repetitions) for b, prompts in numbered if (r, b) not in done]
         began = time.monotonic()
+        before = -1
         for number, (repetition, block, prompts) in enumerate(missing):
+            if repetition != before:
+                self.close()
+            before = repetition
             turns, load = {}, os.getloadavg()[0]
             for side in order(self.in_repetition(repetition), self.task.name, repetition, block):
                 try:
@@ -211,7 +216,7 @@ class Measurement:
         ]
         found: Record = {"answers": answers}
         if long:
-            found["long"] = worker.answer(self.task.long, 2, side.mode, settings)["first"]
+            found["long"] = worker.warm(self.task.long, 2, side.mode, settings)["first"]
         return found
 
     def answer(self, worker: Worker, side: Side, prompt: list[int], settings: Settings) -> Record:
@@ -220,10 +225,10 @@ class Measurement:
         return found
 
     def warm(self, worker: Worker, side: Side, settings: Settings) -> None:
-        worker.answer((self.task.tuning or self.task.measured)[0], WARM, side.mode, settings)
+        worker.warm((self.task.tuning or self.task.measured)[0], WARM, side.mode, settings)
 
     def worker(self, side: Side) -> Worker:
-        """The process of a side, loaded once for all blocks."""
+        """The process of a side, loaded once for all blocks of a repetition."""
         if side.process not in self.workers:
             self.workers[side.process] = self.opened(side, self.settings(side))
         return self.workers[side.process]

@@ -4,7 +4,8 @@
 Needs nothing of streamspec but for its own engine. First line written: seconds of loading, the process whose memory
 counts, versions. Then each request `{"prompt": ids, "limit": n, "mode": ..., "settings": ...}` gets `{"tokens": ids,
 "first": s, "decode": s, "whole": s}`: seconds to the first token, from there to the last one, and of the request; or
-`{"error": ...}`. Tokens may end with the end-of-text token.
+`{"error": ...}`. Tokens may end with the end-of-text token. `"warm": true` marks a warm-up, of which streamspec learns
+nothing.
 """
 
 from __future__ import annotations
@@ -39,29 +40,40 @@ class Streamspec:
         self.arms: dict[str, Any] = {}
 
     def arm(self, mode: str) -> Any:
-        """One way of decoding; what it learns of drafts is its own."""
+        """One way of decoding, which has learned nothing."""
         from streamspec.bench.arms import Arm
-        from streamspec.runtime.costs.drafter_gate import DrafterGate
-        from streamspec.runtime.decoding.policy import AdaptiveState
 
-        if mode not in self.arms:
-            arm = self.arms[mode] = Arm(mode, self.session, mode != "plain")
-            if mode == "n-grams" and self.session.runner.gamma:
-                state = AdaptiveState(self.session.policy)
-                if state.gate is None:
-                    raise RuntimeError("its drafter cannot be left out: no cost of rows was measured")
-                state.gate.__class__ = type("Closed", (DrafterGate,), {"open": property(lambda self: False)})
-                arm._adaptive.append(state)
-        return self.arms[mode]
+        if mode == "n-grams" and self.session.runner.gamma:
+            return Arm(mode, self.session, True, adaptive=without_drafter)
+        return Arm(mode, self.session, mode != "plain")
 
     def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
-        arm = self.arm(mode)
+        if mode not in self.arms:
+            self.arms[mode] = self.arm(mode)
+        return self.timed(self.arms[mode], prompt, limit)
+
+    def warm(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        return self.timed(self.arm(mode), prompt, limit)
+
+    def timed(self, arm: Any, prompt: list[int], limit: int) -> Answer:
         self.session.forget()
         started = time.perf_counter()
         done = arm.answer(prompt, limit)
         whole, measure = time.perf_counter() - started, done.measure
         steps = {"steps": measure.steps, "step_tokens": measure.step_tokens, "plain_steps": measure.plain_steps}
         return {"tokens": done.token_ids, "first": measure.prefill, "decode": measure.decode, "whole": whole, **steps}
+
+
+def without_drafter(policy: Any) -> Any:
+    """What a session learns whose drafter never runs. Raises RuntimeError where it cannot be left out."""
+    from streamspec.runtime.decoding.drafter_gate import DrafterGate
+    from streamspec.runtime.decoding.policy import AdaptiveState
+
+    state = AdaptiveState(policy)
+    if state.gate is None:
+        raise RuntimeError("its drafter cannot be left out: no cost of rows was measured")
+    state.gate.__class__ = type("Closed", (DrafterGate,), {"open": property(lambda self: False)})
+    return state
 
 
 class OnnxruntimeGenai:
@@ -273,7 +285,8 @@ def serve(engine: Any, lines: Any, say: Callable[[dict[str, Any]], None]) -> Non
             if "score" in asked:
                 say(engine.score(asked["prompt"], asked["score"]))
             else:
-                say(engine.answer(asked["prompt"], asked["limit"], asked["mode"], asked["settings"]))
+                answer = getattr(engine, "warm", engine.answer) if asked.get("warm") else engine.answer
+                say(answer(asked["prompt"], asked["limit"], asked["mode"], asked["settings"]))
         except Exception as error:  # whatever an engine raises: the one who asked decides what to do
             say({"error": f"{type(error).__name__}: {error}"})
 

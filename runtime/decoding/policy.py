@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,6 +43,11 @@ class DecodingPolicy:
     search: DraftSearch = PYTHON_SEARCH
     deepest: int = 0
     window: int = 0
+
+    def unlearned(self) -> DecodingPolicy:
+        """Returns this policy with sources that know no answer given since the bundle was loaded. With it and a new
+        `AdaptiveState` a session decodes as in a new process: it knows what steps cost here and nothing of texts."""
+        return replace(self, sources=tuple(source.unlearned() for source in self.sources))
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""

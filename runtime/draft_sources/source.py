@@ -98,7 +98,10 @@ class LastingIndex(Protocol):
 class DraftSource:
     """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
     index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens.
-    `explores`: it has rows verified for what they teach; one source of a session may."""
+    `explores`: it has rows verified for what they teach; one source of a session may.
+
+    A source that remembers texts anywhere but in `lasting`, which each session makes anew, says with `fresh` how one
+    that has seen none of them is made."""
 
     name: str
     assumed: Sequence[Rates]
@@ -106,6 +109,15 @@ class DraftSource:
     keep: Callable[[Sequence[int]], None] | None = None
     lasting: Callable[[], LastingIndex] | None = None
     explores: bool = False
+    fresh: Callable[[], DraftSource] | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.fresh is None:
+            raise TypeError(f"source {self.name!r} keeps answers and does not say how a fresh one is made")
+
+    def unlearned(self) -> DraftSource:
+        """Returns this source as it was when the bundle was loaded."""
+        return self if self.fresh is None else self.fresh()
 
 
 class Found(NamedTuple):

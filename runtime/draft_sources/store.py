@@ -169,6 +169,9 @@ class GrowingStore(Protocol):
 
     def add(self, answer: Sequence[int]) -> None: ...
 
+    def as_loaded(self) -> GrowingStore:
+        """Returns a store of the answers that this one began with, which grows by itself."""
+
 
 class NothingYet:
     """The index of a store without answers."""
@@ -184,7 +187,7 @@ def past_source(past: GrowingStore) -> DraftSource:
     def begin() -> TextIndex:
         return NothingYet() if past.store is None else StoreIndex(past.store)
 
-    return DraftSource("past answers", ASSUMED, begin, past.add)
+    return DraftSource("past answers", ASSUMED, begin, past.add, fresh=lambda: past_source(past.as_loaded()))
 
 
 def store_source(store: AnswerStore) -> DraftSource:

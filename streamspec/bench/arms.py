@@ -6,7 +6,7 @@ The only module of bench that touches the runtime's sessions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,13 @@ class ArmOutput:
     drafted: list[bool]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Arm:
     """One way of decoding. `rows`, `pruning`: forced instead of the session's own choice; None for the session's.
+    `adaptive`: makes the state that an arm begins a pass with.
 
-    What is learned of drafts is the arm's own: no arm profits or suffers from another's.
+    What answers teach of texts is the arm's own, and each pass begins without it: no arm and no pass profits or suffers
+    from another's.
     """
 
     name: str
@@ -48,15 +50,20 @@ class Arm:
     sampling: Sampling = GREEDY
     rows: int | None = None
     pruning: Pruning | None = None
-    _adaptive: list[AdaptiveState] = field(default_factory=list)  # one, once it has answered
+    adaptive: Callable[[DecodingPolicy], AdaptiveState] = AdaptiveState
+    _learned: tuple[DecodingPolicy, AdaptiveState] | None = field(default=None, init=False, repr=False)
+
+    def begin_pass(self) -> None:
+        """Forgets what its answers have taught of texts, as a new process would not know it. What steps cost stays."""
+        self._learned = None
 
     def answer(self, prompt: Any, limit: int) -> ArmOutput:
         """Answers `prompt` with at most `limit` tokens, from an empty cache."""
         self.session.forget()  # nobody profits from what another has read
-        policy = self._policy()
-        if not self._adaptive:
-            self._adaptive.append(AdaptiveState(policy))
-        with self.session.decode_with(policy, self._adaptive[0]):
+        if self._learned is None:
+            policy = self._policy()
+            self._learned = policy, self.adaptive(policy)
+        with self.session.decode_with(*self._learned):
             done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
         stats = done.stats
         measure = Measure(
@@ -73,8 +80,8 @@ class Arm:
         return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
     def _policy(self) -> DecodingPolicy:
-        """Returns the session's policy, with the rows and pruning that this arm forces."""
-        policy = self.session.policy
+        """Returns the session's policy, with the rows and pruning that this arm forces and nothing learned."""
+        policy = self.session.policy.unlearned()
         if self.rows is not None:  # without costs every step takes all rows
             policy = replace(policy, rows=self.rows, costs=None)
         return policy if self.pruning is None else replace(policy, pruning=self.pruning)

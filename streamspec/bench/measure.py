@@ -96,10 +96,12 @@ def _name(pruning: Pruning) -> str:
 
 
 def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_new_tokens: int) -> Recorder:
-    """Runs every arm on every prompt, `repeats` times, after a warm-up."""
+    """Runs every arm on every prompt, `repeats` times, after a warm-up. No pass knows the texts of another."""
     record = Recorder(arms, max_new_tokens)
     record.warm_up(cases[0])
     for repetition in range(repeats):
+        for arm in arms:
+            arm.begin_pass()
         for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
             record.run(case, repetition, number)
     return record

@@ -106,12 +106,9 @@ def show(report: Report) -> None:
     from rich.console import Console
 
     console = Console(width=max(Console().width, 112), markup=False)
-    passes = (
-        f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, "
-        f"{report.threads} threads"
-    )
     console.print(
-        f"{report.bundle}: {passes}; speculation: {report.speculation}; provider: {report.provider}",
+        f"{report.bundle}: {basis(report)}, {report.threads} threads; speculation: {report.speculation}; provider: "
+        f"{report.provider}",
         highlight=False,
         soft_wrap=True,
     )
@@ -147,6 +144,11 @@ def show(report: Report) -> None:
             f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "
             f"{figures['prompts']} prompts"
         )
+
+
+def basis(report: Report) -> str:
+    """Says what all figures of a report rest on."""
+    return f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass"
 
 
 def speeds(report: Report) -> Table:

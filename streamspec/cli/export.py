@@ -246,7 +246,8 @@ def report(out: Path, answers: dict[str, float], as_json: bool) -> None:
         elif name.startswith("cost: "):
             print(value)
     if answers:
-        print("answers: " + ", ".join(f"{name} {value:.4g}" for name, value in answers.items()))
+        figures = (f"{name} {value:.4g}" for name, value in answers.items() if name not in ("prompts", "scored"))
+        print(f"answers to {answers['prompts']} prompts, {answers['scored']} of them scored: {', '.join(figures)}")
     print(f"wrote {out}; look at it with: streamspec inspect {out}")
 
 
@@ -254,7 +255,7 @@ def score_answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, 
     """Scores the bundle's greedy answers on the CPU, by figures that depend on no clock.
 
     `tokens_per_step` with a tree of `tree_rows` rows (0: no drafter) and without n-grams, and `em`, `rouge1`, `rouge2`,
-    `rougeL` where the rows have references.
+    `rougeL` where the rows have references; `prompts`: how many were answered, `scored`: of them, with references.
     """
     from streamspec.bench import bench
 
@@ -269,5 +270,7 @@ def score_answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, 
         ngram=False,
         recycling=False,
     )
-    drafted = {"tokens_per_step": report.speculative.tokens_per_step} if tree_rows else {}
-    return drafted | {name: float(value) for name, value in report.quality.get("plain", {}).items()}
+    found: dict[str, float] = {"prompts": report.prompts, "scored": report.quality.get("scored", 0)}
+    if tree_rows:
+        found["tokens_per_step"] = report.speculative.tokens_per_step
+    return found | {name: float(value) for name, value in report.quality.get("plain", {}).items()}

@@ -131,11 +131,13 @@ def once_on_each_machine(failure: type[BaseException] = StreamspecError) -> Iter
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:
     """The result of the run as text."""
-    figures = [f"next-token loss {result['val_loss']:.3f}"]
+    from streamspec.adapters.reporting.verdict import answers, counted
+
+    figures = [f"next-token loss {result['val_loss']:.3f} of {counted(result['val_texts'], 'text')}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
         figures += [
-            f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)",
+            f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows) on {answers(result)}",
             f"first candidate right: {right}",
         ]
     if len(result.get("expert_shares", ())) > 1:

@@ -75,20 +75,27 @@ def command(
     }
     if prompts is not None:
         from streamspec.bench.pruning import find_pruning
-        from streamspec.cli.bench import speeds
+        from streamspec.cli.bench import basis, speeds
 
         report, pruning = find_pruning(
             bundle, prompts, limit, max_new_tokens, replace(loading, provider=session.provider.name)
         )
         probability = pruning.min_probability
         keep_min_probability(session.runner, session.manifest, probability, score=pruning.score)
+        console.print(f"{prompts.name}: {basis(report)}")
         console.print(speeds(report))
         console.print(
             f"pruning: below a probability of {probability:g} by {pruning.score}"
             if probability
             else "pruning: none (it does not pay here)"
         )
-        result["prune"] = {"least": probability, "score": pruning.score, "tried": [asdict(one) for one in report.rows]}
+        result["prune"] = {
+            "least": probability,
+            "score": pruning.score,
+            "tried": [asdict(one) for one in report.rows],
+            "prompts": report.prompts,
+            "repeats": report.repeats,
+        }
     if as_json:
         print(json.dumps(result))
 

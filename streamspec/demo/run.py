@@ -47,7 +47,7 @@ def demo(
     plain = figures(PLAIN, passes[PLAIN], passes[PLAIN])
     speculative = figures(SPECULATIVE, passes[SPECULATIVE], passes[PLAIN])
     same = sum(pair[PLAIN].token_ids == pair[SPECULATIVE].token_ids for pair in pairs)
-    console.print(_table(plain, speculative))
+    console.print(_table(plain, speculative, len(pairs)))
     console.print(f"the same tokens from both: {same} of {len(pairs)} prompts; right SQL: {right} of {len(pairs)}")
     draw(passes[PLAIN][0], passes[SPECULATIVE][0], plot)
     console.print(f"plot: {plot}   bundle: {bundle}", soft_wrap=True)
@@ -130,6 +130,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     sides = [Arm(PLAIN, session, False), Arm(SPECULATIVE, session, True)]
     for side in sides:
         side.answer(cases[0].turns[0], MAX_NEW_TOKENS)
+        side.begin_pass()  # the warm-up is the first prompt
     pairs, right = [], 0
     for number, case in enumerate(cases):
         prompt = str(case.turns[0])
@@ -178,8 +179,8 @@ def _legend(console: Console) -> str:
     return "" if console.color_system is not None else " (drafted ones in brackets)"
 
 
-def _table(plain: Figures, speculative: Figures) -> Table:
-    table = Table()
+def _table(plain: Figures, speculative: Figures, prompts: int) -> Table:
+    table = Table(title=f"{prompts} prompts, each answered once by either", title_justify="left")
     for title in ("", "tokens/step", "step ms", "tokens/s", "speed-up"):
         table.add_column(title, justify="left" if not title else "right")
     for one in (plain, speculative):

@@ -19,7 +19,7 @@ from streamspec.bench.prompts import read_cases
 from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
-from streamspec.runtime.decoding.policy import DecodingPolicy
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.fake_session import FakeSession
 
@@ -215,13 +215,15 @@ def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
         assert tie_breaker.margin(prompt, [7]) == margin
 
 
-def test_what_one_side_learns_no_other_knows(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, seen = FakeSession(), []
+def test_what_one_side_or_pass_learns_no_other_knows(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, seen = FakeSession(), list[AdaptiveState]()
     generate = session.generate
-    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(id(session.adaptive)), generate(*a, **k))[1])
+    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(session.adaptive), generate(*a, **k))[1])
     use(monkeypatch, mine=session)
     bench("mine", prompts, repeats=2, rows=[4])
-    assert len(set(seen)) == 3 and len(seen) == 15
+    warm_up, *passes = seen[:3], seen[3:9], seen[9:]
+    assert [len(set(states)) for states in (warm_up, *passes)] == [3, 3, 3]
+    assert len(set(seen)) == 9 and len(seen) == 15
 
 
 def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:

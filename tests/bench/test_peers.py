@@ -318,9 +318,12 @@ class FakeWorker:
     def answer(self, prompt: list[int], limit: int, mode: str, settings: sides.Settings) -> dict[str, Any]:
         if self.fails:
             raise process.EngineError("it is tired")
-        if limit > runs.WARM:
-            self.asked.append(self.side.name)
+        self.asked.append(self.side.name)
         return {"tokens": prompt, "first": 0.1, "decode": 1 / settings.get("speed", 1), "whole": 1.0}
+
+    def warm(self, prompt: list[int], limit: int, mode: str, settings: sides.Settings) -> dict[str, Any]:
+        assert limit <= runs.WARM
+        return {"first": 0.1}
 
     def memory(self) -> dict[str, float]:
         return {"peak": 1.0, "pss": 1.0, "anonymous": 1.0}
@@ -371,6 +374,12 @@ def test_a_run_goes_on_after_the_blocks_that_are_done(bench: Bench) -> None:
     assert [one["tokens"] for one in first["answers"]] == [[5, 6, 7], [5, 8]]
     assert "long" in first and "long" not in again.record["blocks"][1]["turns"][f"{OURS} default"]
     assert json.loads(bench.path.read_text())["tasks"]["e2e"] == json.loads(json.dumps(again.record))
+
+
+def test_each_repetition_has_processes_of_its_own(bench: Bench) -> None:
+    bench.run(3)
+    closed = [number for number, name in enumerate(bench.asked) if name.startswith("closed")]
+    assert closed == [9, 10, 20, 21, 31, 32]  # after three prompts of three sides; two of them share a process
 
 
 def test_figures_of_other_sides_or_prompts_are_not_mixed(bench: Bench) -> None:

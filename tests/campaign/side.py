@@ -78,7 +78,8 @@ class Side:
         made = self._arms.setdefault(
             (name, rows or 0), Arm(name, self._sessions[name], True, sampling, rows, kind.pruning)
         )
-        return replace(made, sampling=sampling)  # keeps what was learned
+        made.sampling = sampling
+        return made
 
     def run(self, prompts: list[str], number: int, kept: Kept) -> None:
         """Answers the prompt of this number in every way, and counts."""

@@ -154,7 +154,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 
     monkeypatch.setattr(train, "check_early", lambda config: None)
     seen: list[TrainConfig] = []
-    monkeypatch.setattr(module, "train", lambda config, *_: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
+    monkeypatch.setattr(
+        module, "train", lambda config, *_: seen.append(config) or {"val_loss": 0.5, "val_texts": 1, "minutes": 3.2}
+    )
     return seen
 
 
@@ -163,11 +165,16 @@ def test_training_ends_with_what_it_reached(tmp_path: Path, trained: list[TrainC
     assert result.exit_code == 0, result.stderr
     assert (
         result.stdout.split("\n")[0]
-        == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500"
+        == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500 of 1 text"
     )
-    streams = {"val_loss": 1.25, "minutes": 40.1, "tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
+    streams = {"val_loss": 1.25, "val_texts": 20, "val_answers": 12, "val_ranked": 12, "minutes": 40.1}
+    streams |= {"tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
     line = train.summary(streams, trained[0]).split("\n")[0]
-    assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first candidate right: 0.90 0.81")
+    assert "loss 1.250 of 20 texts" in line
+    assert "simulated tau 3.46 (tree of 16 rows) on 12 answers of the target, " in line
+    assert line.endswith("first candidate right: 0.90 0.81")
+    line = train.summary(streams | {"val_answers": 0, "val_ranked": 9}, trained[0]).split("\n")[0]
+    assert "simulated tau 3.46 (tree of 16 rows) on 9 reference answers, " in line
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path, trained: list[TrainConfig]) -> None:
@@ -179,7 +186,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path,
     assert (config.base, config.gamma, config.max_minutes, config.root_token) == ("b", 3, 3, False)
     assert config.lr == 1e-3 and not config.resume  # YAML takes 1e-3 for text
     assert config.stream_lr == TrainConfig(base="b", data=Path("d"), out=Path("o")).stream_lr
-    assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5, "minutes": 3.2}
+    assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5, "val_texts": 1, "minutes": 3.2}
 
 
 @pytest.mark.parametrize(

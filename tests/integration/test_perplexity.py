@@ -120,7 +120,10 @@ def test_the_command_also_says_how_well_the_bundle_answers(base: Path, rows: Pat
     )
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout.splitlines()[-1])
-    assert set(said["answers"]) == {"em", "rouge1", "rouge2", "rougeL"} and "tokens" in said["parity: perplexity"]
+    assert (
+        set(said["answers"]) == {"prompts", "scored", "em", "rouge1", "rouge2", "rougeL"}
+        and "tokens" in said["parity: perplexity"]
+    )
 
 
 def test_a_row_longer_than_the_context_is_refused_by_its_line(base: Path, rows: Path, tmp_path: Path) -> None:

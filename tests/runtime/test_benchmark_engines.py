@@ -48,7 +48,7 @@ def test_two_models_are_measured_beside_the_bundles_own_drafter(
 
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in 2 * PROMPTS))
     asked = {"prompts": prompts, "limit": None, "max_new_tokens": 30, "repeats": 2, "gammas": [1, 3], "threads": 1}
     found = bench(argparse.Namespace(bundle=bundles("fp32"), draft=bundles("int8"), **asked))
     assert list(found) == ["plain", "own drafter", "two models", "two models, gamma 1", "two models, gamma 3"]
@@ -106,6 +106,21 @@ def test_a_peers_worker_answers_alike_in_all_modes_and_leaves_the_drafter_out_wh
     assert len({str([one["tokens"] for one in some]) for some in answers.values()}) == 1
     assert sum(one["step_tokens"] for one in answers["n-grams"]) > 0 == sum(one["steps"] for one in answers["plain"])
     assert all(0 < one["first"] + one["decode"] <= one["whole"] for some in answers.values() for one in some)
+
+
+def test_a_peers_warm_up_teaches_no_texts(bundles: Bundles, scripts: Any) -> None:
+    from peer_engines.worker import Streamspec
+
+    steps = []
+    for warm in (False, True):
+        engine = Streamspec({"model": bundles("lora"), "threads": 1})
+        engine.session.policy = replace(engine.session.policy, rows=8, costs=None)
+        prompt = engine.session.encode(PROMPTS[0])
+        if warm:
+            engine.warm(prompt, 40, "default", {})
+        found = [engine.answer(prompt, 40, "default", {}) for _ in range(2)]
+        steps.append([one["steps"] + one["plain_steps"] for one in found])
+    assert steps[0] == steps[1] and steps[0][1] < steps[0][0]
 
 
 @pytest.mark.parametrize("tree", ["6", "8:3", "8:0.1", "8f", "2x2", "1x3", "2x2c"])

@@ -67,6 +67,28 @@ def test_the_file_is_private_and_the_next_load_goes_on_from_it(tmp_path: Path) -
     assert len(path.read_bytes()) == len(path.read_bytes().split(b"\n")[0]) + 1 + 4 * 6 * 41
 
 
+def test_unlearned_answers_are_those_of_the_file_as_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    for _ in range(5):
+        past.add(ANSWER)
+    past = PastAnswers(described(), path)
+    for _ in range(5):
+        past.add([50] * 40)
+    written, fresh = path.read_bytes(), past_source(past).unlearned()
+    assert fresh.begin is not None and fresh.keep is not None
+    begun = fresh.begin()
+    begun.extend([1])
+    begun.extend([50, 50])
+    assert begun.find(4) is None
+    begun.extend(ANSWER[:2])
+    found = begun.find(4)
+    assert found is not None and found.tokens == ANSWER[2:6]
+    fresh.keep(ANSWER)
+    assert path.read_bytes() == written
+    assert past.store is not None and past.store.find([[50, 50]], 1) is not None
+
+
 def test_a_file_cut_off_in_the_middle_is_read_up_to_its_last_answer(tmp_path: Path) -> None:
     path = tmp_path / "answers"
     past = PastAnswers(described(), path)

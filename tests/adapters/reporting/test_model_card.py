@@ -32,7 +32,15 @@ LOG = {
     + [{"step": 1000, "loss": float("nan")}],
 }
 PROVENANCE = {
-    "metrics": {"val_loss": 0.5, "tau": 2.5, "tau_rows": 16, "per_stream_accuracy": [0.5, 0.25]},
+    "metrics": {
+        "val_loss": 0.5,
+        "val_texts": 40,
+        "val_answers": 0,
+        "val_ranked": 9,
+        "tau": 2.5,
+        "tau_rows": 16,
+        "per_stream_accuracy": [0.5, 0.25],
+    },
     "log": LOG,
     "data": {"train.jsonl": "cd" * 32},
     "minutes": 12.3,
@@ -43,7 +51,7 @@ PROVENANCE = {
 
 def front_matter(text: str) -> dict:
     _, front, rest = text.split("---\n", 2)
-    assert "---" not in rest.replace("|---|---|", "")
+    assert "---" not in rest.replace("|---|---|---|", "")
     return yaml.safe_load(front)
 
 
@@ -59,8 +67,10 @@ def test_the_card_says_what_the_hub_reads_and_what_was_measured(tmp_path: Path) 
     }
     for part in (
         "# my-task",
-        "| 2.50 |",
-        "| 0.50 0.25 |",
+        "| next-token loss | 0.500 | 40 texts |",
+        "| 2.50 | 9 reference answers |",
+        "| 0.50 0.25 | 9 reference answers |",
+        "The output is that of the model without it, token for token.",
         "- Expected about 2x.",
         "`train.jsonl`, sha256 cdcdcdcdcdcd",
     ):
@@ -68,6 +78,16 @@ def test_the_card_says_what_the_hub_reads_and_what_was_measured(tmp_path: Path) 
     (folder / "adapter_model.safetensors").touch()
     front = front_matter(card(folder, DESCRIPTION, PROVENANCE, []))
     assert front["library_name"] == "peft" and "lora" in front["tags"]
+
+
+def test_the_card_of_a_lora_says_that_it_changes_the_answers(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    promise = "Speculative output is that of plain decoding with the LoRA, token for token."
+    staged = card(tmp_path, DESCRIPTION, PROVENANCE, [])
+    joint = card(tmp_path, DESCRIPTION | {"recipe": "joint"}, PROVENANCE, [])
+    assert f"The LoRA alone changes the model's answers. {promise}" in staged
+    assert f"The LoRA was trained together with the drafter and changes the model's answers. {promise}" in joint
+    assert not any("the model without it" in text for text in (staged, joint))
 
 
 @pytest.mark.parametrize(("base", "named"), [("folder", None), ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct")])

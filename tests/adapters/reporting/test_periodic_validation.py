@@ -64,7 +64,7 @@ def test_figures_are_the_models_and_it_goes_on_training() -> None:
     model = TargetModel(tiny_model("llama")).train()
     rows = [joined([5, 6], [7, 8, 9])]
     found = target_figures(model, rows)
-    assert model.training and found == {"loss": round(validation_loss(model, rows)[0], 4)}
+    assert model.training and found == {"loss": round(validation_loss(model, rows)[0], 4), "texts": 1}
     model.frozen = True
     assert target_figures(model, rows) == {}
 

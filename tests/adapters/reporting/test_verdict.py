@@ -7,6 +7,7 @@ import pytest
 from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.adapters.reporting.verdict import DRAFTER_COSTS, ROW_COSTS, expected, trend, verdict
 
+TWELVE = {"val_answers": 12, "val_ranked": 12}
 RIGHT = [[[0, 0], [0, 0], [0, -2], [-2, -2]]] * 8  # two candidates of two are always right: three tokens a step
 WRONG = [[[-1, -1], [-1, -1], [-1, -2], [-2, -2]]] * 8
 
@@ -38,7 +39,7 @@ def test_a_block_costs_what_streams_through_as_many_layers_cost() -> None:
 def test_without_right_candidates_a_step_costs_more_than_it_brings() -> None:
     found = expected(WRONG, "streaming", {"gamma": 2}, 6, 30)
     assert found["rows"] == min(ROW_COSTS) and found["tau"] == 1.0 and found["speed_up"] < 1
-    said = verdict({"expected": found, "per_stream_accuracy": [0.0, 0.0]}, {})
+    said = verdict({"expected": found, "per_stream_accuracy": [0.0, 0.0]} | TWELVE, {})
     assert (
         said[0].startswith("expected hardly any gain over plain decoding, at 2 rows: 1.00 tokens")
         and "too short to tell" in said[1]
@@ -47,7 +48,8 @@ def test_without_right_candidates_a_step_costs_more_than_it_brings() -> None:
 
 def log(name: str, values: list[float]) -> list[dict[str, float]]:
     trained = [{"step": 10.0 * i, "loss": 1.0, "minutes": float(i)} for i in range(1, 13)]
-    return trained + [{"step": 120 / len(values) * (i + 1), name: value} for i, value in enumerate(values)]
+    checked = [{"step": 120 / len(values) * (i + 1), name: value} for i, value in enumerate(values)]
+    return trained + [entry | {"eval_texts": 7} for entry in checked]
 
 
 def test_the_trend_is_that_of_the_last_third() -> None:
@@ -70,9 +72,11 @@ def test_the_trend_is_that_of_the_last_third() -> None:
     ],
 )
 def test_the_trend_is_said_in_words(name: str, values: list[float], says: str) -> None:
-    metrics = {"expected": expected(RIGHT, "medusa", {"gamma": 2}, 10, 30), "per_stream_accuracy": [0.43, 0.2]}
+    metrics = {"expected": expected(RIGHT, "medusa", {"gamma": 2}, 10, 30), "per_stream_accuracy": [0.43, 0.2]} | TWELVE
     said = verdict(
         metrics if name == "eval_tau" else {}, {"task": [], "regenerated": {"n": 1}, "last": log(name, values)}
     )
     assert says in said[-1] and (name == "eval_loss" or said[-1].startswith("first candidates right 0.43"))
     assert name == "eval_loss" or said[0].startswith("expected 2.4x plain decoding or more, at 4 rows: 3.00 tokens in")
+    assert name == "eval_loss" or ("by 12 answers of the target; " in said[0] and "of training (7 answers)" in said[1])
+    assert name == "eval_tau" or "validation loss of 7 texts went" in said[0]
