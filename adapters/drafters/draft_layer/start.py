@@ -56,7 +56,10 @@ def rows_to_fit(
         count += int(both.sum())
         if count >= FIT_TOKENS:
             break
-    return FitRows(*(torch.cat(side) for side in zip(*fitted, strict=True)), passes) if count else None
+    if not count:
+        return None
+    token, state, final, target = (torch.cat(side) for side in zip(*fitted, strict=True))
+    return FitRows(token, state, final, target, passes)
 
 
 @torch.no_grad()
