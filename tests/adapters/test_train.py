@@ -352,8 +352,10 @@ def test_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
     base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], sign: str
 ) -> None:
     """Cut at the first batch of answers or step of training after there is a sign of what it is about."""
-    changes = {"threads": 1} | changes
+    changes, steps, step = {"threads": 1} | changes, list[int](), trainer.Clock.on_step_end
+    monkeypatch.setattr(trainer.Clock, "on_step_end", lambda *given, **named: steps.append(1) or step(*given, **named))
     train(options(base, data, tmp_path / "whole", **changes))
+    all_steps = len(steps)
 
     def cut(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any, **named: Any) -> Any:
@@ -365,8 +367,9 @@ def test_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         patch.setattr(trainer.Clock, "on_step_end", cut(trainer.Clock.on_step_end))
         patch.setattr(self_distillation, "answer_batch", cut(self_distillation.answer_batch))
         train(options(base, data, tmp_path / "cut", **changes))
+    steps.clear()
     train(options(base, data, tmp_path / "cut", resume=True, **changes))
-    assert ends_as(tmp_path / "whole", tmp_path / "cut")
+    assert ends_as(tmp_path / "whole", tmp_path / "cut") and len(steps) < all_steps
 
 
 @pytest.mark.parametrize(
