@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         durations.longest_files_first(items)
 
 
+def pytest_collection_finish() -> None:
+    """Spares every later search for garbage the modules and tests that are there now: training does many."""
+    gc.collect()
+    gc.freeze()
+
+
 def skip_without_the_base(items: list[pytest.Item]) -> None:
     needing = [item for item in items if item.get_closest_marker("base")]
     if os.environ.get("STREAMSPEC_TEST_BASE") == "1" or not needing:
@@ -44,6 +52,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.getoption("record_durations"):
         reports = [report for reports in terminalreporter.stats.values() for report in reports]
         durations.record(report for report in reports if isinstance(report, pytest.TestReport))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Files are not forced to the disk, a dozen for each export: that is for power cuts, which no test has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

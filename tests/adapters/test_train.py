@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.checks import joined_words
 from streamspec.adapters.drafters.draft_layer import model as draft_layer
 from streamspec.adapters.train import train
+from streamspec.adapters.training import trainer
 from streamspec.data import Example
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
@@ -62,8 +65,7 @@ def test_streaming_recipes_write_a_complete_folder(base: Path, data: Path, tmp_p
     assert 1 <= summary["tau"] <= 3 and len(summary["per_stream_accuracy"]) == 2
 
 
-@pytest.mark.parametrize("own_heads", [True, False])
-@pytest.mark.parametrize("recipe", ["joint", "staged"])
+@pytest.mark.parametrize(("recipe", "own_heads"), [("joint", True), ("staged", False)])
 def test_medusa_recipes_write_a_complete_folder(
     base: Path, data: Path, tmp_path: Path, recipe: str, own_heads: bool
 ) -> None:
@@ -306,25 +308,28 @@ train(options(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), **{change
 """
 
 
-@pytest.mark.parametrize(
-    ("changes", "sign"),
-    [
-        ({"method": "lora"}, "checkpoints-task/checkpoint-*/complete"),
-        ({"recipe": "staged"}, "checkpoints-streams/checkpoint-*/complete"),
-        ({"recipe": "joint", "self_distill": True}, "answers-train.jsonl"),
-        ({"method": "eagle"}, "checkpoints-streams/checkpoint-*/complete"),
-    ],
-)
-def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
-    base: Path, data: Path, tmp_path: Path, changes: dict[str, object], sign: str
-) -> None:
-    changes = {"threads": 1} | changes
+def ends_as(whole: Path, cut: Path) -> bool:
+    """Whether two runs wrote the same tensors and the same parts of a log."""
+    for file in sorted(whole.glob("*.safetensors")):
+        one, other = load_file(file), load_file(cut / file.name)
+        if one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one):
+            return False
+    logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (whole, cut)]
+    return bool(logs[0].keys() == logs[1].keys())
+
+
+def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data: Path, tmp_path: Path) -> None:
+    """In its second stage. What a kill leaves of files and locks is tested in runs/test_run_lock.py and, of answers, in
+    answers/test_self_distillation.py.
+    """
+    changes = {"threads": 1, "recipe": "staged"}
     train(options(base, data, tmp_path / "whole", **changes))
     script = SCRIPT.format(root=str(Path(__file__).parents[2]), changes=changes)
     command = [sys.executable, "-c", script, str(base), str(data), str(tmp_path / "cut")]
     victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
-    while not list((tmp_path / "cut" / "run").glob(sign)) and time.monotonic() < deadline:
+    sign = "run/checkpoints-streams/checkpoint-*/complete"
+    while not list((tmp_path / "cut").glob(sign)) and time.monotonic() < deadline:
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
@@ -332,11 +337,39 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
     with pytest.raises(ConfigError, match=r"--seed 5; expected 0 as when the run began"):
         train(options(base, data, tmp_path / "cut", resume=True, seed=5, **changes))
     train(options(base, data, tmp_path / "cut", resume=True, **changes))
-    for name in sorted(file.name for file in (tmp_path / "whole").glob("*.safetensors")):
-        whole, cut = (load_file(tmp_path / n / name) for n in ("whole", "cut"))
-        assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
-    logs = [json.loads((tmp_path / n / "training.json").read_text())["log"] for n in ("whole", "cut")]
-    assert logs[0].keys() == logs[1].keys()
+    assert ends_as(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sign"),
+    [
+        ({"method": "lora"}, "checkpoints-task/checkpoint-*/complete"),
+        ({"recipe": "joint", "self_distill": True}, "answers-train.jsonl"),
+        ({"method": "eagle"}, "checkpoints-streams/checkpoint-*/complete"),
+    ],
+)
+def test_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], sign: str
+) -> None:
+    """Cut at the first batch of answers or step of training after there is a sign of what it is about."""
+    changes, steps, step = {"threads": 1} | changes, list[int](), trainer.Clock.on_step_end
+    monkeypatch.setattr(trainer.Clock, "on_step_end", lambda *given, **named: steps.append(1) or step(*given, **named))
+    train(options(base, data, tmp_path / "whole", **changes))
+    all_steps = len(steps)
+
+    def cut(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            return interrupt() if list((tmp_path / "cut" / "run").glob(sign)) else call(*given, **named)
+
+        return run
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.Clock, "on_step_end", cut(trainer.Clock.on_step_end))
+        patch.setattr(self_distillation, "answer_batch", cut(self_distillation.answer_batch))
+        train(options(base, data, tmp_path / "cut", **changes))
+    steps.clear()
+    train(options(base, data, tmp_path / "cut", resume=True, **changes))
+    assert ends_as(tmp_path / "whole", tmp_path / "cut") and len(steps) < all_steps
 
 
 @pytest.mark.parametrize(
