@@ -52,8 +52,11 @@ def test_an_ordinary_runtime_gives_the_tokens_that_pytorch_gives(family: str, tm
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantized_folders_run_too(precision: str, tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
-    report = export_genai(base.path, None, tmp_path / "out", precision, progress=lambda line: None)
-    assert 0 < report["plain"]["relative"] < 1 and len(answer(tmp_path / "out", 20)) == 20
+    lines: list[str] = []
+    report = export_genai(base.path, None, tmp_path / "out", precision, progress=lines.append)
+    assert 0 < report["plain"]["relative"] < 1 and report["text"]["bundle"] > 0
+    assert any(line.startswith(f"{precision}: perplexity ") for line in lines)
+    assert len(answer(tmp_path / "out", 20)) == 20
 
 
 def test_only_a_folder_of_this_kind_is_replaced(tmp_path: Path) -> None:
