@@ -3,7 +3,7 @@
 
     python benchmarks/peers.py prepare --work DIR [--engines ...] [--tasks ...]
     python benchmarks/peers.py run --work DIR --data DIR --out peers.json [--prompts 20] [--repetitions 5] [--threads N]
-    python benchmarks/peers.py table peers.json
+    python benchmarks/peers.py table peers.json [--into README.md docs/lab/benchmarks/peers.md]
 
 `prepare` installs llama.cpp (built from its Python package's source), onnxruntime-genai, OpenVINO GenAI and
 transformers below `--work`, each in an environment of its own, merges adapters into the base, and has every engine's
@@ -12,7 +12,9 @@ own tool write the weights; what is there is not made again. Some 8 GB for the t
 `run` measures, task by task: each peer's own n-grams get the best of several settings on prompts that are not measured;
 every engine loads alone, for its load time and memory; then all sides answer blocks of prompts in turns. `--out` gets
 the figures after every block, and a run that was ended goes on from there; the same name with `.md` gets the tables. A
-peer that is missing or fails is left out with a line. Do nothing else on the machine meanwhile.
+peer that is missing or fails is left out with a line. Do nothing else on the machine meanwhile. `table --into` writes
+the tables into pages, below each `<!-- table: NAME -->`; `speed_figure.py` then draws the README's chart from its
+table.
 
 Tasks: `e2e` and `wikisql` (test prompts of `--data`, streamspec's shipped adapters), `chat` (a question of each
 category of Spec-Bench, the untouched base), names of base_shapes.py (random weights, plain steps only), and those of
@@ -35,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from base_shapes import BASES
-from peer_engines import convert, figures, prompts, runs
+from peer_engines import convert, figures, pages, prompts, runs
 from peer_engines.install import installers, program, python, say
 from peer_engines.process import Worker
 from peer_engines.sides import BITS, ENGINES, JUDGE, OURS, Bundle, Settings, Side, parse_bundle, parse_model, sides_of
@@ -208,7 +210,12 @@ def machine() -> str:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    print(figures.report(runs.Store(arguments.file).content, prompts.LONG))
+    content = runs.Store(arguments.file).content
+    made = figures.tables(content, prompts.LONG)
+    for page in arguments.into:
+        page.write_text(pages.filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    if not arguments.into:
+        print(figures.report(content, prompts.LONG))
 
 
 def positive(text: str) -> int:
@@ -255,6 +262,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     two.set_defaults(run=run)
     three = commands.add_parser("table")
     three.add_argument("file", type=Path)
+    three.add_argument("--into", type=Path, nargs="+", default=[], metavar="PAGE", help="pages to write tables into")
     three.set_defaults(run=table)
     found = parser.parse_args(given)
     if "model" in found:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from streamspec.export.bundle_writer import export_bundle as export
     from streamspec.export.deployment_target import Target
     from streamspec.export.held_out import HeldOut
-    from streamspec.export.onnxruntime_genai import export_genai
     from streamspec.export.options import ExportOptions
     from streamspec.export.swappable_bundle import adapt, export_swappable
     from streamspec.prompt.prompt_format import PromptFormat
@@ -35,7 +34,6 @@ __all__ = [
     "adapt",
     "export",
     "export_bundle",
-    "export_genai",
     "export_swappable",
 ]
 
@@ -49,7 +47,6 @@ _LAZY = {
     "adapt": ("streamspec.export.swappable_bundle", "adapt"),
     "export": ("streamspec.export.bundle_writer", "export_bundle"),
     "export_bundle": ("streamspec.export.bundle_writer", "export_bundle"),
-    "export_genai": ("streamspec.export.onnxruntime_genai", "export_genai"),
     "export_swappable": ("streamspec.export.swappable_bundle", "export_swappable"),
 }
 

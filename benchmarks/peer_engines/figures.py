@@ -15,6 +15,7 @@ from typing import Any
 from peer_engines.runs import key
 from peer_engines.sides import DEFAULT, NGRAMS, OURS, PLAIN
 
+TITLES = {"e2e": "E2E", "wikisql": "WikiSQL"}  # of tasks, in the README
 Record = Mapping[str, Any]
 Answers = Sequence[Mapping[str, Any]]
 
@@ -228,37 +229,59 @@ def loading_rows(task: str, record: Record) -> list[list[str]]:
     return rows
 
 
-def report(content: Record, tokens: int) -> str:
-    """All tables, as Markdown."""
+def tables(content: Record, tokens: int) -> dict[str, str]:
+    """All tables as Markdown, by the names that pages call them by (`pages.filled`)."""
     tasks = {name: Figures(record) for name, record in content["tasks"].items()}
-    parts = [setup(content)]
-    summary = [row for name, figures in tasks.items() for row in summary_rows(name, figures)]
-    if summary:
-        heads = ["task", "reference over", "which is", "decode", "request"]
-        parts += ["## Summary", references(tasks), table(heads, summary)]
-    steps = [row for name, figures in tasks.items() for row in step_rows(name, figures)]
-    if steps:
-        heads = ["task", "bits", "side", "ms", "fastest peer", "ms", "its time over the peer's"]
-        parts += ["## Plain steps at like precision", table(heads, steps)]
+    found = {"readme": readme_table(tasks)}
+    heads = ["task", "reference over", "which is", "decode", "request"]
+    found["summary"] = table(heads, [row for name, one in tasks.items() for row in summary_rows(name, one)])
+    heads = ["task", "bits", "side", "ms", "fastest peer", "ms", "its time over the peer's"]
+    found["steps"] = table(heads, [row for name, one in tasks.items() for row in step_rows(name, one)])
+    found |= {name: sides_table(one) for name, one in tasks.items()}
+    heads = ["task", "side", "first token, ms", "tokens/s", "its time over the reference's"]
+    found["long"] = table(heads, [row for name, one in tasks.items() for row in long_rows(name, one, tokens)])
+    heads = ["task", "process", "first load, s", "later loads, s", "peak resident, MB", "PSS, MB"]
+    heads += ["of it in no file, MB", "on disk, MB"]
+    loading = [row for name, one in tasks.items() for row in loading_rows(name, one.record)]
+    return found | {"loading": table(heads, loading)}
+
+
+def readme_table(tasks: Mapping[str, Figures]) -> str:
+    """Tokens per second by task: medians of streamspec's bundles, plain and not, and of peers in 8 and in 4 bits."""
+    heads = ["", "streamspec int8", "int4", "its plain int8, int4", "llama.cpp Q8_0, Q4_0"]
+    heads += ["onnxruntime-genai int8, int4", "OpenVINO GenAI int8, int4", "best n-grams of a peer"]
+    pairs = [(OURS, "int8", "int4"), ("llama.cpp", "Q8_0", "Q4_0")]
+    pairs += [(name, "int8", "int4") for name in ("onnxruntime-genai", "openvino")]
+    rows = []
     for name, figures in tasks.items():
-        parts += [f"## {name}", sides_table(figures)]
+        if figures.reference is None or not figures.reference.endswith(f" {DEFAULT}"):
+            continue
+
+        def rate(side: str | None, figures: Figures = figures) -> str:
+            found = figures.rate(side) if side in figures.sides else None
+            return "-" if found is None else f"{found.median:.0f}"
+
+        drafts = figures.fastest(lambda side: peer(side) and side.endswith(f" {NGRAMS}"))
+        plain = [", ".join(rate(f"{engine} {one} {PLAIN}") for one in precisions) for engine, *precisions in pairs]
+        own = [rate(f"{OURS} {one} {DEFAULT}") for one in ("int8", "int4")]
+        rows.append([TITLES.get(name, name), *own, *plain, rate(drafts)])
+    return table(heads, rows)
+
+
+def report(content: Record, tokens: int) -> str:
+    """All tables with headings, as Markdown."""
+    tasks = {name: Figures(record) for name, record in content["tasks"].items()}
+    found, parts = tables(content, tokens), [setup(content)]
+    if any(summary_rows(name, figures) for name, figures in tasks.items()):
+        parts += ["## Summary", references(tasks), found["summary"]]
+    if any(step_rows(name, figures) for name, figures in tasks.items()):
+        parts += ["## Plain steps at like precision", found["steps"]]
+    for name, figures in tasks.items():
+        parts += [f"## {name}", found[name]]
         tuned = figures.record["tuned"]
         if tuned:
             parts.append(table(["side", "settings"], [[side, f"`{best['settings']}`"] for side, best in tuned.items()]))
-    long = [row for name, figures in tasks.items() for row in long_rows(name, figures, tokens)]
-    heads = ["task", "side", "first token, ms", "tokens/s", "its time over the reference's"]
-    parts += [f"## A prompt of {tokens} tokens", table(heads, long)]
-    heads = [
-        "task",
-        "process",
-        "first load, s",
-        "later loads, s",
-        "peak resident, MB",
-        "PSS, MB",
-        "of it in no file, MB",
-    ]
-    loading = [row for name, figures in tasks.items() for row in loading_rows(name, figures.record)]
-    parts += ["## Loading, memory, disk", table([*heads, "on disk, MB"], loading)]
+    parts += [f"## A prompt of {tokens} tokens", found["long"], "## Loading, memory, disk", found["loading"]]
     failed = [f"- {task}: {side}: {why}" for task, f in tasks.items() for side, why in f.record["failed"].items()]
     return "\n\n".join(parts + (["## Left out", "\n".join(failed)] if failed else [])) + "\n"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 TORCH = "torch==2.13.0"  # PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL may name an index with CPU builds
 REQUIREMENTS = {
+    "llama": ("cmake==4.4.5", "ninja"),
     "genai": ("onnxruntime-genai==0.18.0", "onnx-ir==1.1.0", "onnx==1.23.2", TORCH, "transformers==5.23.0"),
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
     "transformers": ("transformers==5.23.0", "gguf==0.19.0", "sentencepiece", TORCH),
@@ -21,7 +22,7 @@ REQUIREMENTS = {
 UNWANTED = {"openvino": ("torchvision",)}  # what a requirement brings for other models, and fails beside a CPU torch
 LLAMA = "llama-cpp-python==0.3.36"  # its source archive holds llama.cpp's
 CMAKE = (
-    *("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DBUILD_SHARED_LIBS=OFF"),
+    *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DBUILD_SHARED_LIBS=OFF"),
     *(f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "OPENSSL", "BUILD_UI")),
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
@@ -78,21 +79,25 @@ def install_environment(work: Path, name: str) -> None:
 
 
 def install_llama(work: Path, jobs: int) -> None:
-    """Builds llama.cpp for this processor, unless that is done."""
+    """Builds llama.cpp for this processor, unless that is done. The machine has a C++ compiler."""
     if all(program(work, name).exists() for name in PROGRAMS):
         return
+    install_environment(work, "llama")
     source, logs = work / "llama.cpp", work / "logs"
     if not (source / "CMakeLists.txt").exists():
         say(f"downloading the source of {LLAMA}")
         downloads = work / "downloads"
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
+        # pip asks the package's build backend for its name, and installs that aside: wheels of it will do.
+        command = [python(work, "llama"), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
         call([*command, "-d", downloads, LLAMA], logs / "llama-download.log")
         [archive] = downloads.glob("llama_cpp_python-*.tar.gz")
         unpack(archive, source)
     say(f"building llama.cpp in {source} with {jobs} jobs")
-    call(["cmake", "-S", source, "-B", source / "build", *CMAKE], logs / "llama-cmake.log")
-    build = ["cmake", "--build", source / "build", "--parallel", jobs, "--target", *PROGRAMS]
-    call(build, logs / "llama-build.log")
+    tools = python(work, "llama").parent
+    cmake, paths = tools / "cmake", {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    call([cmake, "-S", source, "-B", source / "build", *CMAKE], logs / "llama-cmake.log", **paths)
+    build = [cmake, "--build", source / "build", "--parallel", jobs, "--target", *PROGRAMS]
+    call(build, logs / "llama-build.log", **paths)
 
 
 def unpack(archive: Path, folder: Path) -> None:

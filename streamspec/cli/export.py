@@ -10,7 +10,6 @@ import typer
 
 from streamspec.cli.shared_options import AllowBaseMismatch, AsJson, Format, Separator, unescaped
 from streamspec.errors import ConfigError
-from streamspec.layer_cache import DTYPES
 
 if TYPE_CHECKING:
     from streamspec.export import ExportOptions, HeldOut
@@ -100,12 +99,6 @@ def command(
         str, typer.Option(help="Type of cached keys and values: float32, or float16 for half their memory.")
     ] = "float32",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
-    plain_genai: Annotated[
-        bool,
-        typer.Option(
-            "--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter."
-        ),
-    ] = False,
     val: Annotated[
         Path | None,
         typer.Option(
@@ -153,7 +146,7 @@ def command(
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.cli.bench import parse_rows
-    from streamspec.export import ExportOptions, PromptFormat, Target, export_bundle, export_genai, export_swappable
+    from streamspec.export import ExportOptions, PromptFormat, Target, export_bundle, export_swappable
     from streamspec.export.answer_store import TOKENS, StoreFiles
     from streamspec.export.drafters.published.write import write_published
     from streamspec.export.held_out import LIMIT, HeldOut
@@ -179,27 +172,17 @@ def command(
         self_draft=self_draft,
         embeddings=embeddings,
     )
-    check_kinds(len(adapters), swappable, plain_genai, options)
+    check_kinds(len(adapters), swappable, options)
     if limit is not None and val is None:
         raise ConfigError("--limit without --val", "both", "add --val")
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
-    if plain_genai and layout is not None:
-        raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
     if form is not None:
-        if first is None or len(adapters) > 1 or swappable or plain_genai or options.bundle_flags:
+        if first is None or len(adapters) > 1 or swappable or options.bundle_flags:
             raise ConfigError("--as with other options", "--base, --adapter, --out and --force", "leave them out")
         write_published(base, first, out, form, force)
         print(json.dumps({"out": str(out)}) if as_json else f"wrote {out}, an EAGLE-3 head in the format of {form}")
-        return
-    if plain_genai:
-        if kv_cache_dtype != DTYPES[0]:
-            raise ConfigError("--plain-genai and --kv-cache-dtype", "one of them", "leave one out")
-        facts = export_genai(
-            base, first, out, precision=precision, force=force, allow_base_mismatch=allow_base_mismatch
-        )
-        print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
     if swappable:
         export_swappable(
@@ -222,14 +205,12 @@ def command(
     report(out, score_answers(out, options.held_out, rows_default) if options.held_out else {}, as_json)
 
 
-def check_kinds(adapters: int, swappable: bool, plain_genai: bool, options: ExportOptions) -> None:
+def check_kinds(adapters: int, swappable: bool, options: ExportOptions) -> None:
     """Raises ConfigError for kinds of export that exclude each other, and for options that a kind does not take."""
     if adapters > 1 and not swappable:
         raise ConfigError(f"{adapters} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
-    if swappable and plain_genai:
-        raise ConfigError("--swappable and --plain-genai", "one of them", "leave one out")
-    if swappable or plain_genai:
-        options.check_unused("--swappable" if swappable else "--plain-genai")
+    if swappable:
+        options.check_unused("--swappable")
 
 
 def report(out: Path, answers: dict[str, float], as_json: bool) -> None:

@@ -103,12 +103,6 @@ class Family:
         }
         return {name: module for name, module in parts.items() if module}
 
-    @property
-    def all_attention(self) -> bool:
-        """True where every layer has attention over keys and values of its own, of one size, as other runtimes take
-        for granted."""
-        return self.conv is None and self.shared_kv is None
-
 
 def switched(config: Any, switch: bool | str | None) -> bool:
     """A fact of a family, or the value of the config switch of that name."""

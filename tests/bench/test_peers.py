@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import peers
-from peer_engines import build_genai, convert, figures, install, process, prompts, runs, sides, worker
+from peer_engines import build_genai, convert, figures, install, pages, process, prompts, runs, sides, worker
 
 sys.path.pop(0)
 
@@ -277,6 +277,28 @@ def test_every_engine_is_a_side_plain_and_with_what_it_drafts() -> None:
 def test_memory_is_read_in_megabytes() -> None:
     status, rollup = "Name:\tx\nVmHWM:\t    1000 kB\n", "Rss:  900 kB\nPss:   500 kB\nAnonymous:  250 kB\n"
     assert process.memory(status, rollup) == {"peak": 1.024, "pss": 0.512, "anonymous": 0.256}
+
+
+def test_pages_get_their_tables_and_keep_the_rest() -> None:
+    page = "# Title\n\n<!-- table: readme -->\n| a |\n|---|\n| 1 |\n\ntext\n\n<!-- table: other -->\n| b |\n"
+    written = pages.filled(page, {"readme": "| a |\n|---|\n| 2 |", "unused": "| c |"})
+    assert written == page.replace("| 1 |", "| 2 |")
+    with pytest.raises(ValueError, match="expected <!-- table: NAME --> of unused"):
+        pages.filled(page, {"unused": "| c |"})
+
+
+def test_the_readme_shows_medians_of_ours_and_of_peers() -> None:
+    def turn(tokens: int) -> dict[str, Any]:
+        return {"answers": [{"prompt": 0, "tokens": [1], "tokens_computed": tokens + 1, "decode": 1.0, "whole": 2.0}]}
+
+    rates = {f"{OURS} default": 600, f"{OURS} plain": 200, "llama.cpp Q8_0 plain": 130, "llama.cpp Q4_0 n-grams": 150}
+    content = {
+        "fixed": {"sides": dict.fromkeys(rates, 8)},
+        "blocks": [{"repetition": 0, "turns": {name: turn(rate) for name, rate in rates.items()}}],
+    }
+    lines = figures.readme_table({"e2e": figures.Figures(content)}).splitlines()
+    assert lines[2] == "| E2E | 600 | - | 200, - | 130, - | -, - | -, - | 150 |"
+    assert all(len(line.split("|")) == len(lines[0].split("|")) for line in lines)
 
 
 def fake(tmp_path: Path, body: str) -> process.Worker:

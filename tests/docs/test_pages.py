@@ -140,10 +140,13 @@ def test_the_speed_figure_shows_the_published_results() -> None:
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    assert module.figure() == (DOCS / "images" / "speed.svg").read_text(encoding="utf-8")
-    published = (DOCS / "lab" / "benchmarks" / "speed.md").read_text(encoding="utf-8")
-    for _, plain, drafted, speed_up in module.RESULTS:
-        assert all(figure in published for figure in (str(plain), str(drafted), f"{speed_up:.2f}"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    drawn = (DOCS / "images" / "speed.svg").read_text(encoding="utf-8")
+    assert module.figure(readme) == drawn
+    published = (DOCS / "lab" / "benchmarks" / "peers.md").read_text(encoding="utf-8")
+    for _, plain, drafted in module.results(readme):
+        assert f">{plain}</text>" in drawn and f">{drafted}<tspan" in drawn
+        assert f"| 8 | {drafted} (" in published and f"| 8 | {plain} (" in published
 
 
 def test_how_it_works_shows_the_reference_as_it_is() -> None:

@@ -26,7 +26,7 @@ from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
-from streamspec.export import adapt, export_bundle, export_genai, export_swappable
+from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.export.held_out import HeldOut
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.weights import target
@@ -266,7 +266,6 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
     calls: list[Callable[[], Any]] = [
         lambda: export_bundle("smollm2-135m", tmp_path, tmp_path / "out"),
         lambda: export_bundle(tmp_path / "base", None, tmp_path / "out", held_out=HeldOut(tmp_path / "data.jsonl")),
-        lambda: export_genai("smollm2-135m", None, tmp_path / "out"),
         lambda: export_swappable("smollm2-135m", [], tmp_path / "out"),
         lambda: adapt(tmp_path, tmp_path),
         lambda: export_bundle(tmp_path / "lfm2", None, tmp_path / "out"),

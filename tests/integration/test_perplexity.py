@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from streamspec.bundle.precision_cost import costs
 from streamspec.cli import app
 from streamspec.errors import DataError
-from streamspec.export import HeldOut, Target, export_bundle, export_genai, export_swappable
+from streamspec.export import HeldOut, Target, export_bundle, export_swappable
 from streamspec.export.quantization.smoothing import TEXT
 from streamspec.export.validate.measured_text import PASSAGES
 from streamspec.export.validate.parity import PASSAGE
@@ -86,12 +86,8 @@ def test_float32_costs_nothing_and_is_not_measured(base: Path, tmp_path: Path) -
     assert "text" not in manifest.parity and not costs(manifest)
 
 
-def test_a_swappable_bundle_and_one_for_genai_say_it_too(base: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    bundle = export_swappable(base, [], tmp_path / "swappable", progress=lines.append)
-    plain = export_genai(base, None, tmp_path / "plain", progress=lines.append)
-    assert costs(bundle) and plain["text"]["bundle"] == pytest.approx(bundle.parity["text"]["bundle"], rel=1e-3)
-    assert any(line.startswith("int8: perplexity ") for line in lines)
+def test_a_swappable_bundle_says_it_too(base: Path, tmp_path: Path) -> None:
+    assert costs(export_swappable(base, [], tmp_path / "swappable", progress=lambda line: None))
 
 
 def test_nothing_is_smoothed_on_the_text_that_is_measured() -> None:
@@ -141,15 +137,10 @@ def test_a_row_longer_than_the_context_is_refused_by_its_line(base: Path, rows: 
         "--swappable --static",
         "--swappable --target cuda",
         "--swappable --stream-weights delta",
-        "--plain-genai --static",
-        "--plain-genai --target openvino",
-        "--plain-genai --val F",
-        "--plain-genai --swappable",
         "--limit 5",
         "--rows 8",
         "--context 64",
         "--swappable --rows 8",
-        "--plain-genai --context 64",
         "--target tpu",
         "--target cuda --static",
         "--target directml --precision int4",

@@ -16,7 +16,7 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
 from streamspec.errors import BaseModelError, StreamspecError
-from streamspec.export import export_bundle, export_genai, export_swappable
+from streamspec.export import export_bundle, export_swappable
 from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES, family_of
 from tests.support.tiny_exports import save_base, tiny_model
@@ -149,7 +149,6 @@ def test_every_way_in_refuses_before_any_work(refused: Path, tmp_path: Path) -> 
     ways = [
         lambda out: export_bundle(refused, None, out),
         lambda out: export_swappable(refused, [], out),
-        lambda out: export_genai(refused, None, out),
         lambda out: train(options(refused, data, out)),
     ]
     for number, way in enumerate(ways):

@@ -13,8 +13,7 @@ import torch
 
 from streamspec import load
 from streamspec.draft_tree import DraftTree
-from streamspec.errors import BaseModelError
-from streamspec.export import Target, export_bundle, export_genai
+from streamspec.export import Target, export_bundle
 from streamspec.layer_cache import CONV, window_slots
 from streamspec.runtime import Session
 from streamspec.runtime.decoding.model_runner import StepRequest
@@ -89,9 +88,3 @@ def test_a_saved_conversation_goes_on(bundle: Path, tmp_path: Path) -> None:
     prompt = [*used.cached_tokens, 5, 9, 7]
     answers = [session.generate(prompt, max_new_tokens=40).token_ids for session in (used, other)]
     assert answers[0] == answers[1]
-
-
-def test_a_runtime_that_expects_attention_everywhere_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(BaseModelError, match="`lfm2`.*layers differ in what they keep.*without --plain-genai"):
-        export_genai(base, None, tmp_path / "out", "fp32", progress=lambda line: None)
-    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from streamspec.errors import ConfigError
-from streamspec.export import Target, export_bundle, export_genai, export_swappable
+from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
@@ -249,7 +249,6 @@ def test_int4_refuses_an_odd_hidden_size_before_any_work(tmp_path: Path) -> None
         lambda: export_bundle(base, None, tmp_path / "out", "int4", progress=lines.append),
         lambda: export_bundle(base, None, tmp_path / "out", "int4", progress=lines.append, target=static),
         lambda: export_swappable(base, [], tmp_path / "out", "int4", progress=lines.append),
-        lambda: export_genai(base, None, tmp_path / "out", "int4", progress=lines.append),
     ):
         with pytest.raises(ConfigError, match="72.*multiple of 32 for int4; use --precision int8"):
             way()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from streamspec.errors import StreamspecError
-from streamspec.export import export_bundle, export_genai
+from streamspec.export import export_bundle
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
@@ -145,9 +145,3 @@ def test_what_needs_too_large_a_cache_is_named(tmp_path: Path, monkeypatch: pyte
     card = (tmp_path / "bundle" / "README.md").read_text()
     assert "| long | 16 |" in card and "(after the window of 150)" in card and "Not compared: rows after" in card
     assert any("rows of the reference, to compare positions 150-165" in line for line in lines)
-
-
-def test_plain_models_for_other_runtimes_are_compared_too(tmp_path: Path, gaps: bool) -> None:
-    base = save_base(tmp_path / "base", long_model("window and rope"))
-    report = export_genai(base.path, None, tmp_path / "out", "fp32", progress=quiet)
-    assert report["long"]["rows"] == 32 and report["long"]["relative"] < 1e-4

@@ -1,13 +1,16 @@
-"""The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention,
-`genai_config.json`.
+#!/usr/bin/env python3
+"""Writes a model as an ordinary folder that onnxruntime-genai runs:
+`python benchmarks/genai_folder.py --base BASE [--adapter DIR] --out DIR [--precision int8] [--force]`.
 
-The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: for users
-of that runtime, and to measure plain steps against. Source: the model folders of onnxruntime-genai
-0.18.
+Its input and output names, GroupQueryAttention and `genai_config.json`, by the same decoder template and precisions as
+the step graph, without trees, drafter or row-exact attention: to measure plain steps against, and where that engine's
+own builder, which holds the weights in float32, needs more memory than there is. Source: the model folders of
+onnxruntime-genai 0.18.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -161,11 +164,11 @@ def export_genai(
     resolved, given = resolve_pair(base, adapter, allow_base_mismatch, say)
     raw = PromptFormat("raw")  # it has no prompt format of its own
     described = describe_base(resolved, given and replace(given, prompt_format=raw), None if given else raw)
-    if not FAMILIES[resolved.model_type].all_attention:
+    if not all_attention(resolved.model_type):
         raise BaseModelError(
             f"`{resolved.model_type}`, a model whose layers differ in what they keep, for onnxruntime-genai",
             "a model with attention over keys of one size in every layer",
-            "export it as a bundle, without --plain-genai",
+            "export it as a bundle",
         )
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     with new_folder(target) as folder:
@@ -196,6 +199,13 @@ def export_genai(
             say(cost(precision, found, MEASURED[name], spec.vocab))
         write_config(folder, spec, described.end_tokens(tokenizer, spec.eos_token_ids))
         return report
+
+
+def all_attention(model_type: str) -> bool:
+    """Whether every layer has attention over keys and values of its own, of one size, as the engine takes for
+    granted."""
+    family = FAMILIES[model_type]
+    return family.conv is None and family.shared_kv is None
 
 
 class PlainRunner:
@@ -262,3 +272,18 @@ def write_config(folder: Path, spec: DecoderSpec, end_tokens: tuple[int, ...]) -
 def cache_names(template: str, layers: int) -> list[str]:
     """The names from `template` (`PAST`, `PRESENT`) of so many layers, in the graph's order."""
     return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--adapter", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument("--force", action="store_true", help="replace an older folder of this kind")
+    given = parser.parse_args()
+    print(json.dumps(export_genai(given.base, given.adapter, given.out, given.precision, given.force)))
+
+
+if __name__ == "__main__":
+    main()

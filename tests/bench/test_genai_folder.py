@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from streamspec import model_families as families
-from streamspec.errors import BundleError
-from streamspec.export import export_genai
+from streamspec.errors import BaseModelError, BundleError
 from tests.support.near_families import VARIED
 from tests.support.tiny_exports import FAMILIES, VOCAB, save_base, tiny_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from genai_folder import all_attention, export_genai
+
+sys.path.pop(0)
 
 TOKENS = np.random.default_rng(0).integers(3, VOCAB, 13)
 
@@ -32,7 +36,7 @@ def answer(folder: Path, length: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "family",
-    [f for f in FAMILIES if families.FAMILIES[f].all_attention and f in {*VARIED, "hunyuan_v1_dense", "ministral3"}],
+    [f for f in FAMILIES if all_attention(f) and f in {*VARIED, "hunyuan_v1_dense", "ministral3"}],
 )
 def test_an_ordinary_runtime_gives_the_tokens_that_pytorch_gives(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
@@ -48,8 +52,11 @@ def test_an_ordinary_runtime_gives_the_tokens_that_pytorch_gives(family: str, tm
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantized_folders_run_too(precision: str, tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
-    report = export_genai(base.path, None, tmp_path / "out", precision, progress=lambda line: None)
-    assert 0 < report["plain"]["relative"] < 1 and len(answer(tmp_path / "out", 20)) == 20
+    lines: list[str] = []
+    report = export_genai(base.path, None, tmp_path / "out", precision, progress=lines.append)
+    assert 0 < report["plain"]["relative"] < 1 and report["text"]["bundle"] > 0
+    assert any(line.startswith(f"{precision}: perplexity ") for line in lines)
+    assert len(answer(tmp_path / "out", 20)) == 20
 
 
 def test_only_a_folder_of_this_kind_is_replaced(tmp_path: Path) -> None:
@@ -66,3 +73,10 @@ def test_only_a_folder_of_this_kind_is_replaced(tmp_path: Path) -> None:
     export_genai(base.path, None, tmp_path / "out", "int8", force=True, progress=lambda line: None)
     config = json.loads((tmp_path / "out" / "genai_config.json").read_text())
     assert config["model"]["vocab_size"] == VOCAB and config["model"]["eos_token_id"] == [2]
+
+
+def test_a_model_whose_layers_keep_different_things_is_refused(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base", tiny_model("lfm2"))
+    with pytest.raises(BaseModelError, match="`lfm2`.*layers differ in what they keep.*export it as a bundle"):
+        export_genai(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
+    assert not (tmp_path / "out").exists()
