@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import per_stream_accuracy
-from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
+from streamspec.adapters.adapter_writer import finish_drafting, read_tensors, save_tensors, write_task_lora
 from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered, up_to_end
 from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.answers.self_distillation import regenerate
@@ -47,7 +47,7 @@ from streamspec.adapters.reporting.periodic_validation import (
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.trainer import Stage, run_stage
+from streamspec.adapters.training.trainer import Stage, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
 
@@ -104,7 +104,7 @@ def fit_drafter(
         return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, options, draw))
 
     if run.state.finished(name):
-        load_stage(done, drafter)
+        load_trainable(drafter, read_tensors(done))
         return
     measure_drafter(run, drafter, vocabulary)
     if config.gradient_checkpointing and not drafter.frozen:
@@ -113,7 +113,7 @@ def fit_drafter(
     end = stage_end(run, share)
     stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
-    save_stage(done, drafter)
+    save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
 
 
