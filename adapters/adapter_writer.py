@@ -128,18 +128,7 @@ def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) ->
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
-    minutes = round(run.budget.elapsed() / 60, 2)
-    provenance = {
-        "config": config.to_json(),
-        "metrics": metrics,
-        "minutes": minutes,
-        "data": run.data,
-        "log": run.state.log,
-        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
-        "device": run.device.type,
-        "threads": torch.get_num_threads(),
-        "processes": run.state.processes,
-    }
+    provenance = _provenance(run, metrics)
     said = verdict(metrics, run.state.log)
     if processes.is_first():
         write_card(config.out, description, provenance, said)
@@ -148,9 +137,24 @@ def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) ->
         "out": str(config.out),
         "method": config.method,
         "recipe": description["recipe"],
-        "minutes": minutes,
+        "minutes": provenance["minutes"],
         **metrics,
         "verdict": said,
+    }
+
+
+def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
+    """How the adapter was made: the content of `training.json`."""
+    return {
+        "config": run.config.to_json(),
+        "metrics": metrics,
+        "minutes": round(run.budget.elapsed() / 60, 2),
+        "data": run.data,
+        "log": run.state.log,
+        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
+        "device": run.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": run.state.processes,
     }
 
 
