@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
-from streamspec.adapters.dataset.answers import ChatTurns, Tools, Turn
+from streamspec.adapters.dataset.answers import ChatTurns, Turn
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, Message
 from streamspec.errors import BaseModelError, DataError
@@ -65,11 +65,6 @@ class Formatter:
         """The tokens that end an answer, the tokenizer's own first."""
         known = (self.tokenizer.convert_tokens_to_ids(end) for end in self.ends)
         return tuple(dict.fromkeys((self.tokenizer.eos_token_id, *(token for token in known if token is not None))))
-
-    def prompt_ids(self, prompt: str | list[Message], tools: Tools = None) -> list[int]:
-        """Tokens the model is given before it answers."""
-        text = self.format.render(prompt, self.template, self._specials(), tools=tools)
-        return self._ids([text], self.format.add_special_tokens)[0]
 
     def rows(self, example: Example) -> list[TokenRow]:
         """The rows of one example, as `all_rows` makes them."""
