@@ -25,7 +25,6 @@ from streamspec.adapters.drafters.acceptance_eval import MAX_RANK
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.reporting.model_card import write_card
 from streamspec.adapters.reporting.verdict import verdict
-from streamspec.adapters.training.trainer import load_trainable, trainable_state
 from streamspec.adapters.training_run import Run
 from streamspec.atomic import write_bytes, write_text
 from streamspec.bundle.adapter_folder import (
@@ -62,16 +61,6 @@ def copy_task_lora(source: Path, out: Path) -> None:
     for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS, SPECIALS):
         if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
             write_bytes(out / name, (source / name).read_bytes())
-
-
-def save_stage(path: Path, drafter: DraftingModel) -> None:
-    """Saves a finished stage's tensors so that an interrupted run does not repeat it."""
-    save_tensors(trainable_state(drafter), path)
-
-
-def load_stage(path: Path, drafter: DraftingModel) -> None:
-    """Loads a finished stage's tensors."""
-    load_trainable(drafter, read_tensors(path))
 
 
 def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
@@ -115,11 +104,6 @@ def _fits(name: str, value: Tensor, parameter: Tensor) -> bool:
     return value.shape == parameter.shape
 
 
-def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Completes the folder of a plain fine-tune."""
-    return _finish(run, None, metrics)
-
-
 def finish_drafting(
     run: Run, drafter: DraftingModel, vocabulary: Tensor | None, ranks: list[list[list[int]]], metrics: dict[str, Any]
 ) -> dict[str, Any]:
@@ -129,10 +113,11 @@ def finish_drafting(
     if processes.is_first():
         Acceptance(drafter.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
     described = drafter.described() | {"draft_vocab": None if vocabulary is None else len(vocabulary)}
-    return _finish(run, described, metrics)
+    return finish(run, described, metrics)
 
 
-def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
+def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Completes the folder of an adapter; `drafter` describes its drafter, None for a plain fine-tune."""
     config, base = run.config, run.base
     description = {
         "format_version": FORMAT_VERSION,
@@ -143,18 +128,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
-    minutes = round(run.budget.elapsed() / 60, 2)
-    provenance = {
-        "config": config.to_json(),
-        "metrics": metrics,
-        "minutes": minutes,
-        "data": run.data,
-        "log": run.state.log,
-        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
-        "device": run.device.type,
-        "threads": torch.get_num_threads(),
-        "processes": run.state.processes,
-    }
+    provenance = _provenance(run, metrics)
     said = verdict(metrics, run.state.log)
     if processes.is_first():
         write_card(config.out, description, provenance, said)
@@ -163,9 +137,24 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "out": str(config.out),
         "method": config.method,
         "recipe": description["recipe"],
-        "minutes": minutes,
+        "minutes": provenance["minutes"],
         **metrics,
         "verdict": said,
+    }
+
+
+def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
+    """How the adapter was made: the content of `training.json`."""
+    return {
+        "config": run.config.to_json(),
+        "metrics": metrics,
+        "minutes": round(run.budget.elapsed() / 60, 2),
+        "data": run.data,
+        "log": run.state.log,
+        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
+        "device": run.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": run.state.processes,
     }
 
 

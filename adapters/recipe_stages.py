@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import per_stream_accuracy
-from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
+from streamspec.adapters.adapter_writer import finish_drafting, read_tensors, save_tensors, write_task_lora
 from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered, up_to_end
 from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.answers.self_distillation import regenerate
@@ -47,7 +47,7 @@ from streamspec.adapters.reporting.periodic_validation import (
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.trainer import Stage, run_stage
+from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
 
@@ -87,15 +87,29 @@ def fit_drafter(
     """Trains a drafter on `rows` until `share` of the run's time is over; beside a frozen target the main pass needs no
     gradient and no next-token loss.
     """
-    config = run.config
-    lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
-    options = run.options
-    weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
-    done = run.work / f"{name}.safetensors"
+    config, done = run.config, run.work / f"{name}.safetensors"
+    if run.state.finished(name):
+        load_trainable(drafter, read_tensors(done))
+        return
+    measure_drafter(run, drafter, vocabulary)
+    if config.gradient_checkpointing and not drafter.frozen:
+        drafter.checkpoint_layers()
+    check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
+    end = stage_end(run, share)
+    loss = drafter_loss(run, drafter, vocabulary)
+    stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
+    log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
+    save_tensors(trainable_state(drafter), done)
+    run.state.finish(name, used, log)
 
-    main_pass = (
-        HiddenStateCache(drafter) if config.epochs > 1 and HiddenStateCache.serves(drafter) else drafter.main_pass
-    )
+
+def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> StepLoss:
+    """The losses of a step, of a batch and the step's random number."""
+    config, options = run.config, run.options
+    lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
+    weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
+    cached = config.epochs > 1 and HiddenStateCache.serves(drafter)
+    main_pass = HiddenStateCache(drafter) if cached else drafter.main_pass
 
     def loss(batch: dict[str, Tensor], draw: float) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):
@@ -103,18 +117,7 @@ def fit_drafter(
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, options, draw))
 
-    if run.state.finished(name):
-        load_stage(done, drafter)
-        return
-    measure_drafter(run, drafter, vocabulary)
-    if config.gradient_checkpointing and not drafter.frozen:
-        drafter.checkpoint_layers()
-    check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
-    end = stage_end(run, share)
-    stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
-    log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
-    save_stage(done, drafter)
-    run.state.finish(name, used, log)
+    return loss
 
 
 @contextmanager
@@ -161,25 +164,29 @@ def own_answers(
     """Rows with the model's own completions, as many as are done by `until`, perhaps none; `text` rows give it their
     beginning to continue.
     """
-    config, part = run.config, f"regenerated_{name}"
-    prompts, kept = asked.prompts(config.longest_prompt, count), kept_answers(run, name)
-    used = run.work / f"answered-{name}.json"
-    if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
+    prompts, kept = asked.prompts(run.config.longest_prompt, count), kept_answers(run, name)
+    finished, used = run.state.finished(f"regenerated_{name}"), run.work / f"answered-{name}.json"
+    if finished:  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
     began = run.budget.elapsed()
     with answering(model):
-        answered = make_answers(run, model, prompts, kept, ENDLESS if run.state.finished(part) else until, name)
-    if not run.state.finished(part):
-        if len(answered) < len(prompts):
-            instead = "" if answered else ": the references are taken instead"
-            say(f"regenerating ({name}): {len(answered)} of {len(prompts)} prompts in the time for it{instead}")
-        tokens, seconds = sum(len(answer) for _, answer in answered), run.budget.elapsed() - began
-        log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
-        reached = {tuple(prompt) for prompt, _ in answered}
+        found = make_answers(run, model, prompts, kept, ENDLESS if finished else until, name)
+    if not finished:
+        reached = {tuple(prompt) for prompt, _ in found}
         if processes.is_first():
             write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
-        run.state.finish(part, seconds / 60, log)
-    return [joined(prompt, up_to_end(answer, run.formatter.end_ids)) for prompt, answer in answered]
+        finish_answers(run, name, found, len(prompts), run.budget.elapsed() - began)
+    return [joined(prompt, up_to_end(answer, run.formatter.end_ids)) for prompt, answer in found]
+
+
+def finish_answers(run: Run, name: str, found: Answered, count: int, seconds: float) -> None:
+    """Says how many of `count` prompts were answered in the time for it, and records that they are."""
+    if len(found) < count:
+        instead = "" if found else ": the references are taken instead"
+        say(f"regenerating ({name}): {len(found)} of {count} prompts in the time for it{instead}")
+    tokens = sum(len(answer) for _, answer in found)
+    log = {"completions": len(found), "tokens": tokens, "seconds": round(seconds, 1)}
+    run.state.finish(f"regenerated_{name}", seconds / 60, log)
 
 
 def kept_answers(run: Run, name: str) -> CompletionFile:

@@ -9,7 +9,7 @@ vision tower and of the projector are left out: no text passes there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,22 @@ def _settings(raw: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         "layers_to_transform": None,
         "layers_pattern": None,
     }
-    for setting, default in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha")):
+    for setting, default in (("rank_pattern", raw.get("r")), ("alpha_pattern", raw.get("lora_alpha"))):
         given = raw.get(setting) or {}
-        values = {module: given.get(get_pattern_key(list(given), module), raw.get(default)) for module in modules}
-        own[setting] = {modules[module]: value for module, value in values.items() if value != raw.get(default)}
+        values = {module: given.get(get_pattern_key(list(given), module), default) for module in modules}
+        own[setting] = {modules[module]: value for module, value in values.items() if value != default}
     if whole := raw.get("modules_to_save"):
-        held = {part for name in names for part in name.split(".")}
-        mapped = [unwrapped(f"{module}.")[:-1] for module in whole]
-        own["modules_to_save"] = [module for module in mapped if module.split(".")[-1] in held] or None
+        own["modules_to_save"] = _held(whole, names) or None
     if isinstance(rows := raw.get("trainable_token_indices"), dict):
         own["trainable_token_indices"] = {unwrapped(f"{module}.")[:-1]: ids for module, ids in rows.items()}
     return raw | own
+
+
+def _held(modules: list[str], names: Iterable[str]) -> list[str]:
+    """The modules saved whole, as the text model names them, that the tensors `names` of the file include."""
+    held = {part for name in names for part in name.split(".")}
+    mapped = [unwrapped(f"{module}.")[:-1] for module in modules]
+    return [module for module in mapped if module.split(".")[-1] in held]
 
 
 def _module(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
+from streamspec.adapters.adapter_writer import copy_task_lora, finish, load_drafter, write_task_lora
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -78,7 +78,8 @@ def _train(config: TrainConfig, began: float | None, load: Callable[..., Any] | 
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
     model = task_stage(run, run.config.out).eval()
-    return finish_plain(run, measure_loss(run, TargetModel(model), run.budget.until(kept=run.budget.writing())))
+    until = run.budget.until(kept=run.budget.writing())
+    return finish(run, None, measure_loss(run, TargetModel(model), until))
 
 
 def train_joint(run: Run) -> dict[str, Any]:

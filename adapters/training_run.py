@@ -20,7 +20,7 @@ from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
-from streamspec.adapters.training.device import clock_of, has_bf16
+from streamspec.adapters.training.device import has_bf16
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
@@ -89,11 +89,10 @@ class Run(Inputs):
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
         share of variance it leaves unexplained.
         """
-        now = clock_of(self.config)
-        began, collate = now(), Collator(self.device)
+        began, collate = self.budget.now(), Collator(self.device)
         batches = (collate(self.rows[i : i + FIT_ROWS]) for i in range(0, len(self.rows), FIT_ROWS))
         left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
-        self.state.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
+        self.state.finish("start", (self.budget.now() - began) / 60, {"unexplained": round(left, 4)})
 
 
 def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None) -> dict[str, Any]:

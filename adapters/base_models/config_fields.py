@@ -161,33 +161,40 @@ def _unknown_fields(config: BaseConfig) -> tuple[list[str], list[str]]:
 
 def _other_values(config: BaseConfig) -> list[str]:
     """Returns the fields that are understood with other values only."""
-    family = FAMILIES[config.model_type]
     if odd := sorted(set(getattr(config, "per_layer_attributes", None) or ()) - LAYER_SIZES):
         return [f"layers that differ in {', '.join(odd)} (only in {', '.join(sorted(LAYER_SIZES))})"]
-    only = dict(family.only)
-    if hasattr(config, "word_embed_proj_dim"):
-        only["word_embed_proj_dim"] = config.hidden_size
-    if read_field(config, "hidden_size_per_layer_input"):
-        only["vocab_size_per_layer_input"] = config.vocab_size
-    values = {name: wanted if isinstance(wanted, tuple) else (wanted,) for name, wanted in only.items()}
-    faults = [
-        f"{_quoted(name, value)} (only {' or '.join(map(str, wanted))} is supported)"
-        for name, wanted in values.items()
-        if (value := getattr(config, name, wanted[0])) not in wanted
-    ]
-    kinds = set(getattr(config, "layer_types", None) or ())
-    needed = {*family.needed, *(("sliding_window",) if "sliding_attention" in kinds else ())}
-    faults += [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
-    for kind in sorted(kinds - set(family.layer_kinds)):
-        faults.append(f"layers of kind `{kind}` (only {', '.join(family.layer_kinds)} are supported)")
+    family = FAMILIES[config.model_type]
+    faults = _wrong_values(config, family) + _wrong_layers(config, family)
     usable = activations(family)
     if (function := activation(config)) not in usable:
         faults.append(f"activation `{function}` (only {', '.join(usable)} are supported)")
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
-    faults += [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
-    return faults
+    return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
+
+
+def _wrong_values(config: BaseConfig, family: Family) -> list[str]:
+    only = dict(family.only)
+    if hasattr(config, "word_embed_proj_dim"):
+        only["word_embed_proj_dim"] = config.hidden_size
+    if read_field(config, "hidden_size_per_layer_input"):
+        only["vocab_size_per_layer_input"] = config.vocab_size
+    values = {name: wanted if isinstance(wanted, tuple) else (wanted,) for name, wanted in only.items()}
+    return [
+        f"{_quoted(name, value)} (only {' or '.join(map(str, wanted))} is supported)"
+        for name, wanted in values.items()
+        if (value := getattr(config, name, wanted[0])) not in wanted
+    ]
+
+
+def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    needed = {*family.needed, *(("sliding_window",) if "sliding_attention" in kinds else ())}
+    faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
+    supported = ", ".join(family.layer_kinds)
+    unknown = sorted(kinds - set(family.layer_kinds))
+    return faults + [f"layers of kind `{kind}` (only {supported} are supported)" for kind in unknown]
 
 
 def _head_sizes(config: BaseConfig) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
-from streamspec.adapters.dataset.answers import ChatTurns, Tools, Turn
+from streamspec.adapters.dataset.answers import ChatTurns, Turn
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, Message
 from streamspec.errors import BaseModelError, DataError
@@ -66,11 +66,6 @@ class Formatter:
         known = (self.tokenizer.convert_tokens_to_ids(end) for end in self.ends)
         return tuple(dict.fromkeys((self.tokenizer.eos_token_id, *(token for token in known if token is not None))))
 
-    def prompt_ids(self, prompt: str | list[Message], tools: Tools = None) -> list[int]:
-        """Tokens the model is given before it answers."""
-        text = self.format.render(prompt, self.template, self._specials(), tools=tools)
-        return self._ids([text], self.format.add_special_tokens)[0]
-
     def rows(self, example: Example) -> list[TokenRow]:
         """The rows of one example, as `all_rows` makes them."""
         return [row for row, _ in self.all_rows([example])[0]]
@@ -104,26 +99,17 @@ class Formatter:
         return PromptedRow(TokenRow(ids, [False] + [True] * (len(ids) - 1)), same)
 
     def _turns(self, example: Example) -> list[Turn]:
-        prompt, completion = example.prompt, example.completion
-        if isinstance(prompt, str):
-            if completion is None:
-                raise _no_answer(example)
-            if self.chat is None:
-                return [Turn(self.format.render(prompt), str(completion), True)]
-            prompt = [{"role": "user", "content": prompt}]
-            completion = [{"role": "assistant", "content": str(completion)}]
-        assert not isinstance(completion, str)
-        messages, first = [*prompt, *(completion or [])], 0
-        if example.shape == "message_lists":
-            first = len(prompt)  # of a prompt nothing counts
+        if isinstance(example.prompt, str) and example.completion is not None and self.chat is None:
+            return [Turn(self.format.render(example.prompt), str(example.completion), True)]
+        messages = _messages(example)
+        first = len(example.prompt) if example.shape == "message_lists" else 0  # of a prompt nothing counts
         answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not answers:
             raise _no_answer(example)
-        answers = [i for i in answers if messages[i]["content"] or messages[i].get("tool_calls")]
-        answers = [i for i in answers if messages[i].get("weight") != 0]  # OpenAI's mark of turns that do not count
+        answers = [i for i in answers if _counts(messages[i])]
         if self.chat is not None:
             return [self.chat.turn(messages[: i + 1], example.tools, example.where) for i in answers]
-        if example.tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
+        if _has_tools(example, messages):
             raise DataError(f"{example.where} has tools", "--format chat: raw text knows none", "use it")
         return [Turn(self.format.render(messages[:i]), messages[i]["content"], True) for i in answers]
 
@@ -168,6 +154,25 @@ def _sequences(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PromptedRow
         mask = known.loss_mask[:counted] + [False] * (len(prompt) - counted) + [True] * len(answer)
         rows.append(PromptedRow(TokenRow(prompt + answer, mask), len(prompt)))
     return rows
+
+
+def _messages(example: Example) -> list[Message]:
+    """The example as a conversation."""
+    prompt, completion = example.prompt, example.completion
+    if not isinstance(prompt, str):
+        assert not isinstance(completion, str)
+        return [*prompt, *(completion or [])]
+    answer = [] if completion is None else [{"role": "assistant", "content": str(completion)}]
+    return [{"role": "user", "content": prompt}, *answer]
+
+
+def _has_tools(example: Example, messages: list[Message]) -> bool:
+    return bool(example.tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+
+
+def _counts(answer: Message) -> bool:
+    """Whether an assistant's turn is learnt from: not an empty one, nor one that OpenAI's mark excludes."""
+    return bool(answer["content"] or answer.get("tool_calls")) and answer.get("weight") != 0
 
 
 def _no_answer(example: Example) -> DataError:

@@ -81,14 +81,22 @@ def tokenize(
             return found
     folder = cache_dir() / "tokens" / key(formatter, columns, digest)
     found = _read(folder)
-    if found is not None:
-        return found
+    if found is None:
+        _make(folder, formatter, track(iterate_examples(data, columns), label, total))
+        found = _read(folder)
+    if found is None:
+        raise DataError(f"{folder} is damaged", "the tokens of the data", "remove it")
+    return found
+
+
+def _make(folder: Path, formatter: Formatter, examples: Iterator[Example]) -> None:
+    """Writes the tokens of `examples` to a folder of the cache, which appears there whole."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _forget_old(folder.parent)
         made = Path(mkdtemp(prefix="unfinished-", dir=folder.parent))
         try:
-            _write(made / "rows", formatter, track(iterate_examples(data, columns), label, total))
+            _write(made / "rows", formatter, examples)
             if _read(folder) is None:  # damaged
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process has made it meanwhile
@@ -101,10 +109,6 @@ def tokenize(
             "room for the tokens of the data",
             "free some, or set STREAMSPEC_CACHE",
         ) from None
-    found = _read(folder)
-    if found is None:
-        raise DataError(f"{folder} is damaged", "the tokens of the data", "remove it")
-    return found
 
 
 def key(formatter: Formatter, columns: Mapping[str, str] | None, digest: str) -> str:

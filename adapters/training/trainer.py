@@ -34,6 +34,7 @@ from streamspec.adapters.training.device import has_bf16
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
 Losses = dict[str, Tensor]
+StepLoss = Callable[[dict[str, Tensor], float], Losses]
 
 
 class StageLosses(nn.Module):
@@ -41,7 +42,7 @@ class StageLosses(nn.Module):
     averaged over processes.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[dict[str, Tensor], float], Losses]) -> None:
+    def __init__(self, model: nn.Module, loss: StepLoss) -> None:
         super().__init__()
         self.model, self.loss = model, loss
         frozen = [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
@@ -63,7 +64,7 @@ class Stage:
 
     name: str
     model: nn.Module
-    loss: Callable[[dict[str, Tensor], float], Losses]
+    loss: StepLoss
     rows: Sequence[TokenRow]
     lr: float
     batch_size: int
@@ -78,6 +79,30 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
     With `config.resume`, goes on from the last complete checkpoint.
     """
     last = processes.from_first(last_checkpoint(folder) if config.resume else None)
+    arguments = _arguments(stage, config, folder)
+    clock = Clock(stage.until, config.warmup)
+    display = StageDisplay(stage.name, stage.until.left, processes.count())
+    shown = [display, *trackers(config.report_to, config.out, stage.name)] if processes.is_first() else []
+    checks = [] if stage.check is None else [PeriodicValidation(stage.check)]
+    trainer = _StageTrainer(
+        stage,
+        clock,
+        display,
+        *checks,
+        model=StageLosses(stage.model, stage.loss),
+        args=arguments,
+        train_dataset=stage.rows,
+        callbacks=[clock, _Completeness(), *shown, *checks],
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
+    if last is not None:
+        clock.load(last)
+    with _autocast_only(stage.model), display.shown() if shown else nullcontext():
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    return [entry for entry in trainer.state.log_history if {"loss", *CHECKED} & set(entry)], clock.elapsed() / 60
+
+
+def _arguments(stage: Stage, config: TrainConfig, folder: Path) -> TrainingArguments:
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=stage.batch_size,  # of all processes: StepLoader deals it
@@ -103,26 +128,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
     )
     arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not as `accelerate launch` was configured
     arguments._n_gpu = min(1, arguments.n_gpu)  # never nn.DataParallel, which several GPUs in sight would switch on
-    clock = Clock(stage.until, config.warmup)
-    display = StageDisplay(stage.name, stage.until.left, processes.count())
-    shown = [display, *trackers(config.report_to, config.out, stage.name)] if processes.is_first() else []
-    checks = [] if stage.check is None else [PeriodicValidation(stage.check)]
-    trainer = _StageTrainer(
-        stage,
-        clock,
-        display,
-        *checks,
-        model=StageLosses(stage.model, stage.loss),
-        args=arguments,
-        train_dataset=stage.rows,
-        callbacks=[clock, _Completeness(), *shown, *checks],
-    )
-    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
-    if last is not None:
-        clock.load(last)
-    with _autocast_only(stage.model), display.shown() if shown else nullcontext():
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-    return [entry for entry in trainer.state.log_history if {"loss", *CHECKED} & set(entry)], clock.elapsed() / 60
+    return arguments
 
 
 @contextmanager

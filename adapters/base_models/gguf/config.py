@@ -61,8 +61,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     and for values that contradict each other.
     """
     keys = Keys(model, model.architecture)
-    heads = keys.number("attention.head_count")
-    width = keys.number("embedding_length")
+    heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
     length = keys.number("context_length")
     if (layers := keys.number("block_count")) > len(model.tensors):  # each of them would be set up to be compared
         keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
@@ -70,21 +69,10 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     for name, key in SIZES.items():
         config[row.sizes.get(name, name)] = keys.number(key)
     config[row.sizes.get("intermediate_size", "intermediate_size")] = keys.number("feed_forward_length")
-    if row.rotary:
-        config["num_key_value_heads"] = keys.number("attention.head_count_kv", heads, zeros=row.convolutions)
-    head_dim = keys.number("attention.key_length", width // heads)
-    if keys.number("attention.value_length", head_dim) != head_dim:
-        keys.refuse("attention.value_length", keys.take("attention.value_length"), f"{head_dim}, as of keys")
-    if head_dim * heads != width or row.head_dim:
-        config["head_dim"] = head_dim
+    head_dim = _heads(keys, row, config, heads, width)
     config[row.epsilon[1]] = float(keys.take(row.epsilon[0], REQUIRED))
     keys.skip(*HARMLESS, *row.harmless)
-    for name, (key, default) in row.fields.items():
-        config[name] = keys.take(key, default)
-    read = {key for key, _ in row.fields.values()}
-    for key, allowed in (PLAIN | dict(row.only)).items():
-        if key not in read:
-            keys.only(key, *allowed)
+    _fields(keys, row, config)
     for switch, tensor in row.biases.items():
         suffix = "weight" if tensor.endswith("norm") else "bias"
         config[switch] = f"blk.0.{tensor}.{suffix}" in model.tensors
@@ -92,14 +80,36 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
     if row.rotary:
         factors: Factors = {name: model.tensors[name].values() for name in sorted(TENSORS & model.tensors.keys())}
-        config["rope_parameters"] = rope_parameters(keys, head_dim, length, factors)
-        if "partial_rotary_factor" in config["rope_parameters"] and not row.partial:
+        config["rope_parameters"] = rope = rope_parameters(keys, head_dim, length, factors)
+        if "partial_rotary_factor" in rope and not row.partial:
             keys.refuse("rope.dimension_count", keys.take("rope.dimension_count"), f"{head_dim}, the whole head")
     config |= row.fixed
     if row.more is not None:
         row.more(keys, config)
     keys.finish()
     return config
+
+
+def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
+    """Adds what the config says of heads; returns their size."""
+    if row.rotary:
+        config["num_key_value_heads"] = keys.number("attention.head_count_kv", heads, zeros=row.convolutions)
+    head_dim = keys.number("attention.key_length", width // heads)
+    if keys.number("attention.value_length", head_dim) != head_dim:
+        keys.refuse("attention.value_length", keys.take("attention.value_length"), f"{head_dim}, as of keys")
+    if head_dim * heads != width or row.head_dim:
+        config["head_dim"] = head_dim
+    return head_dim
+
+
+def _fields(keys: Keys, row: Architecture, config: Config) -> None:
+    """Adds the architecture's own fields, and checks the keys that leave no choice."""
+    for name, (key, default) in row.fields.items():
+        config[name] = keys.take(key, default)
+    read = {key for key, _ in row.fields.values()}
+    for key, allowed in (PLAIN | dict(row.only)).items():
+        if key not in read:
+            keys.only(key, *allowed)
 
 
 def _vocabulary(model: GgufFile) -> int:

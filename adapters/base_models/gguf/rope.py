@@ -47,11 +47,7 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
     original = int(keys.take("rope.scaling.original_context_length", length))
     attention = keys.take("rope.scaling.attn_factor")
     keys.skip("rope.scaling.finetuned")  # whether the model was trained with it; Granite's row reads it otherwise
-    for name, values in factors.items():
-        if values.shape != (rotated // 2,) or not (np.isfinite(values).all() and (values > 0).all()):
-            raise BaseModelError(
-                f"{keys.file}: {name} has the shape {list(values.shape)}", f"{rotated // 2} numbers above 0", "check it"
-            )
+    _check_factors(keys, factors, rotated)
     yarn = _yarn(keys) if kind == "yarn" else {}
     if SHORT in factors or LONG in factors:
         return _longrope(keys, factors, length, original, attention)
@@ -68,9 +64,15 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
         if factor <= 0:
             keys.refuse("rope.scaling.factor", factor or "missing", "a number above 0")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
-    if kind == "none" or factor in (0.0, 1.0):
-        return {}
-    return {"rope_type": "linear", "factor": factor}
+    return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+
+
+def _check_factors(keys: Keys, factors: Factors, rotated: int) -> None:
+    for name, values in factors.items():
+        if values.shape != (rotated // 2,) or not (np.isfinite(values).all() and (values > 0).all()):
+            raise BaseModelError(
+                f"{keys.file}: {name} has the shape {list(values.shape)}", f"{rotated // 2} numbers above 0", "check it"
+            )
 
 
 def _yarn(keys: Keys) -> dict[str, Any]:

@@ -82,6 +82,12 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
             f"the tensors of a {config['model_type']} model",
             "use the model's Hugging Face folder",
         )
+    _check_whole(model, made, shapes)
+    return [made[name] for name in sorted(made)]
+
+
+def _check_whole(model: GgufFile, made: Mapping[str, Parameter], shapes: Shapes) -> None:
+    """Raises BaseModelError where a parameter has no tensor, or one of another shape."""
     missing = sorted(shapes.keys() - made.keys())
     if missing:
         raise BaseModelError(
@@ -94,7 +100,6 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
                 f"{list(shapes[name])} for {name}",
                 "take another file",
             )
-    return [made[name] for name in sorted(made)]
 
 
 def write_safetensors(parameters: list[Parameter], file: Path) -> None:

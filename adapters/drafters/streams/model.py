@@ -277,10 +277,7 @@ class StreamingModel(DraftingModel):
         shape = self.config
         rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
         return super().described() | {
-            "ns": shape.ns,
-            "scale": shape.scale,
-            "positions": shape.positions,
-            "root_token": shape.root_token,
+            **{name: getattr(shape, name) for name in ("ns", "scale", "positions", "root_token")},
             "shares": True,
             "value_rotation": shape.value_rotation,
             "start_rank": shape.start_rank,

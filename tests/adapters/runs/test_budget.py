@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.adapters import training_run
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.acceptance_eval import batches_in_time
 from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, RANKED, Deadline, TimeBudget
@@ -88,7 +87,6 @@ def test_the_whole_run_takes_the_minutes_it_was_given(
     """By a clock that goes on by 5 ms whenever somebody looks at it: on no machine is a step's time known."""
     looks = count()
     monkeypatch.setattr(device, "clock_of", lambda config: lambda: 0.005 * next(looks))
-    monkeypatch.setattr(training_run, "clock_of", device.clock_of)
     more = {"epochs": 10_000, "max_minutes": minutes, "save_steps": 1000}
     summary = train(options(base, data, tmp_path / "out", **changes, **more))
     assert 0.005 * next(looks) == pytest.approx(60 * minutes, rel=0.1)
