@@ -42,7 +42,7 @@ class StaticBinding:
         logits = np.zeros((self.max_rows, model.manifest.model.vocab_size), np.float32)
         self._greedy = PaddedOutputs(
             choices=self._io.output(sg.CHOICES, (self.max_rows,)),
-            unsure=np.zeros(self.max_rows, np.bool_),
+            unsure=None,
             logits=self._io.output(sg.RAW_LOGITS, logits).__getitem__,
             drafts=[self._io.output(name, shape) for name, shape in context.drafter.outputs()],
         )

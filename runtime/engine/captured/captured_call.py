@@ -60,7 +60,8 @@ class CapturedBinding:
             raise
         cache.moved()
         choices, *drafts = unpack(call.result(), call.parts)
-        return PaddedOutputs(*unsure(choices), lambda rows: call.logits()[rows], drafts)
+        tokens, coarse = (choices, None) if run is call.greedy else unsure(choices)
+        return PaddedOutputs(tokens, coarse, lambda rows: call.logits()[rows], drafts)
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache.compact(path)
