@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from streamspec.errors import ProviderError
-from streamspec.runtime.engine.captured.captured_call import captured_call
-from streamspec.runtime.engine.captured.device_buffers import captured_cache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallContext, GraphCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.static_call import static_call
+from streamspec.runtime.engine.padded.captured_call import captured_call
+from streamspec.runtime.engine.padded.device_buffers import captured_cache
+from streamspec.runtime.engine.padded.static_call import static_call
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
