@@ -55,6 +55,8 @@ class PaddedBinding(Protocol):
 class PaddedCall:
     """See `streamspec.runtime.engine.graph_call.GraphCall`."""
 
+    together = 1
+
     def __init__(self, context: CallContext, binding: PaddedBinding) -> None:
         self.binding = binding
         self.max_rows: int | None = binding.max_rows
