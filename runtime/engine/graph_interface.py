@@ -59,8 +59,8 @@ def _check_shapes(inputs: Mapping[str, Any], expected: Mapping[str, sg.GraphTens
 def _check_metadata(stated: Mapping[str, str], manifest: Manifest) -> None:
     """Checks what the graph's export stated: its context, its streams, a hash of each section of the manifest."""
     context = manifest.model.context_length
-    if (seen := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
-        raise _misstated(f"a graph for a context of {one_line(seen, 40)} tokens", context)
+    if (length := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
+        raise _misstated(f"a graph for a context of {one_line(length, 40)} tokens", context)
     drafter = manifest.streams
     if (stated.get(sg.STREAMS) == sg.EAGER) != (drafter is not None and drafter.eager):
         found = f"a graph with streams {stated.get(sg.STREAMS, 'deferred')!r}"[:60]
