@@ -47,6 +47,10 @@ class GraphCall(Protocol):
     def max_rows(self) -> int | None:
         """Rows of every call where the graph's shape is fixed; None for any number."""
 
+    @property
+    def together(self) -> int:
+        """See `ModelRunner`."""
+
     def begin(self) -> None:
         """Takes up the options of the generation that begins (`SamplingState`)."""
 

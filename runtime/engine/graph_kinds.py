@@ -6,16 +6,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from streamspec.errors import ProviderError
-from streamspec.runtime.engine.captured.captured_call import captured_call
-from streamspec.runtime.engine.captured.device_buffers import captured_cache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallContext, GraphCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.static_call import static_call
+from streamspec.runtime.engine.padded.captured_call import captured_call
+from streamspec.runtime.engine.padded.device_buffers import captured_cache
+from streamspec.runtime.engine.padded.static_call import static_call
+from streamspec.runtime.engine.shared.shareable_call import ShareableCall
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.runtime.kv_cache.shared_cache import SharedCache
+
+
+def dynamic_call(context: CallContext) -> GraphCall:
+    """Calls of a dynamic graph: shared with other sequences where the cache lies beside theirs."""
+    sharing = context.executor.model.sharing
+    if sharing is None or not isinstance(context.cache, SharedCache):
+        return DynamicCall(context)
+    return ShareableCall(context, context.cache, sharing)
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:
@@ -55,9 +65,9 @@ class GraphKind(NamedTuple):
 
 CAPTURED = GraphKind(captured_call, captured_cache)
 GRAPH_KINDS = {
-    DYNAMIC: GraphKind(DynamicCall, host_cache),
-    NATIVE_OPS: GraphKind(DynamicCall, host_cache),
-    DEVICE: GraphKind(DynamicCall, device_cache),
+    DYNAMIC: GraphKind(dynamic_call, host_cache),
+    NATIVE_OPS: GraphKind(dynamic_call, host_cache),
+    DEVICE: GraphKind(dynamic_call, device_cache),
     STATIC: GraphKind(static_call, static_cache),
 }
 

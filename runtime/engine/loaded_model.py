@@ -8,24 +8,21 @@ runner. Safe to use from several threads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
-
-import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.model_section import SHORT
-from streamspec.bundle.onnx_check import STATED_SINCE, check_graphs, digests
+from streamspec.bundle.onnx_check import check_graphs
 from streamspec.captured.packed_call import captured_features
-from streamspec.errors import BundleError, ConfigError, ProviderError, one_line
+from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
-from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.huge_pages import HugePages, trim
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the
 # next
 SPIN = 1000
-OPTIONAL = {sg.FORCED_ROOT, sg.PARENTS}  # inputs that a graph may have or not
 
 
 class Unloadable(Protocol):
@@ -116,7 +112,9 @@ class LoadedModel:
             )
         if self.path.name in (MODEL, SHORT) and NATIVE in self.manifest.files:
             trim()  # what was made while tiles were turned back
-        self._check_interface()
+        kind = sg.DYNAMIC if self.rows is None else sg.STATIC
+        self.features = replace(self.features, sequences=shares_calls(self.session))
+        check_interface(self.session, self.manifest, kind if self.captured is None else sg.CAPTURED, self.features)
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
         self.sampler: Any = self._open_sampler() if self.rows is not None or self.captured is not None else None
 
@@ -234,83 +232,7 @@ class LoadedModel:
             options.add_session_config_entry(key, value)
         return options
 
-    def _check_interface(self) -> None:
-        """Checks the graph's names and shapes against the manifest."""
-        kind = sg.DYNAMIC if self.rows is None else sg.STATIC
-        kind = sg.CAPTURED if self.captured is not None else kind
-        several = sg.SEQUENCE_ROWS in {value.name for value in self.session.get_overridable_initializers()}
-        self.features = features = replace(self.features, sequences=several)
-        expected = {row.name: row for row in sg.inputs(kind, features)}
-        inputs, outputs = (
-            {value.name: value for value in side if value.type in TYPES}
-            for side in (
-                self.session.get_inputs() + self.session.get_overridable_initializers(),
-                self.session.get_outputs(),
-            )
-        )
-        produced = {row.name for row in sg.outputs(kind, features)}
-        missing = sorted((expected.keys() - inputs.keys() - {sg.FORCED_ROOT}) | (produced - outputs.keys()))
-        unknown = sorted({i.name for i in self.session.get_inputs()} - expected.keys() - OPTIONAL)
-        if missing or unknown:
-            problem = (
-                f"a graph without {', '.join(missing[:3])}"
-                if missing
-                else f"a graph that wants {', '.join(unknown[:3])}"
-            )
-            raise BundleError(problem, "the inputs and outputs of a step graph", "export the bundle again")
-        for name in filter(sg.is_cache, expected):
-            found, row = inputs[name], expected[name]
-            if not _fits(found.shape, row.dims):
-                raise BundleError(
-                    f"a graph with {name} of shape {found.shape}",
-                    f"{list(row.dims)} as the manifest says",
-                    "export the bundle again",
-                )
-            if TYPES[found.type] != np.dtype(row.dtype):
-                raise BundleError(
-                    f"a graph with {name} of type {found.type}",
-                    f"{row.dtype} as the manifest says",
-                    "export the bundle again",
-                )
-        context, stated = self.manifest.model.context_length, self.session.get_modelmeta().custom_metadata_map
-        if (seen := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
-            raise BundleError(
-                f"a graph for a context of {one_line(seen, 40)} tokens",
-                f"{context} as the manifest says",
-                "export the bundle again",
-            )
-        drafter = self.manifest.streams
-        if (stated.get(sg.STREAMS) == sg.EAGER) != (drafter is not None and drafter.eager):
-            raise BundleError(
-                f"a graph with streams {stated.get(sg.STREAMS, 'deferred')!r}"[:60],
-                "streams that run when the manifest says",
-                "export the bundle again",
-            )
-        if self.rows is not None and list(inputs[sg.INPUT_IDS].shape) != list(expected[sg.INPUT_IDS].dims):
-            raise BundleError(
-                f"{sg.INPUT_IDS} of shape {inputs[sg.INPUT_IDS].shape}",
-                f"{list(expected[sg.INPUT_IDS].dims)} as the manifest says",
-                "export the bundle again",
-            )
-        for section, digest in digests(self.manifest).items():
-            if section not in stated and self.manifest.format_version < STATED_SINCE:
-                continue
-            if (seen := stated.get(section)) != digest:
-                raise BundleError(
-                    f"{section} is not what the graph {'states' if seen is None else 'was made for'}",
-                    "the manifest of its export",
-                    "do not use this bundle",
-                )
-
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
         own = {row.name for row in sg.INTERFACES[sg.DYNAMIC][0]}
         return {value.name: value for value in self.session.get_overridable_initializers() if value.name not in own}
-
-
-def _fits(found: Sequence[int | str | None], expected: Sequence[int | str]) -> bool:
-    """Whether a cache's shape is the one expected; slots that are not a ring's may have any name."""
-    return len(found) == len(expected) and all(
-        size == wanted or (wanted == sg.EVERY_TOKEN and isinstance(size, str))
-        for size, wanted in zip(found, expected, strict=True)
-    )

@@ -22,7 +22,6 @@ from streamspec.runtime.engine.graph_call import CallContext, CallRows, DrafterS
 from streamspec.runtime.engine.graph_kinds import graph_kind
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
-from streamspec.runtime.engine.shared.shared_call import SharedRows
 from streamspec.runtime.kv_cache.host_cache import Cache
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
 
@@ -61,8 +60,6 @@ class OrtRunner:
         self._choice = SamplingState(self.vocab_size)
         self._drafter = DrafterShape.of_manifest(manifest)
         self._adapter: Mapping[str, Any] = {}
-        self._together = 1  # sequences that decode, while calls may be shared
-        self._shared = 0  # those of the last call, where it was shared
         self.gamma = self._drafter.gamma
         self.reload()
         model.attach(self)
@@ -158,7 +155,6 @@ class OrtRunner:
         self._call.follow_cache()
 
     def _choose_by(self, sampling: Sampling, logits: bool = False) -> None:
-        self._together, self._shared = 1, 0
         self._choice.begin(sampling, self.tokens, logits)
         self._call.begin()
 
@@ -166,14 +162,7 @@ class OrtRunner:
 
     @property
     def together(self) -> int:
-        sharing, choice, cache = self.model.sharing, self._choice, self.cache
-        self._together = 1
-        if sharing is None or not isinstance(cache, SharedCache) or choice.logits:
-            return 1
-        if choice.sampling.repetition_penalty != 1:
-            return 1
-        self._together = sharing.sequences(self._executor, choice.sampling.alike)
-        return self._together if sharing.gate.shares(self._together) else 1
+        return self._call.together
 
     @property
     def graph_seconds(self) -> float:
@@ -208,26 +197,10 @@ class OrtRunner:
         tokens, tree, position = request.tokens, request.tree, self.position
         positions = [position + depth for depth in tree.depths]
         rows = CallRows(tokens, positions, tree.mask(), tree.parents_array, counted(len(tree)), None, tree)
-        self._verified, sharing, self._shared = tokens, self.model.sharing, 0
-        alone = request.run_drafter or request.mask is not None or request.pruning is not None
-        if sharing is None or alone or not sharing.gate.shares(self._together):
-            before = self.graph_seconds
-            result = self._call.run(rows, request)
-            if sharing is not None:
-                sharing.gate.called(self._together, False, self.graph_seconds - before)
-            return result
-        assert isinstance(self.cache, SharedCache)
-        self.cache.reserve(len(tokens))
-        mine = SharedRows(self._executor, rows, self.cache.place, self.length, self._choice.sampling)
-        if mine.sampling.random:
-            mine.uniforms = self._choice.uniforms(rows)
-        self._executor.run_shared(mine, sharing)
-        self._shared = mine.sequences
-        return StepResult(mine.choices, sequences=mine.sequences)
+        self._verified = tokens
+        return self._call.run(rows, request)
 
     def commit(self, path: Sequence[int]) -> None:
-        if self.model.sharing is not None:
-            self.model.sharing.gate.committed(self._shared or self._together, self._shared > 0, len(path))
         self._call.commit(path)
         kept = [self._verified[node] for node in path]
         self.tokens += kept

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import AdapterError, StreamspecError
 from streamspec.export import export_bundle
-from streamspec.runtime.adapter_swap import read_tensors
+from streamspec.runtime.engine.adapter_tensors import read_tensors
 
 MARK = "streamspec-was-here"
 

@@ -14,7 +14,7 @@ from streamspec import step_graph as sg
 from streamspec.draft_tree import MASKED
 from streamspec.runtime.engine.graph_call import CallContext, CallRows
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.padded_call import PaddedCall, PaddedOutputs
+from streamspec.runtime.engine.padded.padded_call import PaddedCall, PaddedOutputs
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache, views
 
 
@@ -24,7 +24,7 @@ def static_call(context: CallContext) -> PaddedCall:
 
 
 class StaticBinding:
-    """See `streamspec.runtime.engine.padded_call.PaddedBinding`."""
+    """See `streamspec.runtime.engine.padded.padded_call.PaddedBinding`."""
 
     def __init__(self, context: CallContext) -> None:
         model, cache = context.executor.model, context.cache
@@ -42,7 +42,7 @@ class StaticBinding:
         logits = np.zeros((self.max_rows, model.manifest.model.vocab_size), np.float32)
         self._greedy = PaddedOutputs(
             choices=self._io.output(sg.CHOICES, (self.max_rows,)),
-            unsure=np.zeros(self.max_rows, np.bool_),
+            unsure=None,
             logits=self._io.output(sg.RAW_LOGITS, logits).__getitem__,
             drafts=[self._io.output(name, shape) for name, shape in context.drafter.outputs()],
         )

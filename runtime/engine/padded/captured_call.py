@@ -14,7 +14,7 @@ import numpy as np
 from streamspec.captured.packed_call import Numbers, pack, pack_draw, unpack, unsure
 from streamspec.errors import BundleError
 from streamspec.runtime.engine.graph_call import CallContext, CallRows
-from streamspec.runtime.engine.padded_call import PaddedCall, PaddedOutputs
+from streamspec.runtime.engine.padded.padded_call import PaddedCall, PaddedOutputs
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 
 
@@ -24,7 +24,7 @@ def captured_call(context: CallContext) -> PaddedCall:
 
 
 class CapturedBinding:
-    """See `streamspec.runtime.engine.padded_call.PaddedBinding`. `max_rows`: the largest of the row counts."""
+    """See `streamspec.runtime.engine.padded.padded_call.PaddedBinding`. `max_rows`: the largest of the row counts."""
 
     def __init__(self, context: CallContext) -> None:
         model, cache = context.executor.model, context.cache
@@ -60,7 +60,8 @@ class CapturedBinding:
             raise
         cache.moved()
         choices, *drafts = unpack(call.result(), call.parts)
-        return PaddedOutputs(*unsure(choices), lambda rows: call.logits()[rows], drafts)
+        tokens, coarse = (choices, None) if run is call.greedy else unsure(choices)
+        return PaddedOutputs(tokens, coarse, lambda rows: call.logits()[rows], drafts)
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache.compact(path)

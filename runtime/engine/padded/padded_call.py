@@ -2,8 +2,8 @@
 
 The graph chooses tokens and drafts after those. Where a grammar masks tokens or the graph is
 `unsure` of one that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
-another token is dropped. `static_call` and `captured.captured_call` bind such graphs; their tests
-(tests/runtime/engine/test_static_call.py) cover this module.
+another token is dropped. `static_call` and `captured_call` bind such graphs; their tests
+(tests/runtime/engine/padded/test_static_call.py) cover this module.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class PaddedOutputs(NamedTuple):
     """The outputs of a call for the graph's n rows, padding included.
 
     - `choices` int64 [n]: the graph's tokens.
-    - `unsure` bool [n]: which of them the sampling may choose otherwise.
+    - `unsure` bool [n]: which of them the sampling may choose otherwise; None: none.
     - `logits`: takes rows int64 [r], returns their logits float32 [r, vocabulary].
     - `drafts`: the drafter's outputs (`DrafterShape.outputs`).
     """
 
     choices: np.ndarray
-    unsure: np.ndarray
+    unsure: np.ndarray | None
     logits: Callable[[np.ndarray], np.ndarray]
     drafts: Sequence[np.ndarray]
 
@@ -55,6 +55,8 @@ class PaddedBinding(Protocol):
 class PaddedCall:
     """See `streamspec.runtime.engine.graph_call.GraphCall`."""
 
+    together = 1
+
     def __init__(self, context: CallContext, binding: PaddedBinding) -> None:
         self.binding = binding
         self.max_rows: int | None = binding.max_rows
@@ -73,9 +75,9 @@ class PaddedCall:
         outputs = self.binding.run(rows, forced_node, shrink, draws=request.mask is None)
         chosen, by_graph = self._chosen(rows, request.mask, outputs)
         choices = checked_tokens(chosen, self._vocab)
-        result = StepResult(choices, logits=outputs.logits(rows.logit_rows) if self._choice.logits else None)
+        logits = outputs.logits(rows.logit_rows) if self._choice.logits else None
         if not request.run_drafter or not outputs.drafts:
-            return result
+            return StepResult(choices, logits=logits)
         accepted, *drafts = outputs.drafts
         node = int(accepted[0])
         at = np.flatnonzero(rows.logit_rows == node)
@@ -89,8 +91,8 @@ class PaddedCall:
         if other_root or (
             not by_graph and rows.tree is not None and accept(rows.tree, rows.tokens, choices)[0] != node
         ):
-            return result
-        return result._replace(accepted=node, proposal=self._drafter.proposal(*drafts))
+            return StepResult(choices, logits=logits)
+        return StepResult(choices, node, self._drafter.proposal(*drafts), logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         return self.binding.run(rows, forced_node=0).logits(np.arange(len(rows.tokens)))
@@ -102,9 +104,12 @@ class PaddedCall:
         """int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
         if mask is not None:
             return self._sample(rows, mask, outputs), False
-        chosen, unsure = outputs.choices[rows.logit_rows], outputs.unsure[rows.logit_rows]
-        if not unsure.any():
+        chosen = outputs.choices[rows.logit_rows]
+        if outputs.unsure is None:
             return chosen, True
+        unsure = outputs.unsure[rows.logit_rows]
+        if unsure.all():
+            return self._sample(rows, None, outputs), False
         # Rows beside the accepted path choose nothing that anybody reads.
         path = [0] if rows.tree is None else list(accept(rows.tree, rows.tokens, chosen.tolist())[1])
         if not unsure[path].any():

@@ -15,8 +15,8 @@ from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.engine.padded_call import PaddedCall
-from streamspec.runtime.engine.static_call import StaticBinding
+from streamspec.runtime.engine.padded.padded_call import PaddedCall
+from streamspec.runtime.engine.padded.static_call import StaticBinding
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
 from tests.runtime.engine.test_ort_runner import PROMPTS
 

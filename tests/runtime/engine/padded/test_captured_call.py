@@ -20,12 +20,12 @@ from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.padded_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
-from streamspec.runtime.engine.captured import captured_call
-from streamspec.runtime.engine.captured.captured_call import CapturedBinding
-from streamspec.runtime.engine.captured.device_buffers import BoundCall
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.engine.padded_call import PaddedCall
+from streamspec.runtime.engine.padded import captured_call
+from streamspec.runtime.engine.padded.captured_call import CapturedBinding
+from streamspec.runtime.engine.padded.device_buffers import BoundCall
+from streamspec.runtime.engine.padded.padded_call import PaddedCall
 from streamspec.runtime.hardware import providers
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from tests.runtime.engine.test_ort_runner import PROMPTS

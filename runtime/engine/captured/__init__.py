@@ -1,1 +1,0 @@
-"""Calls of a step graph that a device captures: fixed addresses, one copy in and one out."""

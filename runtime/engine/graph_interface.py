@@ -1,0 +1,88 @@
+"""Checks an open graph's names, shapes and metadata against the manifest of its bundle.
+
+Covered by tests/attacks (test_runtime_load.py and test_manifest_fields.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamspec import step_graph as sg
+from streamspec.bundle.manifest import Manifest
+from streamspec.bundle.onnx_check import STATED_SINCE, digests
+from streamspec.errors import BundleError, one_line
+from streamspec.runtime.engine.io_binding import TYPES
+
+OPTIONAL = {sg.FORCED_ROOT, sg.PARENTS}  # inputs that a graph may have or not
+EXPORT_AGAIN = "export the bundle again"
+
+
+def shares_calls(session: Any) -> bool:
+    """Whether calls of the graph may have rows of several sequences."""
+    return sg.SEQUENCE_ROWS in {value.name for value in session.get_overridable_initializers()}
+
+
+def check_interface(session: Any, manifest: Manifest, kind: str, features: sg.GraphFeatures) -> None:
+    """Raises BundleError unless the graph that `session` has open is the step graph of this kind."""
+    required = session.get_inputs()
+    inputs = {value.name: value for value in required + session.get_overridable_initializers() if value.type in TYPES}
+    outputs = {value.name for value in session.get_outputs() if value.type in TYPES}
+    expected = {row.name: row for row in sg.inputs(kind, features)}
+    produced = {row.name for row in sg.outputs(kind, features)}
+    missing = sorted((expected.keys() - inputs.keys() - {sg.FORCED_ROOT}) | (produced - outputs))
+    unknown = sorted({value.name for value in required} - expected.keys() - OPTIONAL)
+    if missing or unknown:
+        found = f"without {', '.join(missing[:3])}" if missing else f"that wants {', '.join(unknown[:3])}"
+        raise BundleError(f"a graph {found}", "the inputs and outputs of a step graph", EXPORT_AGAIN)
+    _check_shapes(inputs, expected, fixed=manifest.static is not None)
+    _check_metadata(session.get_modelmeta().custom_metadata_map, manifest)
+
+
+def _check_shapes(inputs: Mapping[str, Any], expected: Mapping[str, sg.GraphTensor], fixed: bool) -> None:
+    """Checks the cache, and of a graph of `fixed` shapes its rows."""
+    for name in filter(sg.is_cache, expected):
+        found, row = inputs[name], expected[name]
+        if not _fits(found.shape, row.dims):
+            raise _misstated(f"a graph with {name} of shape {found.shape}", list(row.dims))
+        if TYPES[found.type] != np.dtype(row.dtype):
+            raise _misstated(f"a graph with {name} of type {found.type}", row.dtype)
+    if not fixed:
+        return
+    found, dims = inputs[sg.INPUT_IDS], list(expected[sg.INPUT_IDS].dims)
+    if list(found.shape) != dims:
+        raise _misstated(f"{sg.INPUT_IDS} of shape {found.shape}", dims)
+
+
+def _check_metadata(stated: Mapping[str, str], manifest: Manifest) -> None:
+    """Checks what the graph's export stated: its context, its streams, a hash of each section of the manifest."""
+    context = manifest.model.context_length
+    if (length := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
+        raise _misstated(f"a graph for a context of {one_line(length, 40)} tokens", context)
+    drafter = manifest.streams
+    if (stated.get(sg.STREAMS) == sg.EAGER) != (drafter is not None and drafter.eager):
+        found = f"a graph with streams {stated.get(sg.STREAMS, 'deferred')!r}"[:60]
+        raise BundleError(found, "streams that run when the manifest says", EXPORT_AGAIN)
+    for section, digest in digests(manifest).items():
+        if section not in stated and manifest.format_version < STATED_SINCE:
+            continue
+        if (seen := stated.get(section)) != digest:
+            raise BundleError(
+                f"{section} is not what the graph {'states' if seen is None else 'was made for'}",
+                "the manifest of its export",
+                "do not use this bundle",
+            )
+
+
+def _misstated(found: str, expected: object) -> BundleError:
+    return BundleError(found, f"{expected} as the manifest says", EXPORT_AGAIN)
+
+
+def _fits(found: Sequence[int | str | None], expected: Sequence[int | str]) -> bool:
+    """Whether a cache's shape is the one expected; slots that are not a ring's may have any name."""
+    return len(found) == len(expected) and all(
+        size == wanted or (wanted == sg.EVERY_TOKEN and isinstance(size, str))
+        for size, wanted in zip(found, expected, strict=True)
+    )
