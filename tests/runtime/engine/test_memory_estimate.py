@@ -18,13 +18,13 @@ from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import LayerCache
 from streamspec.runtime import LoadOptions, load
+from streamspec.runtime import estimate_memory as estimate
 from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.engine import memory_estimate as memory
 from streamspec.runtime.engine.memory_estimate import check_load, prompt_rows
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.kv_cache import host_cache as kv
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
-from streamspec.runtime.memory import estimate
 from tests.support.manifests import manifest, plain_groups
 
 Bundles = Callable[[str], Path]
