@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from streamspec.bundle.files import read_manifest
-from streamspec.cli.export import command
 from streamspec.errors import BundleError, ConfigError, ConversationError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.export.runners.graph_runner import open_session, stepper
@@ -181,5 +180,3 @@ def test_other_types_are_refused_before_any_work(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="a K/V cache of 'int8'; expected float32 or float16"):
             export()
-    with pytest.raises(ConfigError, match="--plain-genai and --kv-cache-dtype"):
-        command("none", tmp_path / "b", plain_genai=True, kv_cache_dtype="float16")
