@@ -27,14 +27,13 @@ def command(
     *,
     base: Annotated[
         str,
-        typer.Option(help="Base: smollm2-135m, a Hugging Face folder, a .gguf file or a hub id.", show_default=False),
+        typer.Option(help="Base: smollm2-135m, a Hugging Face folder, a .gguf file or a hub id."),
     ],
-    out: Annotated[Path, typer.Option(help="Bundle folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Bundle folder to write.")],
     adapter: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Adapter folder of train, or a LoRA of PEFT; default: the base alone. Repeatable with --swappable.",
-            show_default=False,
+            help="Adapter folder of train, or a LoRA of PEFT; default: the base alone. Repeatable with --swappable."
         ),
     ] = None,
     options: ExportOptions,
@@ -42,8 +41,7 @@ def command(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="With --static: rows of every call, 16 by default; with --capture: row counts, 1,8,16,32 by default.",
-            show_default=False,
+            help="With --static: rows of every call, 16 by default; with --capture: row counts, 1,8,16,32 by default."
         ),
     ] = None,
     format: Format = None,
@@ -51,21 +49,19 @@ def command(
     val: Annotated[
         Path | None,
         typer.Option(
-            help="Held-out data (JSONL): also measure what the precision costs and how well the bundle answers.",
-            show_default=False,
+            help="Held-out data (JSONL): also measure what the precision costs and how well the bundle answers."
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.")] = None,
     store: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Data, answers that train kept, or plain text whose answers are drafted from as well; repeatable.",
-            show_default=False,
+            help="Data, answers that train kept, or plain text whose answers are drafted from as well; repeatable."
         ),
     ] = None,
     store_tokens: Annotated[
         int | None,
-        typer.Option(help="Most tokens of --store, 6 bytes each; default: 300000.", show_default=False),
+        typer.Option(help="Most tokens of --store, 6 bytes each; default: 300000."),
     ] = None,
     swappable: Annotated[
         bool,
@@ -76,9 +72,7 @@ def command(
     form: Annotated[
         str | None,
         typer.Option(
-            "--as",
-            help="speculators: write the adapter's EAGLE-3 head for vLLM and SGLang instead of a bundle.",
-            show_default=False,
+            "--as", help="speculators: write the adapter's EAGLE-3 head for vLLM and SGLang instead of a bundle."
         ),
     ] = None,
     as_json: AsJson = False,
