@@ -50,7 +50,7 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
 
 def memory(bundles: list[Path]) -> None:
     from streamspec.bundle.files import read_manifest
-    from streamspec.runtime.memory import estimate
+    from streamspec.runtime import estimate_memory as estimate
 
     print(
         "| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | "

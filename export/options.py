@@ -77,7 +77,7 @@ class ExportOptions:
         None, "Folder of a published EAGLE-3, DFlash or DSpark drafter of this base (speculators, EAGLE, z-lab)."
     )
     precision: str = option("int8", "Precision of the weights: fp32, fp16, int8 or int4.")
-    block_size: int | None = option(None, "Weights that share a scale in int4: 32 or 128.")
+    block_size: int | None = option(None, "Weights that share a scale in int4: 32 or 128.", shown="32")
     stream_weights: str | None = option(
         None, "How the streams' own LoRA is stored: merged or delta; default: merged, of eager streams delta."
     )

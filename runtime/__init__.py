@@ -5,7 +5,6 @@ send telemetry without it.
 """
 
 import os
-import sys
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -14,7 +13,6 @@ from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling_params import Logprob, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.memory_estimate import estimate_memory
-from streamspec.runtime.hardware.providers import ProviderChoice
 from streamspec.runtime.loader import load
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.session import Session
@@ -38,15 +36,3 @@ __all__ = [
     "estimate_memory",
     "load",
 ]
-
-# Names of modules up to 0.1, which pickles of these classes carry. Kept for one minor version.
-_MOVED = {
-    "grammar": Grammar,
-    "interface": Pruning,
-    "logprobs": Logprob,
-    "providers": ProviderChoice,
-    "sampling": Sampling,
-    "stats": Stats,
-}
-for _old, _public in _MOVED.items():
-    globals()[_old] = sys.modules[f"{__name__}.{_old}"] = sys.modules[_public.__module__]

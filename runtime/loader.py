@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from streamspec.background import Background
 from streamspec.bundle import swappable_adapters as swappable
@@ -18,14 +17,14 @@ from streamspec.errors import ResourceError
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
-from streamspec.runtime.engine.idle_unload import check_idle
-from streamspec.runtime.engine.memory_estimate import check_memory
+from streamspec.runtime.engine.memory_estimate import check_load
 from streamspec.runtime.engine.shared.call_sharing import share_calls
-from streamspec.runtime.options import SELF, LoadKwargs, LoadOptions
+from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.past_answers import PastAnswers
 from streamspec.runtime.session import Session
 from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
 from streamspec.runtime.tuning.choose_policy import choose_policy
+from streamspec.runtime.tuning.cpu_bundle import CpuBundle
 
 
 @contextmanager
@@ -86,23 +85,11 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     tokenizer and for a window or a short graph where there is none, AdapterError for an adapter that does not fit,
     ResourceError where memory is too small.
     """
-    from streamspec.runtime.tuning.select_provider import CpuBundle, open_runner
+    from streamspec.runtime.tuning.select_provider import open_runner
 
-    folder, options = Path(bundle), LoadOptions.of(options, **keywords)
-    check_memory(folder, options.context, options.memory, options.provider, options.window, options.draft == SELF)
-    check_idle(options.idle)
-    manifest = read_manifest(folder)
-    if options.adapter is not None:
-        swappable.check_swappable(manifest)
-    bundles, beside = [(folder, manifest)], None
-    if options.cpu_bundle is not None:
-        beside = CpuBundle.read(Path(options.cpu_bundle), manifest)
-        check_memory(beside.folder, options.context, options.memory, options.provider)
-        bundles.append((beside.folder, beside.manifest))
-    draft = read_draft(folder, manifest, options)
-    if options.pruning is not None and options.adapter is None:
-        for _, one in bundles:
-            one.check_prunes()
+    options = LoadOptions.of(options, **keywords)
+    bundles, beside, draft = _read(Path(bundle), options)
+    folder, manifest = bundles[0]
     with ExitStack() as checked:
         for each in bundles:
             checked.enter_context(verified(*each, options.verify))
@@ -110,20 +97,17 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         # From here on: the library lets no other Python run, and opening the graph needs none.
         reading = Background(lambda: read_tokenizer(folder))
         template = read_template(folder, manifest)
-        runner, provider = open_runner(
-            folder, manifest, options.provider, options.threads, options.spin, options.cache_dir, beside
-        )
+        runner, provider = open_runner(folder, manifest, options, beside)
         tokenizer = reading.result()
         if provider.bundle:  # of the same tokenizer and template
             folder, manifest = bundles[-1]
-        data = _source_data(folder, manifest, options)
+        data = _source_data(folder, manifest, options, draft)
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)
     if options.batch > 1 and draft is None and manifest.swappable is None:
         share_calls(runner, options.batch)
     both = with_draft(runner, draft, options)
-    data = replace(data, draft=draft)
     if manifest.swappable is None:
         policy = choose_policy(runner, manifest, options, data)
         session = Session(both, manifest, tokenizer, template, policy, provider)
@@ -140,12 +124,39 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     return session
 
 
-def _source_data(folder: Path, manifest: Manifest, options: LoadOptions) -> SourceData:
-    """The bundle's store of answers, if it has one, and past answers, if they are asked for. Raises BundleError for a
-    store that is not what the manifest says, ConfigError for a file of past answers that is none."""
+class _Read(NamedTuple):
+    """What manifests tell. `bundles`: that of the load, then the one `beside` it; `draft`: what drafts for it."""
+
+    bundles: list[tuple[Path, Manifest]]
+    beside: CpuBundle | None
+    draft: Manifest | None
+
+
+def _read(folder: Path, options: LoadOptions) -> _Read:
+    """Reads each manifest once, and checks with them that the options suit the bundles and that memory is enough."""
+    manifest = read_manifest(folder)
+    needed = check_load(folder, manifest, options)
+    if options.adapter is not None:
+        swappable.check_swappable(manifest)
+    bundles, beside = [(folder, manifest)], None
+    if options.cpu_bundle is not None:
+        beside = CpuBundle.read(Path(options.cpu_bundle), manifest)
+        check_load(*beside, options)
+        bundles.append(beside)
+    draft = read_draft(folder, manifest, options, needed)
+    if options.pruning is not None and options.adapter is None:
+        for _, each in bundles:
+            each.check_prunes()
+    return _Read(bundles, beside, draft)
+
+
+def _source_data(folder: Path, manifest: Manifest, options: LoadOptions, draft: Manifest | None) -> SourceData:
+    """The bundle's store of answers, if it has one, past answers, if they are asked for, and `draft`. Raises
+    BundleError for a store that is not what the manifest says, ConfigError for a file of past answers that is none.
+    """
     info, vocab_size, store, past = manifest.store, manifest.model.vocab_size, None, options.past_answers
     if info is not None and options.store:
         data = read_small(folder, STORE, COPY_AGAIN, info.bytes(vocab_size))
         store = AnswerStore(*decode(data, info, vocab_size), info.separator)
     kept = PastAnswers(manifest, None if isinstance(past, bool) else past) if past is not False else None
-    return SourceData(store, kept)
+    return SourceData(store, kept, draft)

@@ -239,8 +239,7 @@ class LoadOptions:
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
         if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
             raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
-        if type(self.batch) is not int or not 1 <= self.batch <= MOST_BATCH:
-            raise ConfigError(f"batch {self.batch!r}", f"a whole number from 1 to {MOST_BATCH}", "correct batch")
+        self._check_limits()
         window_tokens(self.draft)
         others = {"provider": self.provider != "auto", "adapter": self.adapter, "draft": self.draft}
         if self.cpu_bundle is not None and (beside := [name for name, given in others.items() if given]):
@@ -248,10 +247,23 @@ class LoadOptions:
                 f"cpu_bundle beside {' and '.join(beside)}", "provider auto, and neither", "leave one out"
             )
 
+    def _check_limits(self) -> None:
+        if type(self.batch) is not int or not 1 <= self.batch <= MOST_BATCH:
+            raise ConfigError(f"batch {self.batch!r}", f"a whole number from 1 to {MOST_BATCH}", "correct batch")
+        if self.memory is not None and not (_is_number(self.memory, int) and self.memory >= 1):
+            raise ConfigError(f"memory {self.memory!r}", "a number of bytes", "correct memory")
+        if self.idle is not None and not (_is_number(self.idle, int, float) and 0 < self.idle < threading.TIMEOUT_MAX):
+            raise ConfigError(f"idle {self.idle!r}", "seconds above 0, or None", "correct idle")
+
     @property
     def window(self) -> int:
         """Tokens that the window of `draft` keeps; 0 where `draft` is a bundle or None."""
         return window_tokens(self.draft)
+
+    @property
+    def short(self) -> bool:
+        """Whether the short graph of the bundle drafts."""
+        return self.draft == SELF
 
 
 def window_tokens(draft: str | Path | None) -> int:
@@ -265,6 +277,10 @@ def window_tokens(draft: str | Path | None) -> int:
     if not count.isdecimal() or int(count) < LEAST_KEPT:
         raise ConfigError(f"draft {draft!r}", f"{WINDOW}, or {WINDOW}:N with {LEAST_KEPT} tokens or more", "correct it")
     return int(count)
+
+
+def _is_number(value: object, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def _too_few(name: str, value: object) -> ConfigError:

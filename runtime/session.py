@@ -24,7 +24,6 @@ from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY
-from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
@@ -107,12 +106,6 @@ class Session:
         with self._exclusive():
             self.adapter, self.manifest, self.policy, self.adaptive = self._swapper.to(adapter)
             self._swaps += 1
-
-    # Names up to 0.1, to be read only, for one minor version.
-    engine = property(lambda self: self.runner)
-    rows = property(lambda self: self.policy.rows)
-    ngram = property(lambda self: NGRAM in self.policy.sources)
-    pruning = property(lambda self: self.policy.pruning)
 
     @property
     def speculation(self) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -42,12 +41,12 @@ class StepResult(NamedTuple):
     sequences: int = 1
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Pruning:
     """Selects the rows of a draft tree that continue after the early exit.
 
     - `rows`: at most this many; None: any number.
-    - `min_probability`: none below this probability, 0 to 1. `least` is its deprecated name.
+    - `min_probability`: none below this probability, 0 to 1.
     - `score`: whose probability that is: the early exit's (`exit`), the drafter's (`prior`), or the mean of their
       logarithms, 1 : 2 (`both`).
 
@@ -58,35 +57,17 @@ class Pruning:
     min_probability: float = 0.0
     score: str = BOTH
 
-    def __init__(
-        self,
-        rows: int | None = None,
-        min_probability: float = 0.0,
-        score: str = BOTH,
-        *,
-        least: float | None = None,
-    ) -> None:
-        if least is not None:
-            warnings.warn("Pruning(least=) is called min_probability now", DeprecationWarning, stacklevel=2)
-            min_probability = least
-        if rows is not None and (type(rows) is not int or rows < 1):
-            raise ConfigError(f"pruning to {rows!r} rows", "a whole number from 1 on, or None", "correct rows")
-        if not 0 <= min_probability < 1:
+    def __post_init__(self) -> None:
+        if self.rows is not None and (type(self.rows) is not int or self.rows < 1):
+            raise ConfigError(f"pruning to {self.rows!r} rows", "a whole number from 1 on, or None", "correct rows")
+        if not 0 <= self.min_probability < 1:
             raise ConfigError(
-                f"pruning below a probability of {min_probability!r}",
+                f"pruning below a probability of {self.min_probability!r}",
                 "one from 0 to below 1",
                 "correct min_probability",
             )
-        if score not in SCORES:
-            raise ConfigError(f"pruning by the score {score!r}", " or ".join(SCORES), "correct score")
-        object.__setattr__(self, "score", score)
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "min_probability", min_probability)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes pickles up to 0.1 too, which have `least`."""
-        least = state.get("min_probability", state.get("least"))
-        self.__dict__.update(rows=state["rows"], min_probability=least, score=state.get("score", BOTH))
+        if self.score not in SCORES:
+            raise ConfigError(f"pruning by the score {self.score!r}", " or ".join(SCORES), "correct score")
 
     def asked(self, priors: np.ndarray) -> np.ndarray:
         """What the graph is given for `priors` float32 [n], the drafter's log probabilities, so that its score of both
@@ -104,11 +85,6 @@ class Pruning:
         """The score below which the graph prunes a row."""
         least = math.log(max(self.min_probability, TINY))
         return {BOTH: least, EXIT: least / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
-
-    @property
-    def least(self) -> float:
-        """The deprecated name of `min_probability`."""
-        return self.min_probability
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts
 from streamspec.runtime.draft_sources.source import SourceCounts
@@ -47,10 +46,6 @@ class Stats:
     waited_seconds: float = 0.0  # and in line for it, after other sessions
     speculation: str = "off"  # whether it was on, and why not
     call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes pickles up to 0.1 too, which have no `sources` and `shared_steps`."""
-        self.__dict__.update({"sources": {}, "shared_steps": 0} | state)
 
     def count(self, tokens: int, rows: int) -> None:
         """Adds a call that brought `tokens` and verified `rows`; 1: a plain step, 0: it read the prompt."""

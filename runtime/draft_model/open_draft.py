@@ -3,6 +3,7 @@ own cache. The tests of runtime/draft_model and tests/export/weights/test_skippe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from streamspec.bundle.files import read_manifest, verified
@@ -15,11 +16,11 @@ from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_model.window import WindowDraftRunner
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.memory_estimate import check_memory, estimate_memory
+from streamspec.runtime.engine.memory_estimate import SURE, MemoryEstimate, check_load
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware.providers import DEVICE, STATIC, flavour
-from streamspec.runtime.options import SELF, WINDOW, LoadOptions
+from streamspec.runtime.options import WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
 SHORT_OF = {MODEL: SHORT, NATIVE: SHORT_NATIVE}
@@ -27,12 +28,12 @@ SHORT_OF = {MODEL: SHORT, NATIVE: SHORT_NATIVE}
 FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device"}
 
 
-def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manifest | None:
+def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: MemoryEstimate) -> Manifest | None:
     """Reads the manifest of the bundle that is to draft for the one in `folder`, and compares their tokenizers; its own
     `manifest` for a window, or what that says of its short graph; None where nothing is to. Raises ConfigError where
     tokenizers number tokens differently, for a window of a cache that has one already or cannot be copied, for a short
     graph where there is none, and for pruning, which belongs to a drafter in the bundle; ResourceError where memory is
-    too small for both."""
+    too small for both. `needed`: by the bundle in `folder`."""
     if options.draft is None:
         return None
     if options.pruning is not None:
@@ -40,8 +41,8 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manife
     if options.window:
         _check_window(manifest)
         return manifest
-    if options.draft == SELF:
-        return shortened(manifest)  # which `check_memory` has counted
+    if options.short:
+        return shortened(manifest)  # which `needed` counts
     other = Path(options.draft)
     draft = read_manifest(other)
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
@@ -55,10 +56,8 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions) -> Manife
             )
     room = cpu.available() if options.memory is None else options.memory
     if room is not None:
-        tokens = min(1024, manifest.model.context_length) if options.context is None else options.context
-        own = estimate_memory(folder, context=tokens, provider=options.provider).total
-        context = min(tokens, draft.model.context_length)
-        check_memory(other, context, max(1, room - own), options.provider)
+        context = min(options.context or SURE, manifest.model.context_length, draft.model.context_length)
+        check_load(other, draft, replace(options, context=context, memory=max(1, room - needed.total)))
     return draft
 
 
@@ -80,14 +79,14 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
     if options.window:
         return WindowDraftRunner(runner, options.window)
     model = runner.model
-    folder, own = (model.path.parent, True) if options.draft == SELF else (Path(options.draft), False)
+    folder, own = (model.path.parent, True) if options.short else (Path(options.draft), False)
     with verified(folder, draft, options.verify and not own):  # the target's files were, a moment ago
         check_graphs(folder, draft)
         if own:
             graph = folder / SHORT_OF[model.path.name]
             second = OrtRunner(LoadedModel(graph, draft, runner.threads, runner.provider, options.spin))
         else:
-            second, _ = open_runner(folder, draft, options.provider, options.threads, options.spin, options.cache_dir)
+            second, _ = open_runner(folder, draft, options)
     second.model.hashes = options.verify and not own
     runner.model.companion = second.model
     return TwoModelRunner(runner, second)

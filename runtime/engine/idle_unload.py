@@ -99,12 +99,3 @@ def _call(method: WeakMethod[Callable[[], None]]) -> None:
     bound = method()
     if bound is not None:
         bound()
-
-
-def check_idle(seconds: float | None) -> float | None:
-    """Raises ConfigError unless `seconds` is a positive number or None."""
-    if seconds is not None and not (
-        isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX
-    ):
-        raise ConfigError(f"idle {seconds!r}", "seconds above 0, or None", "correct idle")
-    return seconds

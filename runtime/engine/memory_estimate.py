@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
@@ -22,6 +23,9 @@ from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
+
+if TYPE_CHECKING:
+    from streamspec.runtime.options import LoadOptions
 
 MB = 1_000_000
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
@@ -70,6 +74,10 @@ class MemoryEstimate:
     def total(self) -> int:
         return self.weights + self.packed + self.cache + self.work
 
+    def with_adapter(self, folder: Path, manifest: Manifest) -> MemoryEstimate:
+        """With the largest adapter of the bundle in `folder`, where it can swap them."""
+        return self if manifest.swappable is None else replace(self, weights=self.weights + largest_adapter(folder))
+
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {megabytes(getattr(self, name))}" for name in ("weights", "packed", "cache", "work"))
         return f"{megabytes(self.total)} MB ({parts})"
@@ -99,16 +107,51 @@ def estimate_memory(
     for a short graph where there is none.
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-    model = manifest.model
-    context = model.context_length if context is None else context
-    if type(context) is not int or not 2 <= context <= model.context_length:
-        raise ConfigError(
-            f"a context of {context!r} tokens", f"2..{model.context_length}, the model's", "correct context"
+    context = manifest.model.context_length if context is None else context
+    found = _estimate(manifest, context, sessions, provider, window, short)
+    return found if isinstance(bundle, Manifest) else found.with_adapter(Path(bundle), manifest)
+
+
+def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> MemoryEstimate:
+    """Estimates what a first session takes of the bundle in `folder`, loaded with these options. Where they do not
+    limit the context, `SURE` tokens count.
+
+    Raises as `estimate_memory`, and ResourceError where it takes more than `options.memory`, by default what the
+    machine has to give. A machine that does not say what it has is taken to have enough.
+    """
+    context = min(SURE, manifest.model.context_length) if options.context is None else options.context
+    found = _estimate(manifest, context, 1, options.provider, options.window, options.short)
+    needed = found.with_adapter(folder, manifest)
+    limit = options.memory
+    room = cpu.available() if limit is None else limit
+    if room is not None and needed.total > room:
+        raise ResourceError(
+            f"the bundle needs {needed}",
+            f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
+            "give a smaller context, export with precision int8 or int4, or raise memory",
         )
+    return needed
+
+
+def _estimate(
+    manifest: Manifest, context: int, sessions: int, provider: str, window: int, short: bool
+) -> MemoryEstimate:
+    longest = manifest.model.context_length
+    if type(context) is not int or not 2 <= context <= longest:
+        raise ConfigError(f"a context of {context!r} tokens", f"2..{longest}, the model's", "correct context")
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
+    found = _of_graph(manifest, context, sessions, provider, window)
+    if not short:
+        return found
+    more = _of_graph(shortened(manifest), context, sessions, provider)
+    sums = {name: getattr(found, name) + getattr(more, name) for name in ("packed", "cache", "work")}
+    return replace(found, **sums)  # over the same weights
+
+
+def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, window: int = 0) -> MemoryEstimate:
+    model = manifest.model
     table, looked_up = per_layer_table(manifest, sessions * context)
-    adapter = 0 if isinstance(bundle, Manifest) or manifest.swappable is None else largest_adapter(Path(bundle))
     native = runs_native(manifest, provider)
     mapped, packed = _weights(manifest, table, native)
     groups = cache_groups(GraphFeatures.of_manifest(manifest))
@@ -120,17 +163,12 @@ def estimate_memory(
     drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
     caches = sessions * (2 if model.embeddings else 1)  # a session embeds beside its conversation
-    found = MemoryEstimate(
-        weights=mapped + looked_up + adapter,
+    return MemoryEstimate(
+        weights=mapped + looked_up,
         packed=packed,
         cache=caches * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
-    if not short:
-        return found
-    more = estimate_memory(shortened(manifest), context=context, sessions=sessions, provider=provider)
-    own = {name: getattr(found, name) + getattr(more, name) for name in ("packed", "cache", "work")}
-    return replace(found, **own)
 
 
 def runs_native(manifest: Manifest, provider: str = AUTO) -> bool:
@@ -190,31 +228,6 @@ def largest_adapter(folder: Path) -> int:
     """Bytes of the largest file of tensors in a swappable bundle."""
     files = (folder / swappable.ADAPTERS / name / swappable.TENSORS for name in swappable.names(folder))
     return max((file.stat().st_size for file in files if file.is_file()), default=0)
-
-
-def check_memory(
-    bundle: str | Path | Manifest,
-    context: int | None = None,
-    limit: int | None = None,
-    provider: str = AUTO,
-    window: int = 0,
-    short: bool = False,
-) -> None:
-    """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
-    takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
-    machine that does not say what it has is taken to have enough."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
-    manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-    tokens = min(SURE, manifest.model.context_length) if context is None else context
-    needed = estimate_memory(bundle, context=tokens, provider=provider, window=window, short=short)
-    room = cpu.available() if limit is None else limit
-    if room is not None and needed.total > room:
-        raise ResourceError(
-            f"the bundle needs {needed}",
-            f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
-            "give a smaller context, export with precision int8 or int4, or raise memory",
-        )
 
 
 def megabytes(count: int) -> str:

@@ -216,9 +216,6 @@ class ProviderChoice:
         return f"{name} ({'; '.join(notes)})" if notes else name
 
 
-Chosen = ProviderChoice  # its name up to 0.1, in pickles
-
-
 def import_onnxruntime() -> Any:
     """The module, its telemetry off. Raises ConfigError where it is not installed."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

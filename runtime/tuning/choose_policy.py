@@ -18,8 +18,12 @@ from streamspec.runtime.hardware import native_search
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
+    from streamspec.runtime.costs.learned_costs import CostRecord
+    from streamspec.runtime.draft_sources.source import DraftSource
     from streamspec.runtime.engine.ort_runner import OrtRunner
+    from streamspec.runtime.tuning.cost_file import CostKeeper
 
+AUTO = "auto"  # of LoadOptions.tree
 OWN_PRICE = 1.0  # of a draft token that the model itself writes, in plain steps with an empty cache
 
 
@@ -27,44 +31,77 @@ def choose_policy(
     runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData = NO_DATA
 ) -> DecodingPolicy:
     """Takes up what is known of the cost of steps; answers tell the rest. `data`: for the sources of drafts."""
-    from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
-    from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+    second = data.draft is not None  # another model drafts
+    sources = chosen(options, data)
+    drafts = manifest.trees is not None or bool(sources) or second
+    rows, costs = 1, None
+    pruning = options.pruning if _prunes(manifest) else None
+    measured = drafts and options.tree == AUTO
+    if measured:
+        rows = _at_most(_longest_draft(manifest, sources, second), runner)
+        costs, pruning = _learned(runner, manifest, options, data, rows, pruning)
+    elif drafts and isinstance(options.tree, int):
+        rows = _at_most(options.tree, runner)
+    return DecodingPolicy(
+        eos=manifest.model.eos_token_ids,
+        rows=rows,
+        costs=costs,
+        sources=sources,
+        pruning=pruning,
+        call_rows=manifest.static.rows if manifest.static else None,
+        reason=PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams",
+        expected=_expected(manifest) if measured and not second else None,
+        search=native_search.find() or PYTHON_SEARCH,
+        deepest=DEEPEST if second else 0,
+        window=options.window,
+    )
+
+
+def _prunes(manifest: Manifest) -> bool:
+    return manifest.streams is not None and bool(manifest.streams.pruning)
+
+
+def _longest_draft(manifest: Manifest, sources: tuple[DraftSource, ...], second: bool) -> int:
+    """Rows of the largest draft. What n-grams alone draft is a chain."""
+    chain = manifest.trees is None and sources == (NGRAM,) and not second
+    return CONTINUATION + 1 if chain else MAX_ROWS
+
+
+def _at_most(rows: int, runner: OrtRunner) -> int:
+    """So many rows, or as many as the calls of the graph have."""
+    return min(rows, *runner.row_counts[-1:], runner.rows or rows)
+
+
+def _expected(manifest: Manifest) -> np.ndarray | None:
+    return None if manifest.trees is None else np.cumsum([node[2] for node in manifest.trees.nodes])
+
+
+def _learned(
+    runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData, rows: int, pruning: Pruning | None
+) -> tuple[RowCosts, Pruning | None]:
+    """Costs of steps of up to `rows` rows, beginning with what this machine's record says; and the pruning, that of
+    the record where the options name none."""
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
-    rows, costs, expected = 1, None, None
-    second = data.draft is not None  # another model drafts
-    reason = PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams"
-    pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
-    sources = chosen(options, data)
-    if (manifest.trees is not None or sources or second) and options.tree not in ("plain", 1):
-        if isinstance(options.tree, int):
-            rows = min(options.tree, *runner.row_counts[-1:], runner.rows or options.tree)
-        else:
-            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
-            known = read_record(file)
-            if manifest.trees is not None and not second:
-                expected = np.cumsum([node[2] for node in manifest.trees.nodes])
-            # What n-grams alone draft is a chain.
-            most = MAX_ROWS
-            if manifest.trees is None and sources == (NGRAM,) and not second:
-                most = CONTINUATION + 1
-            if runner.rows is not None and not second:  # every step is the same call
-                rows = min(runner.rows, most)
-                costs = RowCosts(np.ones(rows))
-            else:
-                rows = min(most, *runner.row_counts[-1:], runner.rows or most)
-                # What steps cost that are pruned as nobody's else are is nobody else's business.
-                keep = CostKeeper(file) if pruning is None else None
-                before = known or (CostRecord(price=OWN_PRICE) if options.window else None)
-                if runner.row_counts and not second and not options.window:
-                    costs = PaddedRowCosts(runner.row_counts, rows, known, keep)
-                else:
-                    costs = LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)
-            exits = manifest.streams is not None and manifest.streams.pruning and not second
-            if known is not None and known.min_probability and pruning is None and exits:
-                pruning = Pruning(None, known.min_probability, known.score)
-    call_rows = manifest.static.rows if manifest.static else None
-    eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
-    deepest = DEEPEST if second else 0
-    window = options.window
-    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search, deepest, window)
+    file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
+    known, second = read_record(file), data.draft is not None
+    # What steps cost that are pruned as nobody's else are is nobody else's business.
+    keep = CostKeeper(file) if pruning is None else None
+    costs = _row_costs(runner, rows, second, options.window, known, keep)
+    if known is not None and known.min_probability and pruning is None and _prunes(manifest) and not second:
+        pruning = Pruning(None, known.min_probability, known.score)
+    return costs, pruning
+
+
+def _row_costs(
+    runner: OrtRunner, rows: int, second: bool, window: int, known: CostRecord | None, keep: CostKeeper | None
+) -> RowCosts:
+    from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
+    from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+
+    if runner.rows is not None and not second:  # every step is the same call
+        return RowCosts(np.ones(rows))
+    if runner.row_counts and not second and not window:
+        return PaddedRowCosts(runner.row_counts, rows, known, keep)
+    before = known or (CostRecord(price=OWN_PRICE) if window else None)
+    return LearnedRowCosts(rows, runner.gamma > 0 or second, before, keep)

@@ -67,7 +67,7 @@ def save_record(file: Path | None, record: CostRecord) -> None:
 
 
 def read_record(file: Path | None) -> CostRecord | None:
-    """The record in a file, also of 0.1; None where there is none or it makes no sense."""
+    """The record in a file, also of an older version; None where there is none or it makes no sense."""
     if file is None:
         return None
     try:

@@ -10,7 +10,6 @@ from typing import Any
 
 from streamspec.bench.arms import SessionTieBreaker
 from streamspec.bench.figures import Figures, Pass, Report, Spread, figures, speed
-from streamspec.bench.figures import Measure as Measure  # pickles of 0.1 have it here
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.tie_breaker import Agreement, compare_outputs

@@ -14,22 +14,12 @@ from streamspec.cli.shared_options import AllowBaseMismatch, AsJson, Format, Sep
 def command(
     bundle: Annotated[
         Path,
-        typer.Argument(
-            help="Bundle of `export --swappable`, or the name of an installed one.",
-            callback=installed,
-            show_default=False,
-        ),
+        typer.Argument(help="Bundle of `export --swappable`, or the name of an installed one.", callback=installed),
     ],
-    adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`, or a LoRA of PEFT.", show_default=False)],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the adapter in the bundle; default: its folder's.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to instead of the bundle.", show_default=False)
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="The bundle's base; default: the id in its manifest.", show_default=False)
-    ] = None,
+    adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`, or a LoRA of PEFT.")],
+    name: Annotated[str | None, typer.Option(help="Name of the adapter in the bundle; default: its folder's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to instead of the bundle.")] = None,
+    base: Annotated[str | None, typer.Option(help="The bundle's base; default: the id in its manifest.")] = None,
     format: Format = None,
     separator: Separator = None,
     allow_base_mismatch: AllowBaseMismatch = False,

@@ -28,27 +28,22 @@ def command(
     bundle: Bundle,
     prompts: Annotated[
         Path,
-        typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False),
+        typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns."),
     ],
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N rows only.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N rows only.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts; figures are medians over them.")] = 5,
     also: Annotated[
         list[Path] | None,
-        typer.Option(help="Also measure plain decoding of this bundle; repeatable.", show_default=False),
+        typer.Option(help="Also measure plain decoding of this bundle; repeatable."),
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(
-            help="Also measure draft trees forced to these numbers of rows, such as 1,2,4,8.", show_default=False
-        ),
+        typer.Option(help="Also measure draft trees forced to these numbers of rows, such as 1,2,4,8."),
     ] = None,
     prune: Annotated[
         str | None,
-        typer.Option(
-            help="Also measure drafts pruned at the early exit below these probabilities, such as 0.01,0.1.",
-            show_default=False,
-        ),
+        typer.Option(help="Also measure drafts pruned at the early exit below these probabilities, such as 0.01,0.1."),
     ] = None,
     prune_score: Annotated[
         str, typer.Option(help="Whose probability --prune means: exit, prior (the drafter's) or both.")
@@ -56,7 +51,7 @@ def command(
     loading: Annotated[LoadOptions, load_flags("cpu_bundle", "context", "idle", "prepare_grammar", "past_answers")],
     sampling: Sampling = GREEDY,
     save_outputs: Annotated[
-        Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
+        Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

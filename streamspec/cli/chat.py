@@ -20,12 +20,9 @@ def command(
     *,
     bundle: Annotated[
         str,
-        typer.Argument(
-            help=f"{BUNDLE}, or a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id.",
-            show_default=False,
-        ),
+        typer.Argument(help=f"{BUNDLE}, or a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id."),
     ],
-    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     precision: Annotated[str, typer.Option(help="Of a base: precision of the bundle: fp32, int8 or int4.")] = "int8",
     marks: Annotated[str, typer.Option(help="How drafted tokens are marked: auto, colour, brackets or none.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = NEW_TOKENS,

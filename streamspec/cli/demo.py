@@ -14,7 +14,7 @@ from streamspec.cli.shared_options import AsJson
 def command(
     train: Annotated[bool, typer.Option("--train", help="Fine-tune an adapter on the packaged sample first.")] = False,
     minutes: Annotated[float, typer.Option(min=0.5, help="With --train: minutes of training.")] = 5.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N prompts only.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N prompts only.")] = None,
     plot: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("streamspec-demo.png"),
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,7 @@ def command(
     *,
     bundle: Annotated[
         Path | None,
-        typer.Argument(help=f"{BUNDLE}, to test on every provider.", callback=installed, show_default=False),
+        typer.Argument(help=f"{BUNDLE}, to test on every provider.", callback=installed),
     ] = None,
     loading: Annotated[LoadOptions, Flags(only=("threads",))],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,

@@ -24,27 +24,23 @@ def command(
     *,
     bundle: Bundle,
     prompt: Annotated[
-        str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.", show_default=False)
+        str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.")
     ] = None,
-    prompt_flag: Annotated[
-        str | None, typer.Option("--prompt", help="The prompt, given as a flag.", show_default=False)
-    ] = None,
+    prompt_flag: Annotated[str | None, typer.Option("--prompt", help="The prompt, given as a flag.")] = None,
     options: GenerationOptions,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step.", show_default=False),
+        typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step."),
     ] = None,
     loading: Annotated[LoadOptions, load_flags("tree", "context", "idle", "prepare_grammar")],
     sampling: Sampling,
     json_schema: Annotated[
-        Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.", show_default=False)
+        Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.")
     ] = None,
-    regex: Annotated[
-        str | None, typer.Option(help="Regular expression that the whole answer must match.", show_default=False)
-    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the whole answer must match.")] = None,
     choice: Annotated[
         list[str] | None,
-        typer.Option(help="Answer with this text; repeated: with one of these texts.", show_default=False),
+        typer.Option(help="Answer with this text; repeated: with one of these texts."),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and what speculation did on stderr.")] = False,
 ) -> None:

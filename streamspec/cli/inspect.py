@@ -35,11 +35,7 @@ Rows = list[tuple[str, str]]
 def command(
     path: Annotated[
         Path,
-        typer.Argument(
-            help="Bundle or adapter folder, or the name of an installed bundle.",
-            callback=installed,
-            show_default=False,
-        ),
+        typer.Argument(help="Bundle or adapter folder, or the name of an installed bundle.", callback=installed),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:

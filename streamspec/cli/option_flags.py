@@ -12,6 +12,7 @@ An absent flag leaves what the parameter's default has, or else the dataclass. M
 - `off`: of a switch that is on: the help text of the flag `--no-...`, which turns it off.
 - `minimum`: the least number.
 - `several`: the flag is repeatable, and its values are a list.
+- `shown`: what the help shows as the default where None stands for it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None) -
         help=rules["help"],
         min=rules.get("minimum"),
         callback=reader,
-        show_default=shown,
+        show_default=rules.get("shown", shown),
     )
     if "several" in rules:
         return keyword(option.name, list[str] | None, setting)

@@ -16,7 +16,7 @@ ENDING = ".streamspec.tar"
 def command(
     bundle: Bundle,
     file: Annotated[
-        Path | None, typer.Argument(help=f"File to write; default: the bundle's name and {ENDING}.", show_default=False)
+        Path | None, typer.Argument(help=f"File to write; default: the bundle's name and {ENDING}.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,

@@ -16,19 +16,12 @@ def command(
     source: Annotated[
         str,
         typer.Argument(
-            help="File of pack, bundle folder, https address, or Hugging Face repository (owner/name[@revision]).",
-            show_default=False,
+            help="File of pack, bundle folder, https address, or Hugging Face repository (owner/name[@revision])."
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to install as; default: by name in the library.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name to install under; default: the source's.", show_default=False)
-    ] = None,
-    sha256: Annotated[
-        str | None, typer.Option(help="Of a file or an address: sha256 that it must have.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to install as; default: by name in the library.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name to install under; default: the source's.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="Of a file or an address: sha256 that it must have.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an installed bundle.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,7 +52,7 @@ def list_command(as_json: AsJson = False) -> None:
 
 
 def remove_command(
-    name: Annotated[str, typer.Argument(help="Name of an installed bundle.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of an installed bundle.")],
 ) -> None:
     """Delete an installed bundle."""
     from streamspec.library.installed import remove

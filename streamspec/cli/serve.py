@@ -33,39 +33,25 @@ def command(
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1: nothing else.")] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(
-            help=f"Token that clients must send; default: the variable {TOKEN}, else a new one, printed.",
-            show_default=False,
-        ),
+        typer.Option(help=f"Token that clients must send; default: the variable {TOKEN}, else a new one, printed."),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File that keeps the token, readable by you alone; made with a new one where there is none.",
-            show_default=False,
-        ),
+        typer.Option(help="File that keeps the token, readable by you alone; made with a new one where there is none."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Web origin whose pages may ask, with the token, such as https://app.example; repeatable.",
-            show_default=False,
-        ),
+        typer.Option(help="Web origin whose pages may ask, with the token, such as https://app.example; repeatable."),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Model id of the bundle; default: its folder's name.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Model id of the bundle; default: its folder's name.")] = None,
     also: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Further bundle to serve under its folder's name; repeatable.", callback=_installed, show_default=False
-        ),
+        typer.Option(help="Further bundle to serve under its folder's name; repeatable.", callback=_installed),
     ] = None,
     use: Annotated[
         list[str] | None,
         typer.Option(
-            help=("Adapter of a swappable bundle to offer, by name or folder; repeatable. Default: all in the bundle."),
-            show_default=False,
+            help=("Adapter of a swappable bundle to offer, by name or folder; repeatable. Default: all in the bundle.")
         ),
     ] = None,
     sessions: Annotated[
@@ -77,7 +63,6 @@ def command(
             min=1,
             max=MOST_BATCH,
             help="Most answers that may share a model call, where that pays; 1: none. Default: all sessions.",
-            show_default=False,
         ),
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,

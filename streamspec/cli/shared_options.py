@@ -32,17 +32,14 @@ def unescaped(text: str) -> str:
 
 
 BUNDLE = "Bundle folder, or the name of an installed one"
-Bundle = Annotated[Path, typer.Argument(help=f"{BUNDLE}.", callback=installed, show_default=False)]
+Bundle = Annotated[Path, typer.Argument(help=f"{BUNDLE}.", callback=installed)]
 Format = Annotated[
     str | None,
     typer.Option(
-        help="Prompt format where the adapter does not record it: raw or chat; default: the chat template, else raw.",
-        show_default=False,
+        help="Prompt format where the adapter does not record it: raw or chat; default: the chat template, else raw."
     ),
 ]
-Separator = Annotated[
-    str | None, typer.Option(help=r"With raw: text after each prompt, such as \n; default: none.", show_default=False)
-]
+Separator = Annotated[str | None, typer.Option(help=r"With raw: text after each prompt, such as \n; default: none.")]
 AllowBaseMismatch = Annotated[
     bool, typer.Option("--allow-base-mismatch", help="Take a LoRA of PEFT whose configuration names another base.")
 ]

@@ -12,9 +12,9 @@ from streamspec.cli.shared_options import AsJson
 
 
 def command(
-    adapter: Annotated[Path, typer.Argument(help="Adapter folder.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Adapter folder to write.", show_default=False)],
-    rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.", show_default=False)],
+    adapter: Annotated[Path, typer.Argument(help="Adapter folder.")],
+    out: Annotated[Path, typer.Option(help="Adapter folder to write.")],
+    rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.")],
     as_json: AsJson = False,
 ) -> None:
     """Cut an adapter's LoRAs to a lower rank (truncated SVD)."""

@@ -72,7 +72,6 @@ def _keyword(field: Field[Any], group: type, hint: Any) -> inspect.Parameter:
         None,
         spelling(field.name, type_),
         help=text,
-        show_default=False,
         rich_help_panel="Essentials" if field.name in ESSENTIAL else (group.__doc__ or "").partition("\n")[0],
         hidden=field.name in PAPERS,
     )
@@ -88,7 +87,6 @@ def command(
         typer.Option(
             "--config",
             help="YAML file with the same options; flags win.",
-            show_default=False,
             rich_help_panel=THIS_COMMAND,
         ),
     ] = None,

@@ -25,23 +25,16 @@ def command(
     bundle: Bundle,
     context: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1,
-            help="Tokens in the KV cache while measuring; repeatable. Default: 64 and 512.",
-            show_default=False,
-        ),
+        typer.Option(min=1, help="Tokens in the KV cache while measuring; repeatable. Default: 64 and 512."),
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="Validation data (JSONL): also find the probability below which pruning drafts pays.",
-            show_default=False,
-        ),
+        typer.Option(help="Validation data (JSONL): also find the probability below which pruning drafts pays."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer to --prompts.")] = 128,
     loading: Annotated[LoadOptions, Flags(only=("adapter", "threads", "provider"))],
-    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the curves.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the curves.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a step by its number of rows; later loads on this machine use the result."""

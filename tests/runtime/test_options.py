@@ -85,19 +85,14 @@ def test_a_load_s_options_are_checked_before_anything_is_opened(tree: Any) -> No
         load("nowhere", tree=tree)
 
 
-def test_the_old_name_of_pruning_s_probability_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="min_probability"):
-        old = Pruning(least=0.1)
-    assert old == Pruning(min_probability=0.1) == Pruning(None, 0.1) and old.least == 0.1
-    assert pickle.loads(pickle.dumps(old)) == old and hash(old) == hash(Pruning(None, 0.1))
-    pickled = Pruning.__new__(Pruning)
-    pickled.__setstate__({"rows": None, "least": 0.1})  # as up to 0.1
-    assert pickled == old
+def test_pruning_is_a_value_within_bounds() -> None:
+    pruning = Pruning(min_probability=0.1)
+    assert pruning == Pruning(None, 0.1) and hash(pruning) == hash(Pruning(None, 0.1))
     for wrong in ({"rows": 0}, {"min_probability": 1.0}, {"min_probability": -0.1}):
         with pytest.raises(ConfigError, match="pruning"):
             Pruning(**wrong)
 
 
 def test_options_survive_pickling() -> None:
-    for options in (GenerationOptions(stop="x", sampling=Sampling(0.5, seed=2)), LoadOptions(tree=4)):
+    for options in (GenerationOptions(stop="x", sampling=Sampling(0.5, seed=2)), LoadOptions(tree=4), Pruning(4, 0.1)):
         assert pickle.loads(pickle.dumps(options)) == options

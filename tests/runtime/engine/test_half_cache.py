@@ -15,7 +15,7 @@ from streamspec.errors import BundleError, ConfigError, ConversationError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.runtime import Pruning, Sampling, Session, load
-from streamspec.runtime.memory import estimate
+from streamspec.runtime import estimate_memory as estimate
 from tests.runtime.engine.test_ort_runner import PROMPTS
 from tests.support.tiny_bundles import tiny_adapter, tiny_base, tiny_bundle
 from tests.support.tiny_models import tiny_model, tiny_tokenizer

@@ -17,14 +17,14 @@ from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import LayerCache
-from streamspec.runtime import load
+from streamspec.runtime import LoadOptions, load
+from streamspec.runtime import estimate_memory as estimate
 from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.engine import memory_estimate as memory
-from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
+from streamspec.runtime.engine.memory_estimate import check_load, prompt_rows
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.kv_cache import host_cache as kv
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
-from streamspec.runtime.memory import estimate
 from tests.support.manifests import manifest, plain_groups
 
 Bundles = Callable[[str], Path]
@@ -63,6 +63,10 @@ def with_native(**changes: Any) -> Manifest:
     return replace(one, files=one.files | {"native.onnx": FileInfo("0" * 64, 1000)})
 
 
+def check(manifest: Manifest, limit: int | None = None, **options: Any) -> None:
+    check_load(Path(), manifest, LoadOptions(memory=limit, **options))
+
+
 def library(monkeypatch: pytest.MonkeyPatch, why_not: str = "", kernels: str = "avx512vnni") -> None:
     monkeypatch.setattr(native_library, "why_not", lambda: why_not)
     monkeypatch.setattr(native_library, "kernels", lambda: kernels)
@@ -86,9 +90,9 @@ def test_native_operators_map_all_weights_and_standard_ones_turn_their_tiles_bac
 def test_a_provider_that_needs_more_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     library(monkeypatch)
     limit = estimate(with_native(), context=128).total
-    check_memory(with_native(), limit=limit)
+    check(with_native(), limit)
     with pytest.raises(ResourceError, match="needs 2,"):
-        check_memory(with_native(), limit=limit, provider="cpu")
+        check(with_native(), limit, provider="cpu")
 
 
 MAPPED = """
@@ -144,24 +148,24 @@ def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch
             r"this machine has free"
         ),
     ) as refused:
-        check_memory(described())
+        check(described())
     assert refused.value.code == "memory" and "smaller context" in str(refused.value)
-    check_memory(described(), limit=2 * WEIGHTS)  # the user knows better
+    check(described(), 2 * WEIGHTS)  # the user knows better
     with pytest.raises(ResourceError, match="as allowed"):
-        check_memory(described(), limit=WEIGHTS)
+        check(described(), WEIGHTS)
     monkeypatch.setattr(cpu, "available", lambda: None)
-    check_memory(described())
+    check(described())
     for senseless in (0, -1, 1.5, True):
-        with pytest.raises(ConfigError):
-            check_memory(described(), limit=senseless)
+        with pytest.raises(ConfigError, match="^memory .*; expected a number of bytes; "):
+            check(described(), senseless)  # type: ignore[arg-type]
 
 
 def test_an_unlimited_context_is_let_in_where_a_short_one_fits() -> None:
     long = described(model=replace(manifest().model, context_length=1 << 20))
     limit = estimate(long, context=memory.SURE).total
-    check_memory(long, limit=limit)
+    check(long, limit)
     with pytest.raises(ResourceError):
-        check_memory(long, context=1 << 20, limit=limit)
+        check(long, limit, context=1 << 20)
 
 
 def test_a_refusal_comes_before_anything_is_opened(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from streamspec.errors import BundleError, ConversationError
 from streamspec.export import Target, export_bundle
 from streamspec.layer_cache import LayerCache
 from streamspec.runtime import Pruning, Sampling, Session, load
+from streamspec.runtime import estimate_memory as estimate
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.memory import estimate
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 

@@ -1,0 +1,56 @@
+"""A bundle for the CPU beside one for a device: of the same weights, so that either gives the same answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
+from streamspec.errors import ConfigError
+from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, flavour
+
+NEITHER = "leave cpu_bundle out"
+TEXT_FILES = ("tokenizer", TOKENIZER), ("chat template", TEMPLATE)
+
+
+class CpuBundle(NamedTuple):
+    """A bundle of the same weights for the CPU, beside one for a device."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, folder: Path, device: Manifest) -> CpuBundle:
+        """Raises ConfigError for a bundle that might answer otherwise than the one of `device`, or is for none."""
+        manifest = read_manifest(folder)
+        if flavour(device) != DEVICE:
+            raise ConfigError(
+                "a bundle for the CPU beside another", "beside one of export --target cuda or rocm", NEITHER
+            )
+        if flavour(manifest) not in (DYNAMIC, NATIVE_OPS):
+            raise ConfigError(
+                f"a {flavour(manifest)} bundle {folder} for the CPU", "one of export --target cpu", NEITHER
+            )
+        if device.weights_sha256 is None or manifest.weights_sha256 is None:
+            raise ConfigError(
+                "a bundle that does not tell its weights", "two of streamspec 0.2 or later", "export it again"
+            )
+        for (what, one), (_, other) in zip(_answering(device), _answering(manifest), strict=True):
+            if one != other:
+                raise ConfigError(f"{folder} with {what} {other}", f"{one}, as the bundle beside it", NEITHER)
+        return cls(folder, manifest)
+
+
+def _answering(manifest: Manifest) -> list[tuple[str, object]]:
+    """What two bundles have to share to give the same answers to the same texts, each with its name."""
+    hashes = [("weights", manifest.weights_sha256)]
+    hashes += [(what, manifest.files[name].sha256 if name in manifest.files else None) for what, name in TEXT_FILES]
+    model = manifest.model
+    return [
+        ("prompt format", manifest.prompt_format),
+        *((what, value and value[:12]) for what, value in hashes),
+        ("a context of", model.context_length),
+        ("bos_token_id", model.bos_token_id),
+        ("eos_token_ids", list(model.eos_token_ids)),
+    ]
