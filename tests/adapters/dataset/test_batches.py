@@ -83,7 +83,8 @@ def test_every_assistant_turn_of_a_conversation_is_trained_on(tmp_path: Path) ->
     (row,) = formatter.rows(read_examples(write(tmp_path / "d.jsonl", {"messages": messages}))[0])
     trained = "".join(tokenizer.decode([t]) for t, m in zip(row.input_ids, row.loss_mask, strict=True) if m)
     assert trained.replace(tokenizer.eos_token, "|") == "cd|gh|"
-    assert row.input_ids[: row.loss_mask.index(True)] == tokenizer("<s>u:ab<s>a:", add_special_tokens=False)["input_ids"]
+    asked = tokenizer("<s>u:ab<s>a:", add_special_tokens=False)["input_ids"]
+    assert row.input_ids[: row.loss_mask.index(True)] == asked
 
 
 def test_batches_are_right_padded() -> None:
