@@ -57,9 +57,7 @@ def export_bundle(
     if precision is not None:
         options = replace(options, precision=precision)
     say = options.progress or to_stderr
-    need_torch(None if adapter is None else "an adapter")
-    need_torch(None if options.held_out is None else "held-out data")
-    need_torch(None if options.self_draft is None else "a model without some of its layers")
+    _need_torch(adapter is not None, options)
     rounded = options.target.precision(options.precision, options.block_size)
     options.check()
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say)
@@ -82,9 +80,8 @@ def export_bundle(
         manifest = replace(manifest, provider=options.target.name, block_size=options.block_size)
         if options.store is not None:
             manifest = add_store(folder, manifest, stored, options.store.most, tokenizer)
-        slow = parts.static is not None
-        measured = {ANSWERS: rows} | texts_for(options.precision, tokenizer, parts.spec, slow)
-        reference = compute_reference(parts, tokenizer, measured, say)
+        measured = texts_for(options.precision, tokenizer, parts.spec, slow=parts.static is not None)
+        reference = compute_reference(parts, tokenizer, {ANSWERS: rows} | measured, say)
         parts = replace(parts, target=parts.target.weights_only())
         graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say)
         say(f"writing the {options.precision} graph")
@@ -92,6 +89,13 @@ def export_bundle(
         del graph, parts  # the session and the model need not be in memory together
         say(f"comparing with {reference.by}")
         return complete(folder, reference.compare(manifest, folder, say), say)
+
+
+def _need_torch(adapts: bool, options: ExportOptions) -> None:
+    """Raises ConfigError for what needs PyTorch, where it is not installed."""
+    need_torch("an adapter" if adapts else None)
+    need_torch(None if options.held_out is None else "held-out data")
+    need_torch(None if options.self_draft is None else "a model without some of its layers")
 
 
 def _held_out_rows(parts: Parts, options: ExportOptions) -> list[TokenRow]:

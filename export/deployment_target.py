@@ -84,6 +84,11 @@ class Target:
             raise ConfigError(f"target {self.name!r}", ", ".join(TARGETS), "choose one of them")
         if self.name in COMPILERS:
             object.__setattr__(self, "static", True)
+        self._check_device()
+        self._check_sizes()
+
+    def _check_device(self) -> None:
+        """Raises ConfigError for a graph that the hardware cannot run."""
         device = DEVICES.get(self.name)
         if device and self.static:
             raise ConfigError(
@@ -97,26 +102,27 @@ class Target:
             )
         if self.capture and not device:
             raise ConfigError(f"--capture for {self.name}", f"--target {' or '.join(DEVICES)}", "leave --capture out")
-        counted = self.rows is not None or self.row_counts is not None
-        if not self.static and not self.capture and (counted or self.context is not None):
-            given = "rows" if counted else "a context"
+
+    def _check_sizes(self) -> None:
+        """Raises ConfigError for sizes that no graph has, or one of another kind."""
+        counts, rows = self.row_counts, self.rows
+        given = "rows" if rows is not None or counts is not None else "a context" if self.context is not None else None
+        if given is not None and not (self.static or self.capture):
             raise ConfigError(
                 f"{given} for a graph whose shapes are not fixed",
                 "--static or --capture beside --rows and --context",
                 "add it, or leave them out",
             )
-        if (self.capture and self.rows is not None) or (self.static and self.row_counts is not None):
+        if (self.capture and rows is not None) or (self.static and counts is not None):
             raise ConfigError("rows of a graph of another kind", "one of --static and --capture", "correct --rows")
-        if (counts := self.row_counts) is not None and not (
-            len(counts) > 1 and counts[0] == 1 and counts[-1] <= MOST_ROWS and list(counts) == sorted({*counts})
-        ):
+        if counts is not None and not _rise_from_one(counts):
             raise ConfigError(
                 f"captured calls of {', '.join(map(str, counts))} rows",
                 f"rising numbers that begin with 1, up to {MOST_ROWS}",
                 "correct --rows",
             )
-        if self.rows is not None and not 2 <= self.rows <= MAX_STATIC_ROWS:
-            raise ConfigError(f"calls of {self.rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
+        if rows is not None and not 2 <= rows <= MAX_STATIC_ROWS:
+            raise ConfigError(f"calls of {rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
 
     @property
     def flag(self) -> str:
@@ -151,6 +157,10 @@ class Target:
         if self.static:
             return static_precision(name, block)
         return make_precision(DEVICE_PRECISIONS if self.device else PRECISIONS | TILED, name, block)
+
+
+def _rise_from_one(counts: tuple[int, ...]) -> bool:
+    return len(counts) > 1 and counts[0] == 1 and counts[-1] <= MOST_ROWS and list(counts) == sorted({*counts})
 
 
 PLAIN_CPU = Target()

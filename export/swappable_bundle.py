@@ -55,9 +55,9 @@ from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
+from streamspec.export.validate.bundle_parity import compute_reference
 from streamspec.export.validate.measured_text import texts_for
-from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
-from streamspec.export.validate.perplexity import measure_all, perplexities
+from streamspec.export.validate.parity import check_parity, expect, passage
 from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.target import need_torch, read_target
 from streamspec.layer_cache import DTYPES
@@ -133,13 +133,11 @@ def _write_base(
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
     target = read_target(described.base, None, whole=False)
-    model, spec = target.model, replace(target.spec, cache_dtype=cache_dtype)
+    spec = replace(target.spec, cache_dtype=cache_dtype)
     room = capacity_for([_drafter(one, spec) for one in adapters if one.streams is not None], spec)
+    parts = Parts(described, target, spec, None, None, room.candidates)
     tokenizer = described.copy_tokenizer(folder)
-    tokens = passage(tokenizer, spec.vocab, spec.context_length)
-    say("computing the reference in PyTorch")
-    expected = expect(model, None, tokens, spec=spec, say=say)
-    texts = measure_all(model, texts_for(kind.name, tokenizer, spec))
+    reference = compute_reference(parts, tokenizer, texts_for(kind.name, tokenizer, spec), say)
     source = weights(target.weighed, spec, kind, tokenizer, say)
     say(f"writing the {kind.name} graph")
     store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
@@ -148,21 +146,14 @@ def _write_base(
     scales = source.scales if isinstance(source, SmoothedSource) else Scales()
     if scales.columns or scales.mixed:
         scales.save(folder / SCALES)
-    parts = Parts(described, target, spec, None, None, room.candidates)
     manifest = describe_bundle(parts, kind.name, tokenizer)
     for adapter in adapters:
         _check_end(adapter, manifest, tokenizer)
-    del graph, source, model, target, parts  # the session and the model need not be in memory together
-    say("comparing with PyTorch")
+    del graph, source, target, parts  # the session and the model need not be in memory together
+    say(f"comparing with {reference.by}")
     session = open_session(folder / MODEL)
-    manifest = replace(
-        manifest,
-        swappable=room,
-        weights_bytes=(folder / DATA).stat().st_size,
-        parity=check_parity(session, expected, kind.name) | perplexities(session, texts),
-        probe=make_probe(session, tokens),
-    )
-    return _Bundle(complete(folder, manifest, say), session, tokens, scales)
+    manifest = replace(reference.measure(manifest, folder, session), swappable=room)
+    return _Bundle(complete(folder, manifest, say), session, reference.tokens, scales)
 
 
 def adapt(

@@ -19,6 +19,7 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.short_conv import Read, RowsBefore
 from streamspec.export.layers.window_ring import Ring
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
+from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, graph_features
@@ -106,7 +107,8 @@ class MainRows:
 class DraftPass(ABC):
     """Builds the branch. Its outputs are `outputs`; the accepted node is -1 where nothing is drafted."""
 
-    def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int) -> None:
+    def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int, stream_weights: str = MERGED) -> None:
+        """`stream_weights`: how a LoRA of the drafter's own is carried, where it has one."""
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
         self.outputs = draft_outputs(graph_features(decoder.spec, spec, candidates))
 

@@ -10,34 +10,23 @@ from typing import Any, cast
 
 from streamspec.adapters.base_models.config_fields import ACTIVATIONS, FIXED_ROPE, HEADS, fits
 from streamspec.errors import AdapterError
+from streamspec.export.drafters.adapter_section import Shapes
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
-from streamspec.export.spec.weight_source import Blocks, Table
+from streamspec.export.spec.weight_source import PlainSource, Table
 from streamspec.model_families import FAMILIES
 
 FETCH = "fetch the head again, or choose another"
-LAYER_FIELDS = frozenset(
-    {
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "rms_norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "max_position_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "vocab_size",
-    }
-)
 NUMBERS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     "max_position_embeddings",
+)
+LAYER_FIELDS = frozenset(
+    {
+        *NUMBERS,
+        *("model_type", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
+        *("rope_theta", "rope_scaling", "rope_parameters"),
+    }
 )
 
 
@@ -85,28 +74,37 @@ def wrong(file: Path, name: str, value: Any, expected: str) -> AdapterError:
     return AdapterError(f"{file}: {name} is {str(value)[:60]}", expected, FETCH)
 
 
+def map_sizes(layer: Any, into: int) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linear maps of a layer whose first maps read states of the width `into`."""
+    family = FAMILIES[layer.model_type]
+    hidden, inner = layer.hidden_size, layer.intermediate_size
+    queries, keys = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
+    sizes = {name: (out, into) for name, out in zip(family.qkv, (queries, keys, keys), strict=True)}
+    sizes |= dict.fromkeys(family.up, (inner, hidden))
+    return sizes | {family.out[0]: (hidden, queries), family.down[0]: (hidden, inner)}
+
+
+def layer_shapes(layer: Any, into: int) -> Shapes:
+    """Shapes of the norms and linear maps of a layer, without biases."""
+    family = FAMILIES[layer.model_type]
+    shapes: Shapes = {f"{norm}.weight": (layer.hidden_size,) for norm in (family.attention_norm, str(family.mlp_norm))}
+    shapes |= {f"{norm}.weight": (layer.head_dim,) for norm in family.head_norms}
+    return shapes | {f"{name}.weight": size for name, size in map_sizes(layer, into).items()}
+
+
 def layer_decoder(layer: Any, cache_dtype: str, into: int, layers: int = 1) -> DecoderSpec:
     """A decoder of `layers` layers of the configuration `layer` (of transformers), whose first maps read states of the
     width `into`."""
     family = FAMILIES[layer.model_type]
-    hidden, heads, kv, width = (
-        layer.hidden_size,
-        layer.num_attention_heads,
-        layer.num_key_value_heads,
-        layer.head_dim,
-    )
-    inner = layer.intermediate_size
-    outs = dict(zip(family.qkv, (heads * width, kv * width, kv * width), strict=True))
-    widths = {name: (out, into) for name, out in outs.items()}
-    widths |= {family.out[0]: (hidden, heads * width), family.down[0]: (hidden, inner)}
+    width = layer.head_dim
     return DecoderSpec(
         model_type=layer.model_type,
         family=family,
         layers=layers,
-        hidden=hidden,
-        intermediate=inner,
-        heads=heads,
-        kv_heads=kv,
+        hidden=layer.hidden_size,
+        intermediate=layer.intermediate_size,
+        heads=layer.num_attention_heads,
+        kv_heads=layer.num_key_value_heads,
         head_dim=width,
         vocab=layer.vocab_size,
         context_length=layer.max_position_embeddings,
@@ -128,7 +126,7 @@ def layer_decoder(layer: Any, cache_dtype: str, into: int, layers: int = 1) -> D
         logit_scale=1.0,
         logit_cap=None,
         clip=None,
-        widths=widths | dict.fromkeys(family.up, (inner, hidden)),
+        widths=map_sizes(layer, into),
         shapes={},
         eos_token_ids=(),
         bos_token_id=None,
@@ -136,7 +134,7 @@ def layer_decoder(layer: Any, cache_dtype: str, into: int, layers: int = 1) -> D
     )
 
 
-class HeadSource:
+class HeadSource(PlainSource):
     """The tensors of a published drafter, its layers as those from number `first` on, as a `spec.weight_source.Source`.
     `label`: what the names of its other tensors begin with in the graph."""
 
@@ -157,16 +155,6 @@ class HeadSource:
     def rows_of(self, name: str) -> Table:
         """Returns a table of the head."""
         return cast(Table, self.tensors[self._own(name)])
-
-    def mixed(self, module: str) -> int:
-        """Returns 0: inputs are as the head has them."""
-        return 0
-
-    def importance(self, module: str) -> Array | None:
-        """Returns None: nothing was measured."""
-
-    def rounded(self, module: str) -> Blocks | None:
-        """Returns None: nothing was rounded."""
 
     def _own(self, name: str) -> str:
         inside = next((one for one in self.inside if name.startswith(one)), None)

@@ -60,7 +60,7 @@ _DRAFT_LAYER = Drafter(
     spec=draft_layer.DraftLayerSpec,
     shapes=draft_layer.shapes,
     read=draft_layer.read,
-    nodes=lambda decoder, spec, candidates, _: DraftLayerPass(decoder, spec, candidates),
+    nodes=DraftLayerPass,
     reference="draft_layer.reference:DraftLayerReference",
     whole_model=True,
 )
@@ -77,7 +77,7 @@ DRAFTERS = {
         spec=medusa.MedusaSpec,
         shapes=medusa.shapes,
         read=medusa.read,
-        nodes=lambda decoder, spec, candidates, _: MedusaPass(decoder, spec, candidates),
+        nodes=MedusaPass,
         reference="medusa.reference:MedusaReference",
     ),
     **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
@@ -85,14 +85,14 @@ DRAFTERS = {
         spec=eagle3.Eagle3Spec,
         shapes=eagle3.shapes,
         read=eagle3.read,
-        nodes=lambda decoder, spec, candidates, _: Eagle3Pass(decoder, spec, candidates),
+        nodes=Eagle3Pass,
         reference="eagle3.reference:Eagle3Reference",
     ),
     "dflash": Drafter(
         spec=dflash.BlockSpec,
         shapes=dflash.shapes,
         read=dflash.read,
-        nodes=lambda decoder, spec, candidates, _: BlockPass(decoder, spec, candidates),
+        nodes=BlockPass,
         reference="dflash.reference:BlockReference",
         whole_model=True,
     ),
@@ -101,7 +101,7 @@ PUBLISHED_BLOCK = Drafter(
     spec=PublishedBlockSpec,
     shapes=dflash.shapes,
     read=dflash.read,
-    nodes=lambda decoder, spec, candidates, _: PublishedBlockPass(decoder, spec, candidates),
+    nodes=PublishedBlockPass,
     reference="published.reference:PublishedBlockReference",
 )  # no adapter holds it: `published` reads it
 

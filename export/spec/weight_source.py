@@ -47,7 +47,23 @@ class Source(Protocol):
         """Returns 4 bits of the fused map that begins with `module`, rounded on a text; None where none was."""
 
 
-class ChangedSource:
+class PlainSource:
+    """The part of a source whose weights no text has scaled, weighed or rounded."""
+
+    def mixed(self, module: str) -> int:
+        """Returns 0: inputs are as the model has them."""
+        return 0
+
+    def importance(self, module: str) -> Array | None:
+        """Returns None: nothing was measured."""
+        return None
+
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns None: nothing was rounded."""
+        return None
+
+
+class ChangedSource(PlainSource):
     """Passes tables and biases of another source on; subclasses change its weights."""
 
     def __init__(self, source: Source) -> None:
@@ -68,10 +84,6 @@ class ChangedSource:
     def importance(self, module: str) -> Array | None:
         """Returns how much each input of a linear map counts."""
         return self.source.importance(module)
-
-    def rounded(self, module: str) -> Blocks | None:
-        """Returns None: these are other weights."""
-        return None
 
 
 class MergedSource(ChangedSource):

@@ -48,16 +48,21 @@ class BundleReference:
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
         """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph."""
         session = open_session(folder / MODEL, static=manifest.static is not None)
-        parity: dict[str, Any] = check_parity(session, self.expected, manifest.precision)
-        parity |= perplexities(session, self.texts)
-        parity |= {} if self.by == TORCH else {"reference": self.by}
-        probe = make_probe(session, self.tokens)
+        manifest = self.measure(manifest, folder, session)
         del session
+        parity = dict(manifest.parity)
         if (folder / NATIVE).exists():
             parity |= self._of_native(manifest, folder, say)
         if manifest.captured is not None:
             parity |= self._of_captured(manifest, folder)
-        return replace(manifest, parity=parity, probe=probe, weights_bytes=(folder / DATA).stat().st_size)
+        return replace(manifest, parity=parity)
+
+    def measure(self, manifest: Manifest, folder: Path, session: Any) -> Manifest:
+        """The manifest with parity, perplexity, probe and size of the graph that `session` has open."""
+        parity = check_parity(session, self.expected, manifest.precision) | perplexities(session, self.texts)
+        parity |= {} if self.by == TORCH else {"reference": self.by}
+        size = (folder / DATA).stat().st_size
+        return replace(manifest, parity=parity, probe=make_probe(session, self.tokens), weights_bytes=size)
 
     def _of_native(self, manifest: Manifest, folder: Path, say: Progress) -> dict[str, Any]:
         """The parity of the graph of native operators, where the library is here."""

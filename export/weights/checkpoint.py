@@ -18,6 +18,7 @@ from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.weight_source import PlainSource
 
 KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
 
@@ -68,7 +69,7 @@ class StoredTable:
         return self[:].astype(dtype or "float32", copy=False)
 
 
-class CheckpointSource:
+class CheckpointSource(PlainSource):
     """Weights of a checkpoint as float32 arrays, a `spec.weight_source.Source`."""
 
     def __init__(self, model: Checkpoint, spec: DecoderSpec) -> None:
@@ -88,13 +89,3 @@ class CheckpointSource:
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
         return self.weight(name) if name in self.model.tensors else None
-
-    def mixed(self, module: str) -> int:
-        """Returns 0: inputs are as the model has them."""
-        return 0
-
-    def importance(self, module: str) -> None:
-        """Returns None: nothing was measured."""
-
-    def rounded(self, module: str) -> None:
-        """Returns None: nothing was rounded."""

@@ -23,10 +23,11 @@ from streamspec.errors import AdapterError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import Lora
+from streamspec.export.spec.weight_source import PlainSource
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 
-class ModelSource:
+class ModelSource(PlainSource):
     """Weights of a loaded HF model as float32 arrays (views where the model is float32), as a
     `decoder.Source`.
     """
@@ -66,16 +67,6 @@ class ModelSource:
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
         return None if self._find(name) is None else self.weight(name)
-
-    def mixed(self, module: str) -> int:
-        """Returns 0: inputs are as the model has them."""
-        return 0
-
-    def importance(self, module: str) -> None:
-        """Returns None: nothing was measured."""
-
-    def rounded(self, module: str) -> None:
-        """Returns None: nothing was rounded."""
 
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
         """The module and the parameter of that name."""

@@ -32,31 +32,19 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    taps = tuple(0 if (conv := decoder.conv(i)) is None else conv.conv.weight.shape[-1] for i in range(len(layers)))
-    attending = [layer for layer, count in zip(layers, taps, strict=True) if not count]
-    if not attending:
-        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
+    taps = _taps(decoder)
     last = layers[decoder.last_attention]
-    attention = getattr(last, family.attention)
-    heads, differ = config.num_attention_heads, family.shared_kv is not None
-    sizes = tuple(_sizes(layer, family, heads) for layer in layers) if differ else ()
-    widths = dict((sizes[decoder.last_attention] if sizes else _sizes(last, family, heads)).widths)
-    if any(taps):
-        convolving = layers[taps.index(max(taps))]
-        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
+    sizes, widths, kv_heads = _map_sizes(decoder, taps)
     rotaries, rotary_of, length = _rotaries(decoder)
-    normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
-    head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()
+    head_dim, head_norms = widths[family.out[0]][1] // config.num_attention_heads, _head_norms(decoder)
     spec = DecoderSpec(
         model_type=config.model_type,
         family=family,
         layers=len(layers),
         hidden=config.hidden_size,
         intermediate=widths[family.down[0]][1],
-        heads=heads,
-        kv_heads=sizes[decoder.last_attention].kv_heads
-        if sizes
-        else read_field(config, "num_key_value_heads") or heads,
+        heads=config.num_attention_heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=embedding.weight.shape[0],
         context_length=length,
@@ -73,7 +61,7 @@ def describe(model: Any) -> DecoderSpec:
         rotary_of=rotary_of,
         embedding_scale=decoder.embedding_scale,
         residual_scale=decoder.residual_scale,
-        attention_scale=float(attention.scaling),
+        attention_scale=float(getattr(last, family.attention).scaling),
         attention_cap=read_field(config, "attn_logit_softcapping"),
         logit_scale=decoder.logit_multiplier / decoder.logit_divisor,
         logit_cap=read_field(config, "final_logit_softcapping"),
@@ -83,12 +71,45 @@ def describe(model: Any) -> DecoderSpec:
         eos_token_ids=_eos(model),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
-        kv_sources=decoder.kv_sources if differ else (),
-        per_layer_width=decoder.per_layer.width if decoder.per_layer else 0,
-        per_layer_scales=decoder.per_layer.scales if decoder.per_layer else (1.0, 1.0, 1.0),
+        kv_sources=decoder.kv_sources if sizes else (),
     )
+    if decoder.per_layer:
+        spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
+    attending = (layer for layer, count in zip(layers, taps, strict=True) if not count)
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
+
+
+def _taps(decoder: HFDecoder) -> tuple[int, ...]:
+    """Of each layer: rows that its short convolution mixes, 0 where it has attention. Raises BaseModelError where none
+    has."""
+    convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
+    taps = tuple(0 if conv is None else conv.conv.weight.shape[-1] for conv in convolutions)
+    if all(taps):
+        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
+    return taps
+
+
+def _map_sizes(
+    decoder: HFDecoder, taps: tuple[int, ...]
+) -> tuple[tuple[LayerSizes, ...], dict[str, tuple[int, int]], int]:
+    """The sizes of each layer where they differ, those of the linear maps of one with attention or a convolution, and
+    its number of key/value heads."""
+    family, config, layers, last = decoder.family, decoder.model.config, decoder.layers, decoder.last_attention
+    heads = config.num_attention_heads
+    sizes = tuple(_sizes(layer, family, heads) for layer in layers) if family.shared_kv is not None else ()
+    widths = dict((sizes[last] if sizes else _sizes(layers[last], family, heads)).widths)
+    if any(taps):
+        convolving = layers[taps.index(max(taps))]
+        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
+    kv_heads = sizes[last].kv_heads if sizes else read_field(config, "num_key_value_heads") or heads
+    return sizes, widths, kv_heads
+
+
+def _head_norms(decoder: HFDecoder) -> tuple[str, ...]:
+    family = decoder.family
+    normed = not family.head_norm_switch or switched(decoder.model.config, family.head_norm_switch)
+    return family.head_norms if normed else ()
 
 
 def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:

@@ -122,7 +122,7 @@ ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
     *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),
 }
 ALLOWED = {  # a key of the manifest's probe, a field of a config, an argument of transformers' layers
-    ("export/drafters/eagle3/reference.py", "hidden_states"),
+    ("export/drafters/layer_reference.py", "hidden_states"),
     ("streamspec/bundle/manifest.py", "input_ids"),
     ("streamspec/model_families/families.py", "logit_scale"),
 }

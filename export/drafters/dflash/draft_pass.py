@@ -14,6 +14,7 @@ from streamspec.export.drafters.draft_pass import Accepted, MainRows
 from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
+from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 
 
@@ -22,8 +23,8 @@ class BlockPass(StreamPass):
 
     spec: BlockSpec
 
-    def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int) -> None:
-        super().__init__(self.own_decoder(decoder, spec), spec, candidates, "merged")
+    def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int, stream_weights: str = MERGED) -> None:
+        super().__init__(self.own_decoder(decoder, spec), spec, candidates, stream_weights)
         self.own = range(self.first, self.first + spec.block_layers)
 
     def own_decoder(self, decoder: Decoder, spec: BlockSpec) -> Decoder:

@@ -29,6 +29,7 @@ from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 
 
@@ -49,6 +50,37 @@ class DraftLevel:
     values: str = ""  # of the best [m, C]
     tokens: str = ""  # int64 [m, C]
     numbers: str = ""  # int64 [m, C] among the D
+
+
+@dataclass
+class DraftBranch:
+    """What all levels of a call share. `past`: what the accepted node sees; `own`: K, V and positions of the draft's
+    own rows so far, but for the first one's, which lies in the cache."""
+
+    accepted: Accepted
+    past: str
+    own: list[tuple[str, str, str]]
+
+
+class _Outputs(NamedTuple):
+    """What a pass computes. `mixture`: of its experts; `contrast`, `parallel`: the branch of the last depth, from
+    contrasted experts or beside the rows; `apart`: the active experts, each by itself."""
+
+    mixture: bool
+    contrast: bool
+    parallel: bool
+    apart: bool
+
+    @classmethod
+    def of(cls, spec: DraftLayerSpec, number: int) -> _Outputs:
+        """Those of pass `number`."""
+        last = number == spec.passes - 1
+        contrast, parallel = last and spec.contrast, last and spec.parallel
+        branch = contrast or parallel
+        drafts = parallel or not branch  # the depth after the rows is not the branch's
+        apart = spec.two_lists and drafts
+        mixture = not last or (drafts and not apart) or (branch and not contrast)
+        return cls(mixture, contrast, parallel, apart)
 
 
 class _Experts(NamedTuple):
@@ -79,7 +111,7 @@ class DraftLayerPass(DraftPass):
 
     spec: DraftLayerSpec
 
-    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
+    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int, stream_weights: str = MERGED) -> None:
         self.layer = decoder.spec.layers
         super().__init__(self.own_decoder(decoder, spec), spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
@@ -113,14 +145,13 @@ class DraftLayerPass(DraftPass):
 
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         """Adds one level per pass; returns tokens, values and origins of all levels, one after another."""
-        past = accepted.past_mask(g)
-        own: list[tuple[str, str, str]] = []
+        branch = DraftBranch(accepted, accepted.past_mask(g), [])
         beam = self.spec.beam
         origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
-            levels.append(self._level(g, x, 0, where, accepted, past, own, None))
+            levels.append(self._level(g, x, 0, where, branch, None))
             self._propose_level(g, levels[-1])
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
@@ -128,7 +159,7 @@ class DraftLayerPass(DraftPass):
                 x = self._next_inputs(g, before, chosen, (where, number + 1), rows)
                 at = g.op("Add", where, g.ints(number))
                 sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
-                levels.append(self._level(g, x, number, at, accepted, past, own, sees))
+                levels.append(self._level(g, x, number, at, branch, sees))
                 self._propose_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         if self.spec.parallel:
@@ -166,53 +197,46 @@ class DraftLayerPass(DraftPass):
         tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
         return ChosenRows(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
 
-    def _level(
-        self,
-        g: Scope,
-        x: str,
-        number: int,
-        at: str,
-        accepted: Accepted,
-        past: str,
-        own: list[tuple[str, str, str]],
-        sees: str | None,
-    ) -> DraftLevel:
+    def _level(self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None) -> DraftLevel:
         """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
-        the cache already (`sees` None); all others add to `own`."""
-        spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
-        decoder, layer = self.decoder, self.layer + min(number, spec.heads)
-        rows, residual, normed, update = Rows(g.ints(count)), Residual(x), "", ""
-        if spec.attends(number):
-            normed = self._norm(g, x, layer)
-            mixed, sees = self._attention(g, normed, rows, count, at, accepted, past, own, sees, layer)
-            update = decoder.attention_update(g, mixed, layer)
-        elif decoder.spec.parallel and not decoder.spec.mlp_norm:
-            normed, _ = decoder.enter(g, residual, layer)
-        normed, residual = decoder.before_mlp(g, update, normed, residual, layer)
-        stream = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
-        contrast, parallel = last and spec.contrast, last and spec.parallel
-        branch = contrast or parallel
-        drafts = parallel or not branch  # the depth after the rows is not the branch's
-        apart = spec.two_lists and drafts
-        mixture = not last or (drafts and not apart) or (branch and not contrast)
-        added = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
+        the cache already (`sees` None); all others add to `branch.own`."""
+        decoder, count, outputs = self.decoder, self.spec.levels[number], _Outputs.of(self.spec, number)
+        rows, layer = Rows(g.ints(count)), self.layer + min(number, self.spec.heads)
+        normed, stream, sees = self._before_mlp(g, x, number, at, branch, sees)
+        added = self._experts(g, normed, rows, count, self._part(number), outputs)
 
         def joined(output: str) -> str:
             return g.op("Add", stream, decoder.mlp_update(g, output, layer))
 
         level = DraftLevel("", sees=sees or "")
-        if mixture:
+        if outputs.mixture:
             level.state = self._finish(g, joined(added.mixture))
-        if apart:
+        if outputs.apart:
             lists = g.op("Concat", *(joined(one) for one in added.apart), axis=1)
             level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", added.shares, perm=[2, 1, 0]))
-        if branch:
+        if outputs.contrast or outputs.parallel:
             state = self._map(g, joined(added.contrast or added.mixture), rows, "last_state")
-            if parallel:
+            if outputs.parallel:
                 level.last = state
             else:
                 level.state = self._finish(g, state)
         return level
+
+    def _before_mlp(
+        self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None
+    ) -> tuple[str, str, str | None]:
+        """What the MLP of pass `number` reads of its rows, the residual stream, and which rows they have seen."""
+        decoder, layer = self.decoder, self.layer + min(number, self.spec.heads)
+        residual, normed, update = Residual(x), "", ""
+        if self.spec.attends(number):
+            normed = self._norm(g, x, layer)
+            mixed, sees = self._attention(g, normed, self.spec.levels[number], at, branch, sees, layer)
+            update = decoder.attention_update(g, mixed, layer)
+        elif decoder.spec.parallel and not decoder.spec.mlp_norm:
+            normed, _ = decoder.enter(g, residual, layer)
+        normed, residual = decoder.before_mlp(g, update, normed, residual, layer)
+        stream = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
+        return normed, stream, sees
 
     def _part(self, number: int) -> str:
         """The prefix of the names of the weights of pass `number`."""
@@ -220,24 +244,15 @@ class DraftLayerPass(DraftPass):
         return f"heads.{own - 1}." if own else ""
 
     def _attention(
-        self,
-        g: Scope,
-        x: str,
-        rows: Rows,
-        count: int,
-        at: str,
-        accepted: Accepted,
-        past: str,
-        own: list[tuple[str, str, str]],
-        sees: str | None,
-        layer: int,
+        self, g: Scope, x: str, count: int, at: str, branch: DraftBranch, sees: str | None, layer: int
     ) -> tuple[str, str | None]:
-        """The output of a `layer`'s attention for rows `x` at the position `at`, and which of the draft's own rows each
-        row has seen. `own`: their K, V and positions.
+        """The output of a `layer`'s attention for `count` rows `x` at the position `at`, and which of the draft's own
+        rows each row has seen.
         """
+        accepted, own, rows = branch.accepted, branch.own, Rows(g.ints(count))
         positions = g.op("Expand", at, g.ints(count))
         q, k, v = self._queries_keys_values(g, x, rows, positions, layer)
-        mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
+        mask = g.op("Expand", branch.past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
             own.append((k, v, positions))
             masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
@@ -309,10 +324,8 @@ class DraftLayerPass(DraftPass):
             g, x, rows, layer, self.decoder.rotary(g, positions), self.decoder.linear
         )
 
-    def _experts(
-        self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool
-    ) -> _Experts:
-        """Runs all experts, as one product. Returns the requested updates alone."""
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: _Outputs) -> _Experts:
+        """Runs all experts, as one product. Returns the updates of `outputs` alone."""
         tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
         experts, inner, hidden = tensors[f"{part}experts.up"].shape
         half = experts * inner
@@ -332,10 +345,12 @@ class DraftLayerPass(DraftPass):
         spread = self._constant(
             g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
         )  # an expert's weight to its channels
-        weights = [g.op("ScatterElements", zeros, best, shares, axis=-1)] if mixture else []  # of the experts [1, m, N]
-        if contrast:
+        weights = (
+            [g.op("ScatterElements", zeros, best, shares, axis=-1)] if outputs.mixture else []
+        )  # of the experts [1, m, N]
+        if outputs.contrast:
             weights.append(self._contrast_weights(g, zeros, best, sides))
-        weights += [self._single_weights(g, zeros, best, number) for number in range(active if apart else 0)]
+        weights += [self._single_weights(g, zeros, best, number) for number in range(active if outputs.apart else 0)]
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
         added = decoder.linear_map(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
@@ -348,7 +363,9 @@ class DraftLayerPass(DraftPass):
             if sums[1:]
             else [added]
         )
-        return _Experts(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
+        return _Experts(
+            next(parts) if outputs.mixture else "", next(parts) if outputs.contrast else "", list(parts), shares
+        )
 
     def _inner(self, g: Scope, z: str, rows: Rows, part: str) -> str:
         """The channels of all experts [1, m, N * channels] before the last map."""

@@ -73,8 +73,21 @@ def shapes(section: AdapterSection) -> Shapes:
     config, gamma, spec = section.config, section.gamma, section.spec
     experts, active = _check(section)
     hidden, taps = spec.hidden, config["taps"]
-    passes = DraftLayerSpec(gamma=gamma, **_shape(section), tensors={})
-    layer = _layer_shapes(spec)
+    shapes = _pass_shapes(spec, DraftLayerSpec(gamma=gamma, **_shape(section), tensors={}), experts, active)
+    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_out.weight": (hidden,), "norm_out.bias": (hidden,)}
+    if config.get("contrast") or config.get("parallel"):
+        shapes["last_state"] = (hidden, hidden)
+    if config.get("parallel"):
+        shapes["last_token"] = (hidden, hidden)
+    biases = config.get("biases") or []
+    if not isinstance(biases, list):
+        raise section.refused(f"streams.biases is {biases!r}", "a list of names")
+    return {name: shape for name, shape in shapes.items() if not name.endswith((".bias", "_bias")) or name in biases}
+
+
+def _pass_shapes(spec: DecoderSpec, passes: DraftLayerSpec, experts: int, active: int) -> Shapes:
+    """Of the weights of the first pass and of the own heads of the others, which attend or not."""
+    hidden, layer = spec.hidden, _layer_shapes(spec)
     passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,)} | _expert_shapes(spec, experts, active)
     handed = {"from_state": (hidden, hidden)}
     alone = {name: layer[name] for name in layer if name.startswith(("norm_mid.", "norm_mlp."))}
@@ -85,15 +98,7 @@ def shapes(section: AdapterSection) -> Shapes:
     for head in range(passes.heads):
         own = layer if passes.attends(head + 1) else alone
         shapes |= {f"heads.{head}.{name}": shape for name, shape in (passed | handed | own).items()}
-    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_out.weight": (hidden,), "norm_out.bias": (hidden,)}
-    if config.get("contrast") or config.get("parallel"):
-        shapes["last_state"] = (hidden, hidden)
-    if config.get("parallel"):
-        shapes["last_token"] = (hidden, hidden)
-    biases = config.get("biases") or []
-    if not isinstance(biases, list):
-        raise section.refused(f"streams.biases is {biases!r}", "a list of names")
-    return {name: shape for name, shape in shapes.items() if not name.endswith((".bias", "_bias")) or name in biases}
+    return shapes
 
 
 def _layer_shapes(spec: DecoderSpec) -> Shapes:

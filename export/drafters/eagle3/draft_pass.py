@@ -12,9 +12,9 @@ The row after a draft token for y_(t+2) has f = g_t (norm(g_t) with norm_output)
 
 from __future__ import annotations
 
-from streamspec.export.drafters.draft_layer.draft_pass import ChosenRows, DraftLayerPass, DraftLevel
+from streamspec.export.drafters.draft_layer.draft_pass import ChosenRows, DraftBranch, DraftLayerPass, DraftLevel
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
-from streamspec.export.drafters.draft_pass import Accepted, MainRows
+from streamspec.export.drafters.draft_pass import MainRows
 from streamspec.export.drafters.eagle3.spec import NORM, Eagle3Spec
 from streamspec.export.drafters.layer_config import HeadSource
 from streamspec.export.layers.decoder import Decoder, Residual
@@ -61,21 +61,11 @@ class Eagle3Pass(DraftLayerPass):
     def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
         return self._pairs(g, chosen.tokens, g.op("Gather", before.feature, chosen.parents, axis=1))
 
-    def _level(
-        self,
-        g: Scope,
-        x: str,
-        number: int,
-        at: str,
-        accepted: Accepted,
-        past: str,
-        own: list[tuple[str, str, str]],
-        sees: str | None,
-    ) -> DraftLevel:
+    def _level(self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None) -> DraftLevel:
         decoder, count = self.decoder, self.spec.levels[number]
         rows = Rows(g.ints(count))
         read, stream = self._read(g, x)
-        mixed, sees = self._attention(g, read, rows, count, at, accepted, past, own, sees, self.layer)
+        mixed, sees = self._attention(g, read, count, at, branch, sees, self.layer)
         normed, residual = decoder.before_mlp(g, mixed, "", Residual(stream), self.layer)
         state = g.op("Add", residual.stream, decoder.mlp(g, normed, rows, self.layer, decoder.linear))
         finished, _ = decoder.norm(g, Residual(state), NORM)

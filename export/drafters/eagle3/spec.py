@@ -12,7 +12,7 @@ import numpy as np
 from streamspec.bundle.adapter_folder import STREAM_CONFIG
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
-from streamspec.export.drafters.layer_config import LAYER_FIELDS, layer_config, layer_decoder
+from streamspec.export.drafters.layer_config import LAYER_FIELDS, layer_config, layer_decoder, layer_shapes
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.model_families import FAMILIES
@@ -75,23 +75,16 @@ class Eagle3Spec(DraftLayerSpec):
 
 def head_shapes(config: HeadConfig, taps: int, own_embedding: bool, found: set[str]) -> Shapes:
     """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
-    layer, family = config.layer, FAMILIES[config.layer.model_type]
-    hidden, inner, width = layer.hidden_size, layer.intermediate_size, layer.head_dim
-    outs = layer.num_attention_heads * width, layer.num_key_value_heads * width, layer.num_key_value_heads * width
+    layer, family, hidden = config.layer, FAMILIES[config.layer.model_type], config.layer.hidden_size
     shapes: Shapes = {"fc.weight": (hidden, taps * config.target_hidden), "norm.weight": (hidden,)}
-    shapes["lm_head.weight"] = config.draft_vocab, hidden
-    norms = (family.attention_norm, "hidden_norm", family.mlp_norm)
-    shapes |= {f"{LAYER}{norm}.weight": (hidden,) for norm in norms}
-    shapes |= {f"{LAYER}{norm}.weight": (width,) for norm in family.head_norms}
-    shapes |= {f"{LAYER}{name}.weight": (out, 2 * hidden) for name, out in zip(family.qkv, outs, strict=True)}
-    shapes |= {f"{LAYER}{name}.weight": (inner, hidden) for name in family.up}
-    shapes |= {f"{LAYER}{family.out[0]}.weight": (hidden, outs[0]), f"{LAYER}{family.down[0]}.weight": (hidden, inner)}
-    if getattr(layer, "attention_bias", False):
-        shapes |= {f"{LAYER}{name}.bias": (out,) for name, out in zip(family.qkv, outs, strict=True)}
-        if (name := f"{LAYER}{family.out[0]}.bias") in found:
-            shapes[name] = (hidden,)
+    shapes |= {"lm_head.weight": (config.draft_vocab, hidden), f"{LAYER}hidden_norm.weight": (hidden,)}
+    shapes |= {f"{LAYER}{name}": shape for name, shape in layer_shapes(layer, 2 * hidden).items()}
+    biased = [*family.qkv] if getattr(layer, "attention_bias", False) else []
+    if biased and f"{LAYER}{family.out[0]}.bias" in found:
+        biased += family.out
     if getattr(layer, "mlp_bias", False):
-        shapes |= {f"{LAYER}{name}.bias": (inner,) for name in family.up} | {f"{LAYER}{family.down[0]}.bias": (hidden,)}
+        biased += [*family.up, *family.down]
+    shapes |= {f"{LAYER}{name}.bias": shapes[f"{LAYER}{name}.weight"][:1] for name in biased}
     if own_embedding:
         shapes["embed_tokens.weight"] = layer.vocab_size, hidden
     if config.norm_before_fc:

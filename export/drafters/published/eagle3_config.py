@@ -18,52 +18,29 @@ from streamspec.json_fields import parse_object
 
 CONFIG = "config.json"
 DRAFT_TOKENS = 5  # that a head drafts whose configuration does not say
+TAPS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = frozenset(
     {
-        "LlamaForCausalLMEagle3",
-        "Eagle3LlamaForCausalLM",
-        "Eagle3Speculator",
-        "Eagle3DraftModel",
+        *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
         "LlamaForCausalLM",
     }
 )
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Of both formats, beside the layer's own: what a head computes.
 HEAD_FIELDS = frozenset(
     {
-        "draft_vocab_size",
-        "target_hidden_size",
-        "norm_before_residual",
-        "norm_before_fc",
-        "fc_norm",
-        "norm_output",
-        "eagle_aux_hidden_state_layer_ids",
-        "eagle_config",
-        "speculators_config",
-        "speculators_model_type",
-        "transformer_layer_config",
+        *FLAGS,
+        *("draft_vocab_size", "target_hidden_size", TAPS, "eagle_config"),
+        *("speculators_config", "speculators_model_type", "transformer_layer_config"),
     }
 )
 # Fields that change nothing here: of training, of files, or read by other modules.
 NEUTRAL = frozenset(
     {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "embed_requires_grad",
-        "enable_sp_ulysses",
-        "eos_token_id",
-        "initializer_range",
-        "max_window_layers",
-        "model_type",
-        "pad_token_id",
-        "speculators_version",
-        "target_model_type",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
+        *("_name_or_path", "architectures", "auto_map", "model_type", "speculators_version", "target_model_type"),
+        *("attention_dropout", "embed_requires_grad", "enable_sp_ulysses", "initializer_range", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
+        *("dtype", "torch_dtype", "transformers_version"),
     }
 )
 # Fields with the only values that are computed.
@@ -79,7 +56,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 EAGLE_CONFIG = {"use_aux_hidden_state": (True,), "use_mtp_layernorm": (False,), "use_last_layernorm": (True,)}
-TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -136,7 +112,7 @@ def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: 
     config = layer_config(file, {name: layer[name] for name in layer if name in LAYER_FIELDS})
     hidden, vocab = config.hidden_size, config.vocab_size
     flags = {}
-    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+    for name in FLAGS:
         flags[name] = raw.get(name) or False
         if type(flags[name]) is not bool:
             raise wrong(file, name, raw[name], "true or false")

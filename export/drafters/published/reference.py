@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from torch import Tensor
 
-from streamspec.export.drafters.eagle3.reference import half_turn, tapped_states
+from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
 from streamspec.export.drafters.published.spec import EMBEDDING, HEAD, PublishedBlockSpec
 from streamspec.export.reference.draft_reference import (
     DraftedTree,
@@ -19,18 +17,17 @@ from streamspec.export.reference.draft_reference import (
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 
 
-class PublishedBlockReference(DraftReference):
+class PublishedBlockReference(LayerReference, DraftReference):
     """The drafter over the target's states, which a second pass of the target records."""
 
     def __init__(self, model: ReferenceModel, spec: PublishedBlockSpec) -> None:
-        self.model, self.spec, self.layer = model, spec, spec.block.layer
-        self.tensors = {name: torch.as_tensor(array) for name, array in spec.tensors.items()}
+        super().__init__(spec.block.layer, spec.tensors)
+        self.model, self.spec = model, spec
         self.tensors.setdefault(EMBEDDING, model.decoder.embedding.weight.float())
         self.own_head, head = HEAD in self.tensors, model.decoder.lm_head
         self.tensors.setdefault(HEAD, head.weight.float())
         if not self.own_head and getattr(head, "bias", None) is not None:
             self.tensors["lm_head.bias"] = head.bias.float()
-        self.rotary, self.activation = LlamaRotaryEmbedding(self.layer), ACT2FN[self.layer.hidden_act]
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Computes the logits at every sampled node at once; the model is not kept."""
@@ -52,19 +49,14 @@ class PublishedBlockReference(DraftReference):
         spec, block, length = self.spec, self.spec.block, len(states)
         first = 0 if block.from_anchor else 1
         tokens = torch.tensor([root, *[block.mask_token] * (spec.gamma + first - 1)])
-        context, x = self._norm(self._linear(states, "fc"), "hidden_norm"), self.tensors[EMBEDDING][tokens]
-        where = torch.arange(length + len(tokens))[None]
-        cos, sin = (table[0] for table in self.rotary(x[None], where))
+        context, x = self.norm(self.linear(states, "fc"), "hidden_norm"), self.tensors[EMBEDDING][tokens]
+        turns = self.turns(x, torch.arange(length + len(tokens)))
         for number in range(block.layers):
             inside = f"layers.{number}."
-            own = self._norm(x, f"{inside}input_layernorm")
-            x = x + self._attention(
-                inside, own, torch.cat([context, own]), cos, sin, self._sees(number, len(tokens), length)
-            )
-            inner = self._norm(x, f"{inside}post_attention_layernorm")
-            gate, up = (self._linear(inner, f"{inside}mlp.{side}_proj") for side in ("gate", "up"))
-            x = x + self._linear(self.activation(gate) * up, f"{inside}mlp.down_proj")
-        return self._linear(self._norm(x, "norm")[first:], "lm_head")
+            own = self.norm(x, f"{inside}input_layernorm")
+            mixed = self._attention(f"{inside}self_attn.", own, context, turns, self._sees(number, len(tokens), length))
+            x = self.mlp(x + mixed, inside)
+        return self.linear(self.norm(x, "norm")[first:], "lm_head")
 
     def _sees(self, number: int, count: int, length: int) -> Tensor:
         """Bool [count, length + count]: which rows of a text and of a block those of the block see in a layer."""
@@ -75,25 +67,11 @@ class PublishedBlockReference(DraftReference):
             return sees
         return sees & (columns >= (length - window if block.anchored else rows - window + 1))
 
-    def _attention(self, inside: str, own: Tensor, every: Tensor, cos: Tensor, sin: Tensor, sees: Tensor) -> Tensor:
-        """Of rows `own` [n, H] over keys and values of `every` row [T + n, H], the last ones theirs."""
-        width, name = self.layer.head_dim, f"{inside}self_attn."
-        query, key, value = (
-            self._linear(rows, f"{name}{side}_proj").view(len(rows), -1, width).transpose(0, 1)
-            for side, rows in (("q", own), ("k", every), ("v", every))
-        )
-        query, key = self._norm(query, f"{name}q_norm"), self._norm(key, f"{name}k_norm")
-        count = len(own)
-        query = query * cos[-count:] + half_turn(query) * sin[-count:]
-        key = key * cos + half_turn(key) * sin
-        group = len(query) // len(key)
-        scores = query @ key.repeat_interleave(group, dim=0).transpose(1, 2) / width**0.5
-        mixed = scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value.repeat_interleave(group, dim=0)
-        return self._linear(mixed.transpose(0, 1).flatten(1), f"{name}o_proj")
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.layer.rms_norm_eps)
-        return x * scale * self.tensors[f"{name}.weight"]
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+    def _attention(self, name: str, own: Tensor, context: Tensor, turns: tuple[Tensor, Tensor], sees: Tensor) -> Tensor:
+        """Of rows `own` [n, H] over keys and values of the `context` [T, H] and theirs."""
+        every, (cos, sin) = torch.cat([context, own]), turns
+        query = self.norm(self.heads(own, f"{name}q_proj"), f"{name}q_norm")
+        key = self.norm(self.heads(every, f"{name}k_proj"), f"{name}k_norm")
+        query = turned(query, cos[-len(own) :], sin[-len(own) :])
+        mixed = self.attend(query, turned(key, cos, sin), self.heads(every, f"{name}v_proj"), sees)
+        return self.linear(mixed, f"{name}o_proj")

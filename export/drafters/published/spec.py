@@ -13,6 +13,7 @@ from streamspec.errors import AdapterError
 from streamspec.export.drafters.adapter_section import Shapes
 from streamspec.export.drafters.dflash.spec import BlockSpec
 from streamspec.export.drafters.eagle3.spec import Eagle3Spec, head_shapes
+from streamspec.export.drafters.layer_config import layer_shapes
 from streamspec.export.drafters.published.block_config import BlockHeadConfig, read_block_config
 from streamspec.export.drafters.published.eagle3_config import read_config
 from streamspec.export.drafters.published.tensors import MAPS, check_target, checked_tensors, draft_tokens
@@ -78,15 +79,10 @@ def read_block(folder: Path, target: Any) -> PublishedBlockSpec:
 def block_shapes(config: BlockHeadConfig, found: set[str]) -> Shapes:
     """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
     layer, family = config.layer, FAMILIES[config.layer.model_type]
-    hidden, inner, width, vocab = layer.hidden_size, layer.intermediate_size, layer.head_dim, layer.vocab_size
-    outs = layer.num_attention_heads * width, layer.num_key_value_heads * width, layer.num_key_value_heads * width
-    one: Shapes = {f"{norm}.weight": (hidden,) for norm in (family.attention_norm, str(family.mlp_norm))}
-    one |= {f"{norm}.weight": (width,) for norm in family.head_norms}
-    one |= {f"{name}.weight": (out, hidden) for name, out in zip(family.qkv, outs, strict=True)}
-    one |= {f"{name}.weight": (inner, hidden) for name in family.up}
-    one |= {f"{family.out[0]}.weight": (hidden, outs[0]), f"{family.down[0]}.weight": (hidden, inner)}
+    hidden, vocab = layer.hidden_size, layer.vocab_size
+    one = layer_shapes(layer, hidden)
     if layer.attention_bias:
-        one |= {f"{name}.bias": (out,) for name, out in zip((*family.qkv, family.out[0]), (*outs, hidden), strict=True)}
+        one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in (*family.qkv, *family.out)}
     shapes: Shapes = {"fc.weight": (hidden, len(config.taps) * hidden)}
     shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     shapes |= {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in one.items()}
