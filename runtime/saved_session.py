@@ -76,39 +76,48 @@ def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
 
     if not path.is_file():
         raise ConversationError(f"{path} is no file", "a saved conversation", "check the path")
-    model, groups = manifest.model, _groups(manifest)
+    groups, vocabulary = _groups(manifest), manifest.model.vocab_size
     try:
         with safe_open(path, framework="np") as file:
-            metadata, tensors = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
-            if about.integer("format", 1, 1 << 31) != FORMAT:
-                raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
-            if about.digest("key") != key(manifest):
-                raise ConversationError(
-                    "a conversation with another bundle, adapter or template",
-                    "one saved with those that are open",
-                    AGAIN,
-                )
-            shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in tensors.items()}
-            length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
-            expected = {"tokens": ("I64", [length])} | {
-                group.name: (TYPES[group.cache.dtype], list(group.shape(_rows_of(group, length, shapes))))
-                for group in groups
-            }
-            if shapes != expected or not 0 <= length <= context:
-                raise ConversationError(f"tensors {shapes}", f"{expected}, at most {context} tokens", AGAIN)
-            arrays = {name: file.get_tensor(name) for name in expected}
+            metadata = file.metadata() or {}
+            about = _header(metadata, path, manifest)
+            arrays = _arrays(file, groups, context)
     except (OSError, SafetensorError) as error:
         raise ConversationError(f"{path}: {error}", "a saved conversation", AGAIN) from None
     if _digest(arrays, metadata.get("messages", "")) != about.digest("sha256"):
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
     rows = [arrays[group.name] for group in groups]
-    if not all(np.isfinite(part).all() for part in rows) or any(not 0 <= token < model.vocab_size for token in tokens):
+    if not all(np.isfinite(part).all() for part in rows) or any(not 0 <= token < vocabulary for token in tokens):
         raise ConversationError(
-            f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
+            f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {vocabulary}", AGAIN
         )
     return SavedSession(tokens, rows, _messages(_json(metadata, "messages"), path))
+
+
+def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fields:
+    """The fields that say what the file was made for."""
+    about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
+    if about.integer("format", 1, 1 << 31) != FORMAT:
+        raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
+    if about.digest("key") != key(manifest):
+        raise ConversationError(
+            "a conversation with another bundle, adapter or template", "one saved with those that are open", AGAIN
+        )
+    return about
+
+
+def _arrays(file: Any, groups: Sequence[CacheGroup], context: int) -> dict[str, np.ndarray]:
+    """The tensors by name. Their types and sizes are checked before they are read."""
+    tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    shapes = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in tensors.items()}
+    length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
+    expected = {"tokens": ("I64", [length])} | {
+        group.name: (TYPES[group.cache.dtype], list(group.shape(_rows_of(group, length, shapes)))) for group in groups
+    }
+    if shapes != expected or not 0 <= length <= context:
+        raise ConversationError(f"tensors {shapes}", f"{expected}, at most {context} tokens", AGAIN)
+    return {name: file.get_tensor(name) for name in expected}
 
 
 def _groups(manifest: Manifest) -> tuple[CacheGroup, ...]:

@@ -23,7 +23,8 @@ class GraphExecutor:
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
         self.graph_seconds = self.waited_seconds = 0.0
-        self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=model.in_place)
+        self._options = run_options(model.ort)
+        self._shrinking = run_options(model.ort, shrink=model.in_place)
         self._cancelled = threading.Event()
 
     def run_shared(self, rows: SharedRows, sharing: CallSharing) -> None:
@@ -47,9 +48,7 @@ class GraphExecutor:
             except Exception as error:
                 if self._cancelled.is_set() and options is None:  # ONNX Runtime has no error class of its own for this
                     raise Cancelled from None
-                raise BundleError(
-                    f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
-                ) from error
+                raise graph_failed(error) from error
             self.graph_seconds += time.perf_counter() - started
             self.waited_seconds += started - queued
 
@@ -77,11 +76,18 @@ class GraphExecutor:
                 if self.model.sharing is not None:
                     self.model.sharing.leave(self)
 
-    def _run_options(self, shrink: bool) -> Any:
-        options = self.model.ort.RunOptions()
-        # -1 (no graph capture) is the default, but looking up an option that is not set costs 80 us in every call.
-        options.add_run_config_entry("gpu_graph_id", "-1")
-        if shrink:
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        options.log_severity_level = 4
-        return options
+
+def run_options(ort: Any, shrink: bool = False) -> Any:
+    """Options of calls; `shrink`: they return their working memory to the system."""
+    options = ort.RunOptions()
+    # -1 (no graph capture) is the default, but looking up an option that is not set costs 80 us in every call.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    if shrink:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    options.log_severity_level = 4
+    return options
+
+
+def graph_failed(error: Exception) -> BundleError:
+    """The error of a call that ONNX Runtime refused."""
+    return BundleError(f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again")

@@ -14,7 +14,7 @@ import numpy as np
 from streamspec import step_graph as sg
 from streamspec.errors import BundleError
 from streamspec.runtime.kv_cache.compaction import compaction
-from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, enough
+from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY
 from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 
@@ -46,11 +46,8 @@ class DeviceCache(SequenceRows):
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; true if `data` is a new list."""
-        self.write(rows)
-        capacity = enough(self.capacity, self.length + rows + spare, self.limit)
-        if capacity == self.capacity:
+        if not self.grow(rows, spare):
             return False
-        self.capacity = capacity
         self.data = [
             parts if keeps_window(self._group_of.get(layer)) else [self._grown(part) for part in parts]
             for layer, parts in enumerate(self.data)

@@ -87,12 +87,9 @@ class KeyValueCache(SequenceRows):
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; true if `data` is a new list."""
-        self.write(rows)
-        capacity = enough(self.capacity, self.length + rows + spare, self.limit)
-        if capacity == self.capacity:
+        if not self.grow(rows, spare):
             return False
-        self.capacity, old = capacity, self.data
-        self.data = []
+        old, self.data = self.data, []
         for group, rows_before in zip(self.groups, old, strict=True):
             slots = self.slots(group)
             if slots == rows_before.shape[4]:
@@ -180,15 +177,6 @@ def address_space(size: int, slots: int) -> mmap.mmap:
     if sys.platform == "linux":  # numpy would ask for huge pages, and the first row of every head would take 2 MB
         room.madvise(mmap.MADV_NOHUGEPAGE)
     return room
-
-
-def enough(capacity: int, needed: int, limit: int) -> int:
-    """The capacity that holds `needed` rows: the same, or grown by doubling. Raises ValueError above the limit."""
-    if needed <= capacity:
-        return capacity
-    if needed > limit:
-        raise ValueError(f"{needed} cache rows, limit {limit}")  # the caller's arithmetic is wrong
-    return min(max(2 * capacity, needed), limit)
 
 
 def views(groups: Sequence[CacheGroup], data: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:

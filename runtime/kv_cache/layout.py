@@ -109,6 +109,18 @@ class SequenceRows:
             raise ValueError(f"a call of {rows} rows, limit {self.most_rows}")  # the caller's arithmetic is wrong
         self._written = max(self._written, self.length + rows)
 
+    def grow(self, rows: int, spare: int) -> bool:
+        """The next call writes `rows` rows, and `spare` more may follow: doubles the capacity where it is too small.
+        Returns whether it was. Raises ValueError above the limit, and as `write`."""
+        self.write(rows)
+        needed = self.length + rows + spare
+        if needed <= self.capacity:
+            return False
+        if needed > self.limit:
+            raise ValueError(f"{needed} cache rows, limit {self.limit}")  # the caller's arithmetic is wrong
+        self.capacity = min(max(2 * self.capacity, needed), self.limit)
+        return True
+
     def restart(self, length: int, rows: Sequence[np.ndarray]) -> None:
         """The groups are filled with the last of `length` rows: `rows` [.., rows, width] of each."""
         self.length = self._written = length

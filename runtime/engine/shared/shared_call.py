@@ -13,8 +13,8 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.draft_tree import MASKED
-from streamspec.errors import BundleError
 from streamspec.runtime.decoding.sampling_params import Sampling
+from streamspec.runtime.engine.executor import graph_failed, run_options
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, checked_tokens, counted, repeated
 from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.loaded_model import LoadedModel
@@ -57,9 +57,7 @@ class SharedCall:
         self._model, self._places = model, places
         self._vocab = model.manifest.model.vocab_size
         self._drafter = DrafterShape.of_manifest(model.manifest)
-        self._options = model.ort.RunOptions()
-        self._options.log_severity_level = 4
-        self._options.add_run_config_entry("gpu_graph_id", "-1")  # as in `GraphExecutor`
+        self._options = run_options(model.ort)
         self._binding = IoBinding(model.ort, model.session, places, {}, model.in_place)
 
     def run(self, calls: Sequence[SharedRows]) -> None:
@@ -91,9 +89,7 @@ class SharedCall:
         try:
             self._model.session.run_with_iobinding(binding.io, self._options)
         except Exception as error:
-            raise BundleError(
-                f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
-            ) from error
+            raise graph_failed(error) from error
         begin = 0
         for call, count in zip(calls, counts, strict=True):
             call.choices = checked_tokens(choices[begin : begin + count], self._vocab)
