@@ -30,7 +30,10 @@ OWN_PRICE = 1.0  # of a draft token that the model itself writes, in plain steps
 def choose_policy(
     runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData = NO_DATA
 ) -> DecodingPolicy:
-    """Takes up what is known of the cost of steps; answers tell the rest. `data`: for the sources of drafts."""
+    """Takes up what is known of the cost of steps; answers tell the rest.
+
+    `data`: for the sources of drafts.
+    """
     second = data.draft is not None  # another model drafts
     sources = chosen(options, data)
     drafts = manifest.trees is not None or bool(sources) or second
@@ -77,10 +80,16 @@ def _expected(manifest: Manifest) -> np.ndarray | None:
 
 
 def _learned(
-    runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData, rows: int, pruning: Pruning | None
+    runner: OrtRunner,
+    manifest: Manifest,
+    options: LoadOptions,
+    data: SourceData,
+    rows: int,
+    pruning: Pruning | None,
 ) -> tuple[RowCosts, Pruning | None]:
-    """Costs of steps of up to `rows` rows, beginning with what this machine's record says; and the pruning, that of
-    the record where the options name none."""
+    """Costs of steps of up to `rows` rows, beginning with what this machine's record says, and the
+    pruning: that of the record where the options name none.
+    """
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
@@ -94,7 +103,12 @@ def _learned(
 
 
 def _row_costs(
-    runner: OrtRunner, rows: int, second: bool, window: int, known: CostRecord | None, keep: CostKeeper | None
+    runner: OrtRunner,
+    rows: int,
+    second: bool,
+    window: int,
+    known: CostRecord | None,
+    keep: CostKeeper | None,
 ) -> RowCosts:
     from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
     from streamspec.runtime.costs.padded_costs import PaddedRowCosts

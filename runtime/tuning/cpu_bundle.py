@@ -1,4 +1,4 @@
-"""A bundle for the CPU beside one for a device: of the same weights, so that either gives the same answers."""
+"""A bundle for the CPU beside one for a device, of the same weights: both give the same answers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ class CpuBundle(NamedTuple):
         manifest = read_manifest(folder)
         if flavour(device) != DEVICE:
             raise ConfigError(
-                "a bundle for the CPU beside another", "beside one of export --target cuda or rocm", NEITHER
+                "a bundle for the CPU beside another",
+                "beside one of export --target cuda or rocm",
+                NEITHER,
             )
         if flavour(manifest) not in (DYNAMIC, NATIVE_OPS):
             raise ConfigError(
-                f"a {flavour(manifest)} bundle {folder} for the CPU", "one of export --target cpu", NEITHER
+                f"a {flavour(manifest)} bundle {folder} for the CPU",
+                "one of export --target cpu",
+                NEITHER,
             )
         if device.weights_sha256 is None or manifest.weights_sha256 is None:
             raise ConfigError(
-                "a bundle that does not tell its weights", "two of streamspec 0.2 or later", "export it again"
+                "a bundle that does not tell its weights",
+                "two of streamspec 0.2 or later",
+                "export it again",
             )
         for (what, one), (_, other) in zip(_answering(device), _answering(manifest), strict=True):
             if one != other:

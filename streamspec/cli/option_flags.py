@@ -1,6 +1,7 @@
 """Makes flags from the fields of option dataclasses, and gives the dataclasses back filled.
 
-A parameter of a command that is annotated with an option dataclass stands for a flag for each of its fields:
+A parameter of a command that is annotated with an option dataclass stands for a flag for each of
+its fields:
 
     @with_flags
     def command(*, bundle: Bundle, sampling: Sampling) -> None: ...
@@ -32,7 +33,7 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Flags:
-    """Says which fields of an option dataclass have a flag at a command: `Annotated[LoadOptions, Flags(...)]`.
+    """Says which fields of an option dataclass have a flag: `Annotated[LoadOptions, Flags(...)]`.
 
     - `without`: fields that the command sets itself; every other one has its flag.
     - `first`: fields that the help shows first; the others follow in the order of the dataclass.
@@ -46,9 +47,11 @@ class Flags:
     readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def keywords(self, options: type, default: Any) -> dict[str, inspect.Parameter]:
-        """By field, the keyword that typer makes its flag from. `default`: an instance whose values stand for absent
-        flags; None: those of the dataclass do."""
-        known = {one.name: one for one in fields(options) if one.init}
+        """By field, the keyword that typer makes its flag from.
+
+        `default`: an instance whose values stand for absent flags; None: those of the dataclass do.
+        """
+        known = {each.name: each for each in fields(options) if each.init}
         hints = get_type_hints(options)
         made = {}
         for name in self.only or dict.fromkeys((*self.first, *known)):
@@ -63,8 +66,9 @@ class Flags:
 
 
 def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None) -> inspect.Parameter:
-    """`value`: of the field where the flag is absent. The help shows it, unless the dataclass has no default of this
-    type."""
+    """`value`: of the field where the flag is absent. The help shows it, unless the dataclass has
+    no default of this type.
+    """
     rules, type_ = option.metadata, plain_type(hint)
     if "off" in rules:
         spelled = rules.get("flag", opposite(option.name))

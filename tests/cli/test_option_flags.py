@@ -1,4 +1,4 @@
-"""The flags of option dataclasses: one for each field, at every command that loads, filled back into the dataclass."""
+"""The flags of option dataclasses: one for each field, at every command that loads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,23 @@ LOADING: dict[str, tuple[list[str], set[str]]] = {
     "generate": (["--prompt", "p"], {"tree", "context", "idle", "prepare_grammar"}),
     "chat": ([], {"tree", "idle", "prepare_grammar"}),
     "serve": ([], {"tree", "adapter"}),
-    "bench": (["--prompts", "p"], {"cpu_bundle", "context", "idle", "prepare_grammar", "past_answers"}),
+    "bench": (
+        ["--prompts", "p"],
+        {"cpu_bundle", "context", "idle", "prepare_grammar", "past_answers"},
+    ),
 }
 # A flag's word and the value that it becomes, by the type of the field and by its name.
-BY_TYPE: dict[type, tuple[str, Any]] = {int: ("3", 3), float: ("1.5", 1.5), str: ("x", "x"), Path: ("x", Path("x"))}
-BY_NAME: dict[str, tuple[str, Any]] = {"tree": ("7", 7), "draft": ("window:200", "window:200"), "top_p": ("0.5", 0.5)}
+BY_TYPE: dict[type, tuple[str, Any]] = {
+    int: ("3", 3),
+    float: ("1.5", 1.5),
+    str: ("x", "x"),
+    Path: ("x", Path("x")),
+}
+BY_NAME: dict[str, tuple[str, Any]] = {
+    "tree": ("7", 7),
+    "draft": ("window:200", "window:200"),
+    "top_p": ("0.5", 0.5),
+}
 BY_NAME["min_p"] = BY_NAME["top_p"]
 
 
@@ -59,7 +71,10 @@ def having_flags(options: type) -> list[str]:
 
 def words_for(options: type, name: str) -> tuple[list[str], Any]:
     """The words that set a field, and the value that it then has."""
-    rules, kind = options.__dataclass_fields__[name].metadata, plain_type(get_type_hints(options)[name])
+    rules, kind = (
+        options.__dataclass_fields__[name].metadata,
+        plain_type(get_type_hints(options)[name]),
+    )
     if "off" in rules:
         return [rules.get("flag", "--no-" + name)], False
     spelled = rules.get("flag", flag(name))
@@ -150,11 +165,20 @@ def echo(
     *,
     bundle: Annotated[str, typer.Argument()],
     options: Annotated[
-        MoreOptions, Flags(only=("inner", "more", "mode", "unless"), readers={"mode": lambda mode: mode.upper()})
+        MoreOptions,
+        Flags(only=("inner", "more", "mode", "unless"), readers={"mode": lambda mode: mode.upper()}),
     ],
     sampling: Annotated[Sampling, Flags(without=("top_k",), first=("seed",))] = Sampling(0.5, seed=7),  # noqa: B008
 ) -> None:
-    print(bundle, options.more, options.mode, options.unless, sampling.temperature, sampling.seed, sampling.top_k)
+    print(
+        bundle,
+        options.more,
+        options.mode,
+        options.unless,
+        sampling.temperature,
+        sampling.seed,
+        sampling.top_k,
+    )
 
 
 def run(*words: str) -> Any:
@@ -166,7 +190,17 @@ def run(*words: str) -> Any:
 def test_the_help_shows_the_flags_in_order_with_their_defaults() -> None:
     shown = run("--help").output
     assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [
-        *("more", "mode", "no-unless", "seed", "temperature", "top-p", "min-p", "repetition-penalty", "help")
+        *(
+            "more",
+            "mode",
+            "no-unless",
+            "seed",
+            "temperature",
+            "top-p",
+            "min-p",
+            "repetition-penalty",
+            "help",
+        )
     ]
     assert "[default: 0.5]" in shown and "[default: fast]" in shown and "[default: 7]" not in shown
     assert "[x>=2]" in shown
