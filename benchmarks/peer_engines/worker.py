@@ -66,7 +66,7 @@ class Streamspec:
 
 def without_drafter(policy: Any) -> Any:
     """What a session learns whose drafter never runs. Raises RuntimeError where it cannot be left out."""
-    from streamspec.runtime.decoding.drafter_gate import DrafterGate
+    from streamspec.runtime.costs.drafter_gate import DrafterGate
     from streamspec.runtime.decoding.policy import AdaptiveState
 
     state = AdaptiveState(policy)
