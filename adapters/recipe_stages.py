@@ -27,7 +27,7 @@ from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
-from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
+from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftTargets, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.last_validation import (
     last_work,
@@ -115,7 +115,8 @@ def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) ->
         with torch.set_grad_enabled(not drafter.frozen):
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, options, draw))
+        targets = DraftTargets(main, picked, vocabulary, lookup, options["labels"])
+        return drafter.losses(FitStep(batch, targets, weights, options, draw))
 
     return loss
 

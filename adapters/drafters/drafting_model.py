@@ -55,18 +55,28 @@ class DraftRows:
 
 
 @dataclass(frozen=True)
+class DraftTargets:
+    """What drafted states are compared with: the target's main pass over the text, the rows to draft from with the
+    tokens after them, the draft vocabulary [D] with its inverse [V] (None: every token), and the labels
+    (`losses.draft_losses`).
+    """
+
+    main: MainPass
+    picked: DraftRows
+    vocabulary: Tensor | None = None
+    lookup: Tensor | None = None
+    labels: str = "hard"
+
+
+@dataclass(frozen=True)
 class FitStep:
-    """A training step as a drafter's losses see it: the batch of `StepCollator`, the target's main pass over it, the
-    rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), the weight of each depth's
-    loss [gamma], the options of the run as its method reads them, and a random number in [0, 1) that is the same on all
-    processes.
+    """A training step as a drafter's losses see it: the batch of `StepCollator`, what its drafts are compared with, the
+    weight of each depth's loss [gamma], the options of the run as its method reads them, and a random number in [0, 1)
+    that is the same on all processes.
     """
 
     batch: dict[str, Tensor]
-    main: MainPass
-    picked: DraftRows
-    vocabulary: Tensor | None
-    lookup: Tensor | None
+    targets: DraftTargets
     weights: Tensor
     options: Mapping[str, Any]
     draw: float

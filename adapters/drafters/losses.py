@@ -14,7 +14,15 @@ from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
 from torch.utils.checkpoint import checkpoint
 
 from streamspec.adapters.distributed import processes
-from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
+from streamspec.adapters.drafters.drafting_model import (
+    IGNORE,
+    DraftingModel,
+    DraftRows,
+    DraftTargets,
+    FitStep,
+    MainPass,
+    TargetModel,
+)
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
 MOST_LOGITS = 1 << 25  # that a loss holds at once: 128 MiB in float32, and a few times that with their gradients
@@ -122,85 +130,68 @@ def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
     """The losses of a drafter with one head per depth: beside a frozen target the weighted mean over depths,
     else the next-token loss and `alpha` times their weighted sum.
     """
-    labels = step.options["labels"]
-    per_depth = draft_losses(model, step.main, step.picked, step.vocabulary, step.lookup, labels)
+    per_depth = draft_losses(model, step.targets)
     parts = {f"stream_{j + 1}": value for j, value in enumerate(per_depth)}
     if model.frozen:
         total = (step.weights * per_depth).sum() / step.weights.sum()
     else:
-        parts["next_token"] = next_token_loss(model, step.main, step.batch)
+        parts["next_token"] = next_token_loss(model, step.targets.main, step.batch)
         total = parts["next_token"] + step.options["alpha"] * (step.weights * per_depth).sum()
     return {"total": total, **parts}
 
 
-def draft_losses(
-    model: DraftingModel,
-    main: MainPass,
-    picked: DraftRows,
-    vocabulary: Tensor | None,
-    lookup: Tensor | None,
-    kind: str = "hard",
-) -> Tensor:
-    """Mean loss at each depth [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
+def draft_losses(model: DraftingModel, targets: DraftTargets) -> Tensor:
+    """Mean loss at each depth [gamma].
 
-    `kind`: "hard", cross-entropy of the true tokens; "kl" or "tv", Kullback-Leibler divergence or total variation
+    The labels: "hard", cross-entropy of the true tokens; "kl" or "tv", Kullback-Leibler divergence or total variation
     from the target's distribution at the same position, over the tokens that may be proposed; "topk", cross-entropy of
     its ten likeliest tokens there by their probabilities (HASS).
     """
-    states = model.draft_pass(main, picked)
-    return depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)
+    return depth_losses(model, targets, model.draft_pass(targets.main, targets.picked))
 
 
-def depth_losses(
-    model: DraftingModel,
-    main: MainPass,
-    states: Tensor,
-    picked: DraftRows,
-    first: int,
-    vocabulary: Tensor | None,
-    lookup: Tensor | None,
-    kind: str,
-) -> Tensor:
+def depth_losses(model: DraftingModel, targets: DraftTargets, states: Tensor, first: int = 0) -> Tensor:
     """Mean losses [m] of states [B, P, m, E] at the depths first .. first + m - 1, counted from 0."""
-    ahead = slice(first, first + states.shape[2])
-    known, roots = vocabulary_index(picked.labels, lookup), vocabulary_index(picked.roots, lookup)
+    ahead, picked = slice(first, first + states.shape[2]), targets.picked
+    known, roots = (vocabulary_index(tokens, targets.lookup) for tokens in (picked.labels, picked.roots))
     labels, before = known[:, :, ahead], torch.cat([roots[:, :, None], known], dim=2)[:, :, ahead]
-    counts = labels >= 0 if kind == "hard" else picked.labels[:, :, ahead] != IGNORE
+    counts = labels >= 0 if targets.labels == "hard" else picked.labels[:, :, ahead] != IGNORE
     depth = torch.arange(states.shape[2], device=labels.device).expand_as(labels)[counts]
     text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
     row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + depth
-    at = text * main.final.shape[1] + row  # of the target's state that predicts the same token
-    score = scorer(model, main, first, vocabulary, kind)
-    size = model.vocabulary_size(vocabulary)
+    at = text * targets.main.final.shape[1] + row  # of the target's state that predicts the same token
+    score, size = scorer(model, targets, first), model.vocabulary_size(targets.vocabulary)
     losses = in_chunks(score, size, states[counts], depth, before[counts], labels[counts], at)
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return processes.shared_mean(total, counts.sum(dim=(0, 1)))
 
 
-def state_loss(main: MainPass, states: Tensor, picked: DraftRows, first: int) -> Tensor:
+def state_loss(targets: DraftTargets, states: Tensor, first: int = 0) -> Tensor:
     """Smooth L1 of finished states [B, P, m, H] at the depths first .. first + m - 1 against the target's own, from
     which it predicts the same tokens, over the spread of these; 0 where no token counts.
     """
+    picked, final = targets.picked, targets.main.final
     depths = torch.arange(first, first + states.shape[2], device=states.device)
     counts = picked.labels[:, :, depths] != IGNORE
-    rows = (picked.rows[:, :, None] + 1 + depths).clamp(max=main.final.shape[1] - 1)
+    rows = (picked.rows[:, :, None] + 1 + depths).clamp(max=final.shape[1] - 1)
     text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    target = main.final[text, rows][counts].float()
+    target = final[text, rows][counts].float()
     spread = processes.spread_over(target)
     return processes.mean_over(smooth_l1_loss(states[counts] / spread, target / spread, reduction="none")).mean()
 
 
 def scorer(
-    model: DraftingModel, main: MainPass, first: int, vocabulary: Tensor | None, kind: str
+    model: DraftingModel, targets: DraftTargets, first: int
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns the losses [n] of drafted states [n, E] as a function of these, their depths less `first`, the tokens
-    before them, their labels, and the rows [n] of `main.final` that predict the same tokens.
+    before them, their labels, and the rows [n] of the target's states that predict the same tokens.
     """
+    final, vocabulary, kind = targets.main.final, targets.vocabulary, targets.labels
 
     def target(at: Tensor) -> Tensor:
         unique, which = torch.unique(at, return_inverse=True)  # depths of neighbouring rows are the same row
         with torch.no_grad():
-            return model.head(main.final.flatten(0, 1)[unique], vocabulary).float().log_softmax(-1)[which]
+            return model.head(final.flatten(0, 1)[unique], vocabulary).float().log_softmax(-1)[which]
 
     def score(states: Tensor, depth: Tensor, before: Tensor, labels: Tensor, at: Tensor) -> Tensor:
         logits = model.with_bigram(model.draft_logits(states, first + depth, vocabulary), before)

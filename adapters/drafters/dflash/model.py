@@ -130,12 +130,12 @@ class BlockDraftModel(StreamingModel):
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
         options = step.options
-        states = self.draft_pass(step.main, step.picked)
-        depths = depth_losses(self, step.main, states, step.picked, 0, step.vocabulary, step.lookup, options["labels"])
+        states = self.draft_pass(step.targets.main, step.targets.picked)
+        depths = depth_losses(self, step.targets, states)
         losses = {"total": (step.weights * depths).sum() / step.weights.sum()}
         losses |= {f"stream_{j + 1}": value for j, value in enumerate(depths)}
         if options["state_weight"]:
-            losses["state"] = state_loss(step.main, states, step.picked, 0)
+            losses["state"] = state_loss(step.targets, states)
             losses["total"] = losses["total"] + options["state_weight"] * losses["state"]
         return losses
 

@@ -60,7 +60,15 @@ from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer.config import SHAPE, DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.draft_layer.start import fit_start
-from streamspec.adapters.drafters.drafting_model import IGNORE, DrafterRun, DraftingModel, DraftRows, FitStep, MainPass
+from streamspec.adapters.drafters.drafting_model import (
+    IGNORE,
+    DrafterRun,
+    DraftingModel,
+    DraftRows,
+    DraftTargets,
+    FitStep,
+    MainPass,
+)
 from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
@@ -125,9 +133,7 @@ class DraftLayerModel(DraftingModel):
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
             passes = pick_passes(passes, step.draw)
-        losses = draft_layer_losses(
-            self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
-        )
+        losses = draft_layer_losses(self, step.targets, passes)
         depths = losses.pop("depths")
         weights = step.weights[: len(depths)]
         total = (
@@ -340,33 +346,22 @@ def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)  # type: ignore[no-any-return]
 
 
-def draft_layer_losses(
-    model: DraftLayerModel,
-    main: MainPass,
-    picked: DraftRows,
-    vocabulary: Tensor | None,
-    lookup: Tensor | None,
-    kind: str = "hard",
-    passes: int | None = None,
-) -> dict[str, Tensor]:
+def draft_layer_losses(model: DraftLayerModel, targets: DraftTargets, passes: int | None = None) -> dict[str, Tensor]:
     """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
     "depths" [passes]: mean loss of the mixture at each depth. "state": `losses.state_loss` of the mixture's states.
     "last" and "last_state": the same two of the last position's branch after the last of these passes, where there is
     one. "alike": 0 where the outputs of a row's two best experts are orthogonal and all experts are used alike.
     """
-    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
+    drafted = model.unroll(targets.main, targets.picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
     states = mixture if drafted.apart is None else drafted.apart
-    losses = {
-        "depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind),
-        "state": state_loss(main, mixture, picked, 0),
-    }
+    losses = {"depths": depth_losses(model, targets, states), "state": state_loss(targets, mixture)}
     if drafted.last is not None:
         depth, last = mixture.shape[2] - 1 + model.config.parallel, drafted.last[:, :, None]
-        losses["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
-        losses["last_state"] = state_loss(main, last, picked, depth)
-    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
+        losses["last"] = depth_losses(model, targets, last, depth)[0]
+        losses["last_state"] = state_loss(targets, last, depth)
+    counts = targets.picked.labels[:, :, : mixture.shape[2]] != IGNORE
     shares = processes.mean_over(drafted.shares[counts])
     uneven = len(shares) * shares.square().sum() - shares.sum()
     losses["alike"] = processes.mean_over(drafted.overlap[counts]).sum() + uneven

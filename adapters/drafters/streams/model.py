@@ -374,12 +374,12 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
 
 def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     """Mean cross-entropy of the early exits' next token, where it is one that streams may propose."""
-    main, picked = step.main, step.picked
-    labels = vocabulary_index(picked.roots, step.lookup)
+    targets, main, picked = step.targets, step.targets.main, step.targets.picked
+    labels = vocabulary_index(picked.roots, targets.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     losses = []
     for number, layer in enumerate(model.exit_layers or (model.first,)):
         entry = model.entered(main, layer)
         rows = torch.gather(entry, 1, picked.rows[:, :, None].expand(-1, -1, entry.shape[2]))[counts]
-        losses.append(head_losses(model, model.exit_states(rows, number), labels[counts], step.vocabulary))
+        losses.append(head_losses(model, model.exit_states(rows, number), labels[counts], targets.vocabulary))
     return processes.mean_over(torch.stack(losses).mean(0))

@@ -13,7 +13,7 @@ from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Experts
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draft_layer_losses
 from streamspec.adapters.drafters.draft_layer.start import fit_start
-from streamspec.adapters.drafters.drafting_model import DraftRows
+from streamspec.adapters.drafters.drafting_model import DraftRows, DraftTargets
 from streamspec.adapters.drafters.layer_copy import copy_last_layer
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import pick_passes, pick_rows
@@ -154,7 +154,7 @@ def test_every_module_learns_its_depth_alone() -> None:
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     picked = pick_rows(batch, GAMMA, 8)
     model.zero_grad()
-    depths = draft_layer_losses(model, model.main_pass(IDS, MASK), picked, None, None, passes=3)["depths"]
+    depths = draft_layer_losses(model, DraftTargets(model.main_pass(IDS, MASK), picked), passes=3)["depths"]
     assert len(depths) == 3
     depths[1].backward()
     assert bool(model.heads[0].attention.q_proj.weight.grad.any()) and not model.heads[1].bias.grad.any()
@@ -208,7 +208,7 @@ def test_two_lists_learn_together() -> None:
     optimiser = torch.optim.Adam(list(model.drafter_tensors().values()), lr=3e-3)
     main, seen = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["depths"].mean()
+        loss = draft_layer_losses(model, DraftTargets(main, pick_rows(batch, GAMMA, 8)))["depths"].mean()
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -252,7 +252,7 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     for _ in range(60):
         with torch.no_grad():
             main = model.main_pass(IDS, MASK)
-        found = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
+        found = draft_layer_losses(model, DraftTargets(main, pick_rows(batch, GAMMA, 8)))
         assert found["depths"].shape == (GAMMA - 1,) and found["last"].shape == ()
         total = found["depths"].mean() + found["last"] + 3 * found["state"]
         optimiser.zero_grad()
@@ -269,7 +269,7 @@ def test_the_last_positions_branch_teaches_the_layer_in_its_own_pass_alone() -> 
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     for passes in range(1, model.passes + 1):
         model.zero_grad()
-        draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
+        draft_layer_losses(model, DraftTargets(model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)), passes=passes)[
             "last"
         ].backward()
         assert model.last_state.grad is not None and model.last_token.grad is not None  # type: ignore[union-attr]
@@ -282,7 +282,7 @@ def test_answers_of_a_single_token_teach_nothing() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": torch.zeros_like(MASK).bool()}
     batch["loss_mask"][0, 7] = batch["loss_mask"][1, 4] = True
-    found = draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
+    found = draft_layer_losses(model, DraftTargets(model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)))
     assert all(bool((value == 0).all()) for value in found.values())
 
 
@@ -291,9 +291,9 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     main, picked = model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)
-    every = draft_layer_losses(model, main, picked, None, None)
+    every = draft_layer_losses(model, DraftTargets(main, picked))
     for passes in (1, 2, 9):
-        found = draft_layer_losses(model, main, picked, None, None, passes=passes)
+        found = draft_layer_losses(model, DraftTargets(main, picked), passes=passes)
         torch.testing.assert_close(found["depths"], every["depths"][:passes])
 
 
@@ -313,7 +313,7 @@ def test_experts_that_pay_for_it_come_to_differ() -> None:
     optimiser = torch.optim.Adam(model.experts.parameters(), lr=3e-3)
     main, alike = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
+        loss = draft_layer_losses(model, DraftTargets(main, pick_rows(batch, GAMMA, 8)))["alike"]
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -377,14 +377,8 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     batch = {"input_ids": ids, "loss_mask": mask.bool()}
 
     def losses() -> dict[str, Tensor]:
-        return draft_layer_losses(
-            model,
-            model.main_pass(ids, mask),
-            pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)),
-            None,
-            None,
-            "kl",
-        )
+        picked = pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0))
+        return draft_layer_losses(model, DraftTargets(model.main_pass(ids, mask), picked, labels="kl"))
 
     before, last = losses()["depths"], losses()["last"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])

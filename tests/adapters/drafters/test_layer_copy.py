@@ -12,6 +12,7 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draft_layer_losses
 from streamspec.adapters.drafters.draft_layer.start import fit_start, last_and_true
+from streamspec.adapters.drafters.drafting_model import DraftTargets
 from streamspec.adapters.drafters.losses import pick_rows
 from tests.support.near_families import VARIED
 from tests.support.tiny_models import SIZES, tiny_model
@@ -83,7 +84,7 @@ def test_training_lowers_the_losses_of_every_depth(family: str, method: str) -> 
     main, picked = model.train().main_pass(IDS, MASK), pick_rows(batch, GAMMA, 12)
     optimiser, seen = torch.optim.Adam(parameters.values(), lr=1e-2), []
     for _ in range(6):
-        found = draft_layer_losses(model, main, picked, None, None)
+        found = draft_layer_losses(model, DraftTargets(main, picked))
         optimiser.zero_grad()
         (found["depths"].sum() + found.get("last", 0)).backward()
         optimiser.step()

@@ -10,6 +10,7 @@ import torch
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters import losses
 from streamspec.adapters.drafters.acceptance_eval import record_ranks
+from streamspec.adapters.drafters.drafting_model import DraftTargets
 from streamspec.adapters.drafters.losses import draft_losses, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel
 from tests.support.tiny_models import tiny_model
@@ -38,7 +39,7 @@ def computed(drafter: StreamingModel, kind: str | None) -> tuple[torch.Tensor, l
         loss = next_token_loss(drafter, main, BATCH)
     else:
         picked = pick_rows(BATCH, 3, 8, torch.Generator().manual_seed(0))
-        loss = draft_losses(drafter, main, picked, VOCABULARY, lookup_table(VOCABULARY, 64), kind)
+        loss = draft_losses(drafter, DraftTargets(main, picked, VOCABULARY, lookup_table(VOCABULARY, 64), kind))
     (loss * torch.arange(1.0, 1 + loss.numel())).sum().backward()
     return loss.detach(), [p.grad.clone() for p in drafter.parameters() if p.grad is not None]
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, MainPass
+from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, DraftTargets, MainPass
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick_rows
 from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel, fit_start, stream_mask
@@ -192,7 +192,7 @@ def test_gradients_reach_streams_and_not_the_target() -> None:
     streams = streaming(tiny_model("llama").requires_grad_(False))
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
     picked = pick_rows(batch, 3, 32)
-    losses = draft_losses(streams, streams.main_pass(IDS, MASK), picked, None, None)
+    losses = draft_losses(streams, DraftTargets(streams.main_pass(IDS, MASK), picked))
     losses.sum().backward()
     assert streams.stream_embeddings.grad.abs().sum() > 0 and streams.root_map.grad.abs().sum() > 0
     assert all(p.grad is None for p in streams.model.parameters())
@@ -210,7 +210,7 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
     picked = pick_rows(batch, 3, 32)
     lookup = lookup_table(vocabulary, model.config.vocab_size)
     main = streams.main_pass(IDS, MASK)
-    found = draft_losses(streams, main, picked, vocabulary, lookup)
+    found = draft_losses(streams, DraftTargets(main, picked, vocabulary, lookup))
     names = list(range(size)) if vocabulary is None else vocabulary.tolist()
     logits = streams.head(streams.draft_pass(main, picked), vocabulary)
     for stream in range(3):
@@ -240,7 +240,7 @@ def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: st
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
     picked = pick_rows(batch, 3, 32)
     main = streams.main_pass(IDS, MASK)
-    found = draft_losses(streams, main, picked, vocabulary, lookup, kind)
+    found = draft_losses(streams, DraftTargets(main, picked, vocabulary, lookup, kind))
     given = streams.head(streams.draft_pass(main, picked), vocabulary).softmax(-1)
     expected = streams.head(main.final, vocabulary).softmax(-1)
     for stream in range(3):
@@ -343,7 +343,7 @@ def test_the_papers_variants_learn_what_they_say(options: dict) -> None:
     optimiser, losses = torch.optim.Adam(own.values(), lr=1e-2), []
     for _ in range(30):
         main, picked = streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16)
-        loss = draft_losses(streams, main, picked, None, None).mean()
+        loss = draft_losses(streams, DraftTargets(main, picked)).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

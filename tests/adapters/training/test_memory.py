@@ -13,7 +13,7 @@ from torch import Tensor
 
 from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.drafters.drafting_model import FitStep, TargetModel
+from streamspec.adapters.drafters.drafting_model import DraftTargets, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import next_token_loss, pick_rows
 from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.adapters.drafters.streams.model import StreamingModel
@@ -84,7 +84,8 @@ def test_layers_computed_again_give_the_same_gradients(family: str) -> None:
         drafter.train().zero_grad(set_to_none=True)
         picked = pick_rows(batch, 2, 4, torch.Generator().manual_seed(1))
         main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
-        total = drafter.losses(FitStep(batch, main, picked, None, None, torch.ones(2), settings.resolved, 0.5))["total"]
+        step = FitStep(batch, DraftTargets(main, picked), torch.ones(2), settings.resolved, 0.5)
+        total = drafter.losses(step)["total"]
         total.backward()
         return total.detach(), gradients(drafter)
 
