@@ -15,7 +15,7 @@ from tests.support import durations
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only tests that take no longer than a second")
+    parser.addoption("--quick", action="store_true", help="only tests that take no longer than half a second")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew for these tests")
 
 

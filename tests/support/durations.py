@@ -11,7 +11,7 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "durations.json"  # seconds of a test function, all its cases together
 RECORDED = 0.3  # seconds; shorter functions are not recorded
-QUICK = 1.0  # seconds; longer functions are not part of `--quick`
+QUICK = 0.5  # seconds; longer functions are not part of `--quick`
 
 
 def read() -> dict[str, float]:

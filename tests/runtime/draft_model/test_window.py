@@ -23,7 +23,7 @@ from tests.support.tiny_bundles import tiny_bundle, tiny_model, tiny_tokenizer
 
 Bundles = Callable[[str], Path]
 SHORT, LONG = "hello again", "the lighthouse keeper counts " * 6  # a byte is a token
-SAMPLINGS = [Sampling(seed=0), Sampling(1.0, seed=5), Sampling(0.8, top_k=20, repetition_penalty=1.3, seed=7)]
+SAMPLINGS = [Sampling(seed=0), Sampling(0.8, top_k=20, repetition_penalty=1.3, seed=7)]
 ALONE = {"ngram": False, "recycling": False}
 KEEPS = 128
 WINDOW_AND_PLAIN: tuple[dict[str, Any], ...] = ({"draft": f"window:{KEEPS}", "tree": 6}, {"tree": "plain"})
