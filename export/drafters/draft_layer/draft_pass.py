@@ -202,7 +202,7 @@ class DraftLayerPass(DraftPass):
         the cache already (`sees` None); all others add to `branch.own`."""
         decoder, count, outputs = self.decoder, self.spec.levels[number], _Outputs.of(self.spec, number)
         rows, layer = Rows(g.ints(count)), self.layer + min(number, self.spec.heads)
-        normed, stream, sees = self._before_mlp(g, x, number, at, branch, sees)
+        normed, stream, sees = self._before_mlp(g, x, rows, number, at, branch, sees)
         added = self._experts(g, normed, rows, count, self._part(number), outputs)
 
         def joined(output: str) -> str:
@@ -223,14 +223,14 @@ class DraftLayerPass(DraftPass):
         return level
 
     def _before_mlp(
-        self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None
+        self, g: Scope, x: str, rows: Rows, number: int, at: str, branch: DraftBranch, sees: str | None
     ) -> tuple[str, str, str | None]:
         """What the MLP of pass `number` reads of its rows, the residual stream, and which rows they have seen."""
         decoder, layer = self.decoder, self.layer + min(number, self.spec.heads)
         residual, normed, update = Residual(x), "", ""
         if self.spec.attends(number):
             normed = self._norm(g, x, layer)
-            mixed, sees = self._attention(g, normed, self.spec.levels[number], at, branch, sees, layer)
+            mixed, sees = self._attention(g, normed, rows, self.spec.levels[number], at, branch, sees, layer)
             update = decoder.attention_update(g, mixed, layer)
         elif decoder.spec.parallel and not decoder.spec.mlp_norm:
             normed, _ = decoder.enter(g, residual, layer)
@@ -244,12 +244,12 @@ class DraftLayerPass(DraftPass):
         return f"heads.{own - 1}." if own else ""
 
     def _attention(
-        self, g: Scope, x: str, count: int, at: str, branch: DraftBranch, sees: str | None, layer: int
+        self, g: Scope, x: str, rows: Rows, count: int, at: str, branch: DraftBranch, sees: str | None, layer: int
     ) -> tuple[str, str | None]:
         """The output of a `layer`'s attention for `count` rows `x` at the position `at`, and which of the draft's own
         rows each row has seen.
         """
-        accepted, own, rows = branch.accepted, branch.own, Rows(g.ints(count))
+        accepted, own = branch.accepted, branch.own
         positions = g.op("Expand", at, g.ints(count))
         q, k, v = self._queries_keys_values(g, x, rows, positions, layer)
         mask = g.op("Expand", branch.past, g.op("Concat", g.ints(count), accepted.visible, axis=0))

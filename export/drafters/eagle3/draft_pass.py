@@ -65,7 +65,7 @@ class Eagle3Pass(DraftLayerPass):
         decoder, count = self.decoder, self.spec.levels[number]
         rows = Rows(g.ints(count))
         read, stream = self._read(g, x)
-        mixed, sees = self._attention(g, read, count, at, branch, sees, self.layer)
+        mixed, sees = self._attention(g, read, rows, count, at, branch, sees, self.layer)
         normed, residual = decoder.before_mlp(g, mixed, "", Residual(stream), self.layer)
         state = g.op("Add", residual.stream, decoder.mlp(g, normed, rows, self.layer, decoder.linear))
         finished, _ = decoder.norm(g, Residual(state), NORM)
