@@ -17,12 +17,11 @@ one attends; of `depth` passes each has its own attention, over keys of the text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from streamspec.export.drafters.draft_layer.experts import ExpertUpdates, PassOutputs, contrast_weights, single_weights
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSource, DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.layers.activations import activate
@@ -60,38 +59,6 @@ class DraftBranch:
     accepted: Accepted
     past: str
     own: list[tuple[str, str, str]]
-
-
-class _Outputs(NamedTuple):
-    """What a pass computes. `mixture`: of its experts; `contrast`, `parallel`: the branch of the last depth, from
-    contrasted experts or beside the rows; `apart`: the active experts, each by itself."""
-
-    mixture: bool
-    contrast: bool
-    parallel: bool
-    apart: bool
-
-    @classmethod
-    def of(cls, spec: DraftLayerSpec, number: int) -> _Outputs:
-        """Those of pass `number`."""
-        last = number == spec.passes - 1
-        contrast, parallel = last and spec.contrast, last and spec.parallel
-        branch = contrast or parallel
-        drafts = parallel or not branch  # the depth after the rows is not the branch's
-        apart = spec.two_lists and drafts
-        mixture = not last or (drafts and not apart) or (branch and not contrast)
-        return cls(mixture, contrast, parallel, apart)
-
-
-class _Experts(NamedTuple):
-    """Updates of rows by experts, [1, m, H] each, '' where unused. `apart`: those of active experts; `shares` [1, m, K]
-    their weights.
-    """
-
-    mixture: str = ""
-    contrast: str = ""
-    apart: Sequence[str] = ()
-    shares: str = ""
 
 
 @dataclass
@@ -200,7 +167,7 @@ class DraftLayerPass(DraftPass):
     def _level(self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None) -> DraftLevel:
         """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
         the cache already (`sees` None); all others add to `branch.own`."""
-        decoder, count, outputs = self.decoder, self.spec.levels[number], _Outputs.of(self.spec, number)
+        decoder, count, outputs = self.decoder, self.spec.levels[number], PassOutputs.of(self.spec, number)
         rows, layer = Rows(g.ints(count)), self.layer + min(number, self.spec.heads)
         normed, stream, sees = self._before_mlp(g, x, rows, number, at, branch, sees)
         added = self._experts(g, normed, rows, count, self._part(number), outputs)
@@ -324,7 +291,7 @@ class DraftLayerPass(DraftPass):
             g, x, rows, layer, self.decoder.rotary(g, positions), self.decoder.linear
         )
 
-    def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: _Outputs) -> _Experts:
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: PassOutputs) -> ExpertUpdates:
         """Runs all experts, as one product. Returns the updates of `outputs` alone."""
         tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
         experts, inner, hidden = tensors[f"{part}experts.up"].shape
@@ -334,7 +301,7 @@ class DraftLayerPass(DraftPass):
         bias = f"{part}experts.down_bias"
         if experts == 1:
             added = decoder.linear_map(g, product, rows, down)
-            return _Experts(
+            return ExpertUpdates(
                 mixture=g.op("Add", added, self._constant(g, bias, tensors[bias])) if bias in tensors else added
             )
         router = self._constant(g, f"{part}router", np.ascontiguousarray(tensors[f"{part}experts.router"].T))
@@ -349,8 +316,8 @@ class DraftLayerPass(DraftPass):
             [g.op("ScatterElements", zeros, best, shares, axis=-1)] if outputs.mixture else []
         )  # of the experts [1, m, N]
         if outputs.contrast:
-            weights.append(self._contrast_weights(g, zeros, best, sides))
-        weights += [self._single_weights(g, zeros, best, number) for number in range(active if outputs.apart else 0)]
+            weights.append(contrast_weights(g, zeros, best, sides))
+        weights += [single_weights(g, zeros, best, number) for number in range(active if outputs.apart else 0)]
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
         added = decoder.linear_map(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
@@ -363,7 +330,7 @@ class DraftLayerPass(DraftPass):
             if sums[1:]
             else [added]
         )
-        return _Experts(
+        return ExpertUpdates(
             next(parts) if outputs.mixture else "", next(parts) if outputs.contrast else "", list(parts), shares
         )
 
@@ -381,23 +348,6 @@ class DraftLayerPass(DraftPass):
         half = len(stacked) // 2
         gate, up = g.ops("Split", mapped, g.ints(half, half), out=(None, None), axis=-1)
         return g.op("Mul", activate(decoder, g, gate, decoder.spec.last_attention), up)
-
-    @staticmethod
-    def _contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:
-        """[1, m, N]: the larger share of `sides` for the best expert, the other one negative for the second."""
-        high, _ = g.ops(
-            "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
-        )
-        signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
-        two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
-        return g.op("ScatterElements", zeros, two, signed, axis=-1)
-
-    @staticmethod
-    def _single_weights(g: Scope, zeros: str, best: str, number: int) -> str:
-        """[1, m, N]: 1 for the expert that is `number` among the `best`."""
-        one = g.op("Slice", best, g.ints(number), g.ints(number + 1), g.ints(2))
-        ones = g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one))
-        return g.op("ScatterElements", zeros, one, ones, axis=-1)
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32), drafter=True)
