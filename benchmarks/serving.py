@@ -38,15 +38,15 @@ THINGS = (
     *("salt", "music", "maps", "wool", "clocks", "bridges", "tea", "gold"),
 )
 TASKS = (
-    "Tell me about {}.",
-    "Name five kinds of {}.",
-    "Who first made {}?",
-    "Write a short poem about {}.",
-    "What is {} good for?",
-    "Explain {} to a child.",
-    "What does {} cost?",
-    "Where does {} come from?",
-    "Say something odd about {}. " * 4,
+    "Tell me about {0}.",
+    "Name five kinds of {0}.",
+    "Who first made {0}?",
+    "Write a short poem about {0}.",
+    "What is {0} good for?",
+    "Explain {0} to a child.",
+    "What does {0} cost?",
+    "Where does {0} come from?",
+    "Say something odd about {0}. " * 4,
 )
 
 
