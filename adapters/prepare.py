@@ -37,7 +37,7 @@ from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, chec
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import start_budget
-from streamspec.adapters.training_run import Inputs, Run, answers_made_by
+from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter
 from streamspec.data import fingerprints, sample_examples
@@ -64,7 +64,7 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
     return Run(**vars(inputs), state=state, budget=budget)
 
 
-def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[Inputs, dict[str, str]]:
+def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[RunInputs, dict[str, str]]:
     """What a run reads, and the hashes of the files by the option that names them."""
     sample = sample_examples(config.data, config.renamed)
     data, val = fingerprints(config.data), fingerprints(config.val or [])
@@ -86,7 +86,7 @@ def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[I
     if config.drafter.model is not None:
         check_answers(config, prompts, val_prompts)
     source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
-    inputs = Inputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source)
+    inputs = RunInputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source)
     return inputs, file_hashes(config, base, digest(data), digest(val))
 
 

@@ -28,7 +28,7 @@ FIT_ROWS = 8  # texts that a drafter's first fit reads at once
 
 
 @dataclass
-class Inputs:
+class RunInputs:
     """What a run reads."""
 
     config: TrainConfig
@@ -44,7 +44,7 @@ class Inputs:
 
 
 @dataclass
-class Run(Inputs):
+class Run(RunInputs):
     """A run as all stages see it."""
 
     state: RunState  # finished parts, saved after each

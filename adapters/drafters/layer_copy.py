@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft.utils.integrations import dequantize_module_weight
@@ -22,25 +21,6 @@ from streamspec.model_families import switched
 
 PARTS = ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")  # beside the MLP's weights
 Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
-
-
-class GrowingCache:
-    """The cache that HF's attention sees: K/V of earlier rows, to which it appends its own."""
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.is_updated: dict[int, bool] = {}
-
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Appends K/V [B, Hkv, R, D]; returns all of them so far."""
-        self.keys.append(key)
-        self.values.append(value)
-        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Counts the rows that the cache holds."""
-        return sum(key.shape[2] for key in self.keys)
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,16 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
         keys.refuse("rope.scaling.attn_factor", attention, "1 without rope_factors tensors")
     if kind not in ("none", "linear", "yarn"):
         keys.refuse("rope.scaling.type", kind, "none, linear or yarn, or longrope with its tensors")
-    divisors = factors.get(DIVISORS)
-    if divisors is not None and not (divisors == 1).all():
+    divisors = factors.get(DIVISORS, np.ones(1, np.float32))
+    if (divisors != 1).any():
         if kind != "none" and factor not in (0.0, 1.0):
             keys.refuse("rope.scaling.factor", factor, f"none beside {DIVISORS}")
         return _llama3(divisors, theta) or _carried(divisors, length)
-    if kind == "yarn":
-        if factor <= 0:
-            keys.refuse("rope.scaling.factor", factor or "missing", "a number above 0")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
-    return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+    if factor <= 0:
+        keys.refuse("rope.scaling.factor", factor or "missing", "a number above 0")
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
 
 
 def _check_factors(keys: Keys, factors: Factors, rotated: int) -> None:

@@ -32,6 +32,7 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
+from streamspec.adapters.drafters.drafter_caches import AppendCache, KeptHeads
 from streamspec.adapters.drafters.drafting_model import (
     DrafterRun,
     DraftingModel,
@@ -45,7 +46,6 @@ from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, state_loss
 from streamspec.adapters.drafters.streams.model import (
     SCALE_ROWS,
-    AppendCache,
     StreamingModel,
     fit_start,
     measure_scale,
@@ -53,23 +53,6 @@ from streamspec.adapters.drafters.streams.model import (
 )
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
-
-
-class _KeptHeads:
-    """A cache that keeps K/V of rows whose attention nobody reads: it shows them the first alone."""
-
-    def __init__(self) -> None:
-        self.keys = self.values = torch.empty(0)
-        self.is_updated: dict[int, bool] = {}
-
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keeps K/V [B, Hkv, T, D]; returns those of one row."""
-        self.keys, self.values = key, value
-        return key[:, :, :1], value[:, :, :1]
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Counts the rows before."""
-        return 0
 
 
 class BlockDraftModel(StreamingModel):
@@ -157,7 +140,7 @@ class BlockDraftModel(StreamingModel):
         """m^1 [B, T, H] of all rows, as it is."""
         return main.entry[..., : self.decoder.hidden_size].float()
 
-    def context(self, main: MainPass) -> list[_KeptHeads]:
+    def context(self, main: MainPass) -> list[KeptHeads]:
         """K/V of all rows of the text for each layer of the drafter."""
         parts = main.entry.float().unflatten(-1, (len(self.tapped), -1))
         states = nn.functional.linear(unit_rms(parts).flatten(-2), self.fuse)
@@ -165,7 +148,7 @@ class BlockDraftModel(StreamingModel):
         mask, norm = states.new_zeros(len(states), 1, states.shape[1], 1), self.decoder.family.attention_norm
         out = []
         for index, layer in zip(self.copied, self.block_layers, strict=True):
-            kept = _KeptHeads()
+            kept = KeptHeads()
             normed = layer.get_submodule(norm)(states) if norm else states
             attention = layer.get_submodule(self.decoder.family.attention)
             self.decoder.attend(attention, index, normed, mask, columns, kept)

@@ -60,6 +60,7 @@ from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer.config import SHAPE, DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.draft_layer.start import fit_start
+from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
     DrafterRun,
@@ -69,7 +70,7 @@ from streamspec.adapters.drafters.drafting_model import (
     FitStep,
     MainPass,
 )
-from streamspec.adapters.drafters.layer_copy import GrowingCache, copy_last_layer, weighted
+from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
 from streamspec.bundle.adapter_folder import read_adapter

@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.dataset.batches import Collator
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.drafters.drafter_caches import AppendCache
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
     DrafterRun,
@@ -50,42 +51,6 @@ from streamspec.bundle.adapter_folder import rotation_angle, streams_of
 from streamspec.errors import ConfigError
 
 SCALE_ROWS = 16  # texts at which the scale is measured
-
-
-class AppendCache:
-    """The cache HF layers see in pass 2: main K/V (read-only) followed by the stream rows' own."""
-
-    def __init__(
-        self,
-        keys: list[Tensor],
-        values: list[Tensor],
-        first: int,
-        shared: dict[str, tuple[Tensor, Tensor]],
-        angles: Tensor | None = None,
-    ) -> None:
-        """`shared`: by kind of layer, what layers attend to that have no K/V of their own; `angles` [gamma]: by which
-        the values of each stream are turned."""
-        self.angles = angles
-        self.keys, self.values, self.first, self.shared = keys, values, first, shared
-        self.is_updated: dict[int, bool] = {}
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Returns the main rows' K/V of `layer` followed by those of the stream rows; keeps neither."""
-        i = layer - self.first
-        return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], self._turned(value)], dim=2)
-
-    def _turned(self, value: Tensor) -> Tensor:
-        """`value` [B, Hkv, P*gamma, D] with its halves as real and imaginary parts; of a convolution, without values,
-        as it is."""
-        if self.angles is None or not value.shape[-1]:
-            return value
-        angles = self.angles.repeat(value.shape[2] // len(self.angles))[:, None]
-        turned = torch.complex(*value.float().chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], dim=-1).to(value.dtype)
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Counts the main rows."""
-        return int(self.keys[0].shape[2])
 
 
 class StreamingModel(DraftingModel):
