@@ -42,7 +42,7 @@ LOWEST_TESTS = (
     "not internlm3",  # new in transformers 5.23
 )
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
-       python3 run.py test              format, lint, import contracts, types, docs and tests
+       python3 run.py test              format, lint, import contracts, types, docs, C++ and tests
        python3 run.py test --quick      format, lint, import contracts and the fast tests, in three minutes
        python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
        python3 run.py lowest            the tests of training and export with the oldest libraries allowed
@@ -188,6 +188,7 @@ STEPS: dict[str, Callable[[], int]] = {
     "imports": imports,
     "types": types,
     "docs": docs,
+    "native": lambda: call(PYTHON, "-m", "tests.native.check_sources"),
 }
 
 QUICK_STEPS = ("format", "lint", "imports")

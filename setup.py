@@ -16,21 +16,26 @@ import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("native")  # paths are relative to the project's root, from where every frontend runs this file
+CHOOSER = NATIVE / "kernels" / "choose.cpp"
 SOURCES = sorted(path for path in NATIVE.rglob("*") if path.suffix in (".cpp", ".h", ".toml"))
+INSTRUCTION_SETS = tomllib.loads((NATIVE / "instruction_sets" / "kernels.toml").read_text(encoding="utf-8"))
 LIBRARY = "streamspec_native" + (".dll" if sys.platform == "win32" else ".so")
 MODE = os.environ.get("STREAMSPEC_NATIVE", "")
 MACHINES = {"amd64": "x86_64", "x86-64": "x86_64", "aarch64": "arm64"}  # other names of the same
+# Errors to tests/native/check_sources.py alone: a newer compiler, which warns of more, must not fail an installation.
+WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"]
 # The order of sums is part of the result: no contraction into fused multiply-adds that the source does not ask for.
 # Older MSVC contracts under /fp:precise.
 FLAGS = {
-    "gcc": ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fno-fast-math", "-ffp-contract=off", "-w"],
-    "msvc": ["/std:c++17", "/O2", "/EHsc", "/fp:strict"],
+    "gcc": ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fno-fast-math", "-ffp-contract=off", *WARNINGS],
+    "msvc": ["/std:c++17", "/O2", "/EHsc", "/fp:strict", "/W4"],
 }
 LINK = {"linux": ["-Wl,-s", "-Wl,-z,defs"], "darwin": ["-Wl,-x"]}
 
@@ -78,39 +83,31 @@ class BuildNative(build_ext):
     def compile(self, stamp: str) -> list[str]:
         """Compiles all sources of this machine side by side, and returns their objects."""
         family = "msvc" if self.compiler.compiler_type == "msvc" else "gcc"
-        rows = tomllib.loads((NATIVE / "instruction_sets" / "kernels.toml").read_text(encoding="utf-8"))
-        defines = [("STREAMSPEC_SOURCES", f'"{stamp}"')]
+        defines: list[tuple[str, str | None]] = [("STREAMSPEC_SOURCES", f'"{stamp}"')]
 
-        def one(path: Path) -> list[str] | Exception:
-            flags = FLAGS[family] + rows.get(name(path), {}).get(family, [])
+        def objects(path: Path) -> list[str]:
+            flags = FLAGS[family] + instruction_set(path).get(family, [])
             try:
-                return list(
-                    self.compiler.compile([str(path)], self.build_temp, defines, [str(NATIVE)], extra_postargs=flags)
-                )
+                made = self.compiler.compile([str(path)], self.build_temp, defines, [str(NATIVE)], extra_postargs=flags)
             except Exception as error:
-                return error
+                raise RuntimeError(f"{path.as_posix()}: {brief(error)}") from error
+            return list(made)
 
-        files = [path for path in SOURCES if path.suffix == ".cpp"]
-        machine = self.machine()
-        optional = {path for path in files if name(path) in rows}
-        wanted = [path for path in files if rows.get(name(path), {}).get("machine", machine) == machine]
         if hasattr(self.compiler, "initialize") and not getattr(self.compiler, "initialized", False):
             self.compiler.initialize()
-        chooser = NATIVE / "kernels" / "choose.cpp"
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            sides = [path for path in wanted if path != chooser]
-            made = dict(zip(sides, pool.map(one, sides), strict=True))
-        for path, outcome in made.items():
-            if isinstance(outcome, Exception) and (path not in optional or MODE == "1"):
-                raise RuntimeError(f"{path.as_posix()}: {brief(outcome)}")
-        left_out = [path for path, outcome in made.items() if isinstance(outcome, Exception)]
-        for path in left_out:
-            print(f"streamspec: this compiler cannot build {path.name}: left out", file=sys.stderr)
-            defines.append((f"STREAMSPEC_WITHOUT_{name(path).upper()}", None))
-        made[chooser] = one(chooser)
-        if isinstance(made[chooser], Exception):
-            raise RuntimeError(f"{chooser.as_posix()}: {brief(made[chooser])}")
-        return [file for outcome in made.values() if not isinstance(outcome, Exception) for file in outcome]
+            futures = {path: pool.submit(objects, path) for path in sources(self.machine()) if path != CHOOSER}
+        built = []
+        for path, future in futures.items():
+            error = future.exception()
+            if error is None:
+                built += future.result()
+            elif not instruction_set(path) or MODE == "1":
+                raise error
+            else:
+                print(f"streamspec: this compiler cannot build {path.name}: left out", file=sys.stderr)
+                defines.append((f"STREAMSPEC_WITHOUT_{set_name(path).upper()}", None))
+        return built + objects(CHOOSER)
 
     def machine(self) -> str:
         """Processor architecture that is built for."""
@@ -144,9 +141,20 @@ def brief(error: Exception) -> str:
     return re.sub(r"^Command '\['?([^',\]]*).*?\]?' returned", r"\1 returned", line)
 
 
-def name(path: Path) -> str:
-    """The row of a source in kernels.toml: NAME of kernels_NAME.cpp."""
+def set_name(path: Path) -> str:
+    """NAME of kernels_NAME.cpp, its row in kernels.toml; empty of other sources."""
     return path.stem.removeprefix("kernels_") if path.stem.startswith("kernels_") else ""
+
+
+def instruction_set(path: Path) -> dict[str, Any]:
+    """The row of a source in kernels.toml; empty of one that every machine builds."""
+    return INSTRUCTION_SETS.get(set_name(path), {})
+
+
+def sources(machine: str) -> list[Path]:
+    """What is compiled for a machine."""
+    files = [path for path in SOURCES if path.suffix == ".cpp"]
+    return [path for path in files if instruction_set(path).get("machine", machine) == machine]
 
 
 def digest() -> str:
@@ -155,13 +163,14 @@ def digest() -> str:
     return hashlib.sha256(b"".join(named)).hexdigest()
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "streamspec.streamspec_native",
-            [path.as_posix() for path in SOURCES if path.suffix == ".cpp"],
-            depends=[path.as_posix() for path in SOURCES if path.suffix != ".cpp"],
-        )
-    ],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[
+            Extension(
+                "streamspec.streamspec_native",
+                [path.as_posix() for path in SOURCES if path.suffix == ".cpp"],
+                depends=[path.as_posix() for path in SOURCES if path.suffix != ".cpp"],
+            )
+        ],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
+    )

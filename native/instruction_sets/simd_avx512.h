@@ -1,7 +1,16 @@
 // 16 lanes in one register: AVX-512 with VNNI.
 #pragma once
 
+// GCC warns of its own intrinsics, which leave lanes undefined on purpose (its bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 #include <cstdint>
 #include <cstring>

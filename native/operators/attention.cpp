@@ -279,16 +279,21 @@ class AttentionKernel {
 
 template <bool Half>
 const ort::CustomOp* writing_operator() {
-    constexpr int cache = Half ? ort::kFloat16 : ort::kFloat, f = ort::kFloat;
+    using ort::kFloat, ort::kInt64;
+    constexpr int kCache = Half ? ort::kFloat16 : kFloat;
     static const Op<AttentionKernel<true, Half>> op(
-        {{f, f, ort::kInt64, cache, cache, f, f, f, f, ort::kInt64}, {f, cache, cache}, 5});
+        {{kFloat, kFloat, kInt64, kCache, kCache, kFloat, kFloat, kFloat, kFloat, kInt64},
+         {kFloat, kCache, kCache},
+         5});
     return &op;
 }
 
 template <bool Half>
 const ort::CustomOp* reading_operator() {
-    constexpr int cache = Half ? ort::kFloat16 : ort::kFloat, f = ort::kFloat;
-    static const Op<AttentionKernel<false, Half>> op({{f, f, cache, cache, f, f, f, f}, {f}, 4});
+    using ort::kFloat;
+    constexpr int kCache = Half ? ort::kFloat16 : kFloat;
+    static const Op<AttentionKernel<false, Half>> op(
+        {{kFloat, kFloat, kCache, kCache, kFloat, kFloat, kFloat, kFloat}, {kFloat}, 4});
     return &op;
 }
 

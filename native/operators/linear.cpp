@@ -207,13 +207,13 @@ class EmbeddingKernel : LinearMap {
 }  // namespace
 
 std::vector<const ort::CustomOp*> linear_operators() {
-    constexpr int f = ort::kFloat;
-    static const Op<LinearKernel<8>> linear8({{f, ort::kInt8, f, f}, {f}, 3});
-    static const Op<LinearKernel<6>> linear6({{f, ort::kUint8, f, f}, {f}, 3});
+    using ort::kFloat, ort::kFloat16, ort::kInt64, ort::kInt8, ort::kUint8;
+    static const Op<LinearKernel<8>> linear8({{kFloat, kInt8, kFloat, kFloat}, {kFloat}, 3});
+    static const Op<LinearKernel<6>> linear6({{kFloat, kUint8, kFloat, kFloat}, {kFloat}, 3});
     static const Op<LinearKernel<4>> linear4(
-        {{f, ort::kUint8, ort::kFloat16, ort::kUint8, f}, {f}, 3});
-    static const Op<EmbeddingKernel<8>> embedding8({{ort::kInt64, ort::kInt8, f}, {f}, 3});
-    static const Op<EmbeddingKernel<6>> embedding6({{ort::kInt64, ort::kUint8, f}, {f}, 3});
+        {{kFloat, kUint8, kFloat16, kUint8, kFloat}, {kFloat}, 3});
+    static const Op<EmbeddingKernel<8>> embedding8({{kInt64, kInt8, kFloat}, {kFloat}, 3});
+    static const Op<EmbeddingKernel<6>> embedding6({{kInt64, kUint8, kFloat}, {kFloat}, 3});
     return {&linear8, &linear6, &linear4, &embedding8, &embedding6};
 }
 

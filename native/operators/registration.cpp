@@ -17,8 +17,9 @@ ort::CustomOpDomain* make_domain() {
 }  // namespace
 }  // namespace streamspec
 
-STREAMSPEC_EXPORT ort::Status* RegisterCustomOps(ort::SessionOptions* options,
-                                                 const ort::ApiBase* base) {
+// ONNX Runtime calls it by this name.
+STREAMSPEC_EXPORT ort::Status* RegisterCustomOps(  // NOLINT(readability-identifier-naming)
+    ort::SessionOptions* options, const ort::ApiBase* base) {
     using namespace streamspec;
     const void* const* table = base->GetApi(ort::kApiVersion);
     // Older than the first with all functions: the graph's operators are then unknown.

@@ -60,9 +60,9 @@ struct ArgMaxKernel {
 }  // namespace
 
 std::vector<const ort::CustomOp*> row_operators() {
-    constexpr int f = ort::kFloat;
-    static const Op<SkipRmsNormKernel> norm({{f, f, f}, {f, f}, 2, 1});
-    static const Op<ArgMaxKernel> argmax({{f}, {ort::kInt64}, 1});
+    using ort::kFloat, ort::kInt64;
+    static const Op<SkipRmsNormKernel> norm({{kFloat, kFloat, kFloat}, {kFloat, kFloat}, 2, 1});
+    static const Op<ArgMaxKernel> argmax({{kFloat}, {kInt64}, 1});
     return {&norm, &argmax};
 }
 
