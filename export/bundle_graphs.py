@@ -22,7 +22,7 @@ from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import WeightStore
-from streamspec.export.options import Progress
+from streamspec.export.options import DELTA, Progress
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.calibration_text import calibration_tokens, page
 from streamspec.export.quantization.precisions import Precision
@@ -87,10 +87,20 @@ def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts,
 
 def _write_native_and_short(folder: Path, graph: StepGraph, parts: Parts, store: WeightStore) -> None:
     short = graph.without(parts.skipped) if any(parts.skipped) else None
-    eager = graph.streams is not None and graph.streams.eager  # native operators know no eager streams
-    if not eager and (native := native_ops(graph.precision)) is not None:
+    native = native_ops(graph.precision) if _can_be_native(graph) else None
+    if native is not None:
         onnx.save(graph.build(store, native), folder / NATIVE)
         if short is not None:
             onnx.save(short.build(store, native), folder / SHORT_NATIVE)
     if short is not None:
         onnx.save(short.build(store, first=True), folder / SHORT)
+
+
+def _can_be_native(graph: StepGraph) -> bool:
+    """Native operators know no eager streams, and apply the gate of an MLP within its first map, where nothing can be
+    added to its outputs."""
+    if graph.streams is None:
+        return True
+    family = graph.spec.family
+    beside = graph.stream_weights == DELTA and family.gated and graph.streams.adapts(family.up)
+    return not (graph.streams.eager or beside)

@@ -4,7 +4,7 @@ graph. Covered by the tests of the drafters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -78,6 +78,10 @@ class DraftSpec:
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
         """A copy with its LoRA changed; itself where it has none."""
         return self
+
+    def adapts(self, modules: Collection[str]) -> bool:
+        """Whether its LoRA changes one of the linear maps `modules` of a layer."""
+        return False
 
     def info(self, candidates: int) -> DrafterInfo:
         """The drafter as a manifest describes it."""

@@ -33,15 +33,7 @@ from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import load
 from tests.support.near_families import VARIED
-from tests.support.tiny_exports import (
-    PASSAGE,
-    VOCAB,
-    build,
-    save_adapter,
-    save_base,
-    tiny_model,
-    tiny_streams,
-)
+from tests.support.tiny_exports import PASSAGE, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +110,22 @@ def test_the_prompt_format_of_a_base_is_the_one_asked_for(base: Base, adapter: P
     with pytest.raises(ConfigError, match="a prompt format beside .*expected the one it was trained with"):
         export_bundle(base.path, adapter, tmp_path / "none", prompt_format=PromptFormat("raw", "|"), **quiet)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_stream_lora_beside_the_shared_weights_is_no_graph_of_native_operators(
+    base: Base, adapter: Path, tmp_path: Path, precision: str
+) -> None:
+    quiet: dict[str, Any] = {"progress": lambda line: None}
+    delta = export_bundle(base.path, adapter, tmp_path / "delta", precision, stream_weights="delta", **quiet)
+    merged = export_bundle(base.path, adapter, tmp_path / "merged", precision, **quiet)
+    assert "native.onnx" in merged.files and "native.onnx" not in delta.files
+    assert delta.parity["plain"] == merged.parity["plain"]
+    session = load(tmp_path / "delta", threads=1, tree=8, cache_dir=tmp_path)
+    answers = [
+        session.generate(PASSAGE, max_new_tokens=8, speculate=speculate).token_ids for speculate in (True, False)
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ with, each at the input of one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -52,6 +52,10 @@ class StreamSpec(DraftSpec):
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
         """Copies the spec with `change` applied to its LoRA."""
         return replace(self, lora=change(self.lora))
+
+    def adapts(self, modules: Collection[str]) -> bool:
+        """Whether the streams' LoRA changes one of the linear maps `modules`."""
+        return any(module in modules for _, module in self.lora)
 
     def info(self, candidates: int) -> DrafterInfo:
         """Adds the number of layers, the positions and the root token to the description."""
