@@ -51,10 +51,10 @@ def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[
 def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) -> None:
     session = open_session(bundles(precision))
     steps = tokens = 0
+    answers = [session.generate(prompt, max_new_tokens=40, speculate=False) for prompt in PROMPTS]
     for rows in (2, 4, 13, 32):
         session.policy = replace(session.policy, rows=rows)
-        for prompt in PROMPTS:
-            plain = session.generate(prompt, max_new_tokens=40, speculate=False)
+        for prompt, plain in zip(PROMPTS, answers, strict=True):
             spec = session.generate(prompt, max_new_tokens=40)
             if precision != "int4" or spec.token_ids == plain.token_ids:
                 assert (spec.token_ids, spec.text, spec.finish_reason) == (

@@ -59,11 +59,12 @@ def engine_of(session: Session) -> tuple[OrtRunner, CapturedCache]:
 def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     session = open_on(bundles(f"captured {bundle}"))
     engine_of(session)
+    options: dict[str, Any] = {"max_new_tokens": 40, "sampling": sampling}
+    answers = [session.generate(prompt, speculate=False, **options).token_ids for prompt in SOME]
     for rows in (2, 5, 8):
         session.policy = replace(session.policy, rows=rows)
-        for prompt in SOME:
-            plain = session.generate(prompt, max_new_tokens=40, speculate=False, sampling=sampling)
-            assert session.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == plain.token_ids
+        for prompt, plain in zip(SOME, answers, strict=True):
+            assert session.generate(prompt, **options).token_ids == plain
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])

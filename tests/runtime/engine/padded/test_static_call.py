@@ -40,11 +40,12 @@ def engine_of(session: Session) -> OrtRunner:
 def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     session = open_session(bundles(f"static {bundle}"))
     steps = tokens = 0
+    options: dict[str, Any] = {"max_new_tokens": 40, "sampling": sampling}
+    answers = [session.generate(prompt, speculate=False, **options) for prompt in SOME]
     for rows in (2, 5, 32):  # the graph takes 8
         session.policy = replace(session.policy, rows=rows)
-        for prompt in SOME:
-            plain = session.generate(prompt, max_new_tokens=40, speculate=False, sampling=sampling)
-            spec = session.generate(prompt, max_new_tokens=40, sampling=sampling)
+        for prompt, plain in zip(SOME, answers, strict=True):
+            spec = session.generate(prompt, **options)
             assert (spec.token_ids, spec.text, spec.finish_reason) == (plain.token_ids, plain.text, plain.finish_reason)
             steps, tokens = steps + spec.stats.steps, tokens + spec.stats.step_tokens
     assert tokens > steps
