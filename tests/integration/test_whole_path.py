@@ -29,7 +29,6 @@ from streamspec.cli.inspect import describe
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.runtime import Grammar, Sampling, Session
 from tests.support.multimodal import tiny_multimodal
-from tests.support.near_families import VARIED
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
@@ -126,8 +125,10 @@ def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path,
     check(session, model, base)
 
 
-@pytest.mark.parametrize("family", [family for family in VARIED if family != "llama"])
-def test_every_family_writes_what_transformers_writes(family: str, data: Path, tmp_path: Path) -> None:
+# After training and export, which have tests of each family, a family is the sizes of its caches, its windows, and how
+# its positions count.
+@pytest.mark.parametrize("family", ["gpt2", "phi", "gemma2", "gemma4_text", "cohere2", "smollm3", "lfm2"])
+def test_families_write_what_transformers_writes(family: str, data: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     tiny_model(family).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
