@@ -38,9 +38,13 @@ def longest_files_first(items: list[pytest.Item]) -> None:
 
 
 def slow(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests that `--quick` leaves out: those that took long, and those marked slow."""
+    """Tests that `--quick` leaves out: those that took long, those marked slow, those of the reference base."""
     seconds = read()
-    return [item for item in items if seconds.get(_function(item.nodeid), 0) > QUICK or item.get_closest_marker("slow")]
+    return [
+        item
+        for item in items
+        if seconds.get(_function(item.nodeid), 0) > QUICK or any(map(item.get_closest_marker, ("slow", "base")))
+    ]
 
 
 def _function(nodeid: str) -> str:

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from tests.support import two_processes
 
+pytestmark = pytest.mark.slow  # all but one share runs of a minute
+
 WORDS = ("ab", "cde", "fgh ij", "k", "lmno", "pq rs")
 
 

@@ -151,6 +151,7 @@ def test_precisions_have_the_opset_that_the_lists_are_checked_for() -> None:
     assert {kind: static_precision(kind).opset for kind in OPSETS} == OPSETS
 
 
+@pytest.mark.slow
 def test_what_stays_on_the_cpu_is_outside_the_layers(made: dict[str, onnx.ModelProto]) -> None:
     """But for short convolutions, which gather the rows before each row."""
     folded = {"DequantizeLinear"}
