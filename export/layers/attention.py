@@ -13,9 +13,9 @@ and then, the next layers carry it on, and two of five long answers differ from 
 - no product has a row alone, an untransposed one and a factor of 1: such rows take another kernel.
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
-`streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
-buffer), into a ring's slots in a circle; a cache in float16 rounds them before anything reads them, the call's own rows
-too, so that a row is the same number for its siblings as for later calls.
+`streamspec.runtime.decoding.acceptance`). New rows go into the cache in place (TensorScatter, past and present bound to
+one buffer), into a ring's slots in a circle; a cache in float16 rounds them before anything reads them, the call's own
+rows too, so that a row is the same number for its siblings as for later calls.
 """
 
 from __future__ import annotations

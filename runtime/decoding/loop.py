@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from streamspec.errors import BundleError
+from streamspec.runtime.decoding.acceptance import Committed, accept, committed_tokens
+from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepResult
 from streamspec.runtime.decoding.observers import observers_of
@@ -20,7 +22,6 @@ from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, D
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.step_plan import StepObserver, StepOutcome, StepPlan
 from streamspec.runtime.decoding.token_choice import TokenChoice
-from streamspec.runtime.decoding.verify import Committed, accept, commit
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions
@@ -84,7 +85,7 @@ class SpeculativeDecoder:
         """Yields the first token, which belongs to the prefill, and then what each step commits."""
         limit = min(self.options.max_new_tokens, self.runner.context_length - len(prompt))
         choice = TokenChoice(self.options, self.grammar)
-        committed = self._prefill(prompt, planner, choice, limit)
+        committed, proposal = self._prefill(prompt, planner, choice, limit)
         began = time.perf_counter()
         graph_began, waited_began = self.runner.graph_seconds, self.runner.waited_seconds
         planner.sources.read(prompt)
@@ -96,17 +97,20 @@ class SpeculativeDecoder:
             if committed.finish_reason:
                 return
             remaining = limit - self.stats.new_tokens
-            plan = planner.step(committed.tokens, remaining)
+            plan = planner.step(committed.tokens, remaining, proposal)
             outcome = self._step(plan, choice, remaining)
-            planner.proposal = outcome.result.proposal
+            proposal = outcome.result.proposal
             for observer in observers:
                 observer.observe(outcome)
             committed = outcome.committed
             choice.advance(committed.tokens)
             self._describe(choice)
 
-    def _prefill(self, prompt: Sequence[int], planner: Planner, choice: TokenChoice, limit: int) -> Committed:
-        """Reads what the cache does not hold of the prompt, and commits the first token."""
+    def _prefill(
+        self, prompt: Sequence[int], planner: Planner, choice: TokenChoice, limit: int
+    ) -> tuple[Committed, DraftProposal | None]:
+        """Reads what the cache does not hold of the prompt, and commits the first token. Returns the drafter's proposal
+        beside it."""
         started = time.perf_counter()
         known = choice.read_prompt(prompt, self.runner)
         progress = self.options.progress
@@ -114,15 +118,14 @@ class SpeculativeDecoder:
         drafter, mask = planner.prompt(len(prompt)), choice.mask()
         request = drafter.request(prompt[known:], mask)
         result = choice.choose(self.runner.prefill(request, report), mask)
-        planner.proposal = result.proposal
-        committed = choice.finish(commit((), result.choices, (0,), self.policy.eos, limit), result, (0,))
+        committed = choice.finish(committed_tokens((), result.choices, (0,), self.policy.eos, limit), result, (0,))
         choice.advance(committed.tokens)
         self.stats.prompt_tokens = len(prompt)
         self.stats.reused_tokens = known
         self.stats.prefill_seconds = time.perf_counter() - started
         self.stats.count(len(committed.tokens), rows=0)
         self._describe(choice)
-        return committed
+        return committed, result.proposal
 
     def _step(self, plan: StepPlan, choice: TokenChoice, remaining: int) -> StepOutcome:
         """Verifies the planned rows, accepts the longest path that the target agrees with, and commits it."""
@@ -132,7 +135,9 @@ class SpeculativeDecoder:
         node, path = accept(tree, tokens, result.choices)
         check_accepted(result, node)
         self.runner.commit(path)
-        committed = choice.finish(commit(tokens, result.choices, path, self.policy.eos, remaining), result, path)
+        committed = choice.finish(
+            committed_tokens(tokens, result.choices, path, self.policy.eos, remaining), result, path
+        )
         return StepOutcome(plan, result, path, committed, choice.constrained, self.clock)
 
     def _describe(self, choice: TokenChoice) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamspec.runtime.costs.row_costs import Trial
+from streamspec.runtime.decoding.acceptance import follow, off_borders
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
-from streamspec.runtime.decoding.verify import follow, off_borders
 from streamspec.runtime.draft_sources.lookup import SourceLookup
 from streamspec.runtime.draft_sources.source import CandidateTree, Continuations
 
@@ -27,10 +27,7 @@ TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
 
 
 class Planner:
-    """Plans the calls of one answer. `rows`: most of a verification step; 1: every step is plain. `clock`: seconds.
-
-    `proposal`: what the drafter proposed last, for the next plan; None for nothing.
-    """
+    """Plans the calls of one answer. `rows`: most of a verification step; 1: every step is plain. `clock`: seconds."""
 
     def __init__(
         self,
@@ -47,24 +44,19 @@ class Planner:
         self.depth = adaptive.depth if policy.deepest and rows > 1 else None  # of a second model's drafts
         compares = runner.gamma and rows > 1 and (policy.sources or self.depth is not None)
         self.gate = adaptive.gate if compares else None
-        self.proposal: DraftProposal | None = None
         self._runner = runner
         self._adaptive = adaptive
         self._controller = adaptive.controller
         self._grammar = grammar
         self._clock = clock
 
-    # ---- the two kinds of calls
-
     def prompt(self, tokens: int) -> DrafterPlan:
         """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
-        drafter = self._drafter(together=1)
-        paused = self.depth is not None and not self._controller.on  # a second model would read the prompt in vain
-        return drafter._replace(runs=drafter.runs and not paused and self._fits(tokens - 1))
+        return self._after_prompt(self._drafter(together=1), tokens)
 
-    def step(self, new_tokens: Sequence[int], remaining: int) -> StepPlan:
-        """Plans the next step, after the `new_tokens` of the call before. `remaining`: most tokens that the answer may
-        still have."""
+    def step(self, new_tokens: Sequence[int], remaining: int, proposal: DraftProposal | None) -> StepPlan:
+        """Plans the next step, after the `new_tokens` of the call before, whose drafter made this `proposal`, None
+        where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
         self.sources.read(new_tokens)
         together = self._sequences()
@@ -73,7 +65,7 @@ class Planner:
         plan = StepPlan(
             draft=Draft(ROOT_ONLY, [new_tokens[-1]], ROOT_PROBABILITY, ROOT_SOURCES, 1.0),
             drafter=drafter,
-            proposal=self.proposal,
+            proposal=proposal,
             costs=self._costs(together, drafter),
             explored=0,
             together=together,
@@ -87,11 +79,7 @@ class Planner:
                 return drafted
             # A draft that was not worth a step is no part of a plain one.
             plan = plan._replace(began=self._clock())
-        if not drafter.runs:
-            return plan
-        resumes = (self._controller.on and not timing) or self._controller.about_to_resume
-        runs = resumes and remaining > 1 and self._fits(plan.cached)
-        return plan if runs else plan._replace(drafter=drafter._replace(runs=False))
+        return plan._replace(drafter=self._after_plain(plan, remaining, timing)) if drafter.runs else plan
 
     # ---- the draft
 
@@ -113,7 +101,7 @@ class Planner:
             whole, draft = draft, off_borders(draft, plan.cached)
             if len(draft.tree) < len(whole.tree):
                 spare = 0  # its first path stays
-        drafter = plan.drafter._replace(runs=False) if plan.paused else plan.drafter
+        drafter = self._after_draft(plan)
         pruning, priors = self.policy.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
@@ -145,9 +133,9 @@ class Planner:
             self.policy.costs.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
             return None
-        # A plain step instead would run the drafter all the same, for the step after it.
-        wasted = plan.proposal is not None and plan.drafter.runs
-        return draft if costs is None or wasted or draft.pays(costs) else None
+        # Where the drafter runs in any case, a plain step in the draft's place would cost its price, too.
+        drafter_runs_anyway = plan.proposal is not None and plan.drafter.runs
+        return draft if costs is None or drafter_runs_anyway or draft.pays(costs) else None
 
     def _continuations(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
         """What the sources propose, at most `room` tokens deep; nothing while speculation pauses."""
@@ -183,20 +171,35 @@ class Planner:
             return 1, 1
         return min(len(follow(draft.tree, draft.tokens, came)), len(came)), len(draft.tree)
 
-    # ---- the drafter
+    # ---- whether the drafter runs
 
     def _drafter(self, together: int) -> DrafterPlan:
-        """Whether the drafter is to run in the next call, and how far."""
+        """Whether the drafter is worth running in the next call, whatever kind of call it is, and how far it drafts."""
         gate, costs = self.gate, self.policy.costs
         runs = (
             self.rows > 1
             and self._runner.gamma > 0
-            and together == 1
+            and together == 1  # it does not run in shared calls
             and (gate is None or (gate.open and (gate.due or self._window_pays())))
         )
         if self.depth is None:
             return DrafterPlan(runs)
         return DrafterPlan(runs, self.depth.best(costs, self.rows), self.depth.early_end(costs, self.rows))
+
+    def _after_prompt(self, drafter: DrafterPlan, tokens: int) -> DrafterPlan:
+        """After a prompt: while speculation pauses a second model does not run, as it would read the prompt first."""
+        needless = self.depth is not None and not self._controller.on
+        return drafter._replace(runs=drafter.runs and not needless and self._fits(tokens - 1))
+
+    def _after_draft(self, plan: StepPlan) -> DrafterPlan:
+        """After the rows of a draft: not while speculation pauses, when the draft is what a grammar forces."""
+        return plan.drafter._replace(runs=False) if plan.paused else plan.drafter
+
+    def _after_plain(self, plan: StepPlan, remaining: int, timing: bool) -> DrafterPlan:
+        """After a plain step: not where that is timed or the last one, and during a pause only at its end."""
+        resumes = (not plan.paused and not timing) or self._controller.about_to_resume
+        runs = resumes and remaining > 1 and self._fits(plan.cached)
+        return plan.drafter if runs else plan.drafter._replace(runs=False)
 
     def _window_pays(self) -> bool:
         """False where the latency model says that a window's drafts do not pay at this context (`costs.theory`): its

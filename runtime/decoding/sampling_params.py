@@ -19,6 +19,17 @@ from streamspec import step_graph as sg
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
 
+# What the graph is given of `Sampling`: field -> input and dtype. Sequences that share a call agree in these, except for
+# the repetition penalty: each has its own, beside the tokens that it has seen.
+GRAPH_INPUTS = {
+    "temperature": (sg.TEMPERATURE, np.float32),
+    "top_k": (sg.TOP_K, np.int64),
+    "top_p": (sg.TOP_P, np.float32),
+    "min_p": (sg.MIN_P, np.float32),
+    "repetition_penalty": (sg.REPETITION_PENALTY, np.float32),
+}
+PER_SEQUENCE = ("repetition_penalty",)
+ADJUSTMENTS = ("frequency_penalty", "presence_penalty", "logit_bias")  # that no graph knows (`AdjustedSampler`)
 # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
 STEPS = 2**23
 MIN_TEMPERATURE = 1e-3
@@ -83,12 +94,12 @@ class Sampling:
     @property
     def alike(self) -> tuple[float, ...]:
         """What the graph's inputs depend on, but for the repetition penalty: one call serves those of equal ones."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
+        return tuple(getattr(self, name) for name in GRAPH_INPUTS if name not in PER_SEQUENCE)
 
     @property
     def adjusted(self) -> bool:
         """Whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+        return any(getattr(self, name) for name in ADJUSTMENTS)
 
     @property
     def plain_argmax(self) -> bool:
@@ -107,11 +118,7 @@ class Sampling:
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the graph's inputs that stay the same for a whole generation, [1] each."""
         return {
-            sg.TEMPERATURE: np.array([self.temperature], np.float32),
-            sg.TOP_K: np.array([self.top_k], np.int64),
-            sg.TOP_P: np.array([self.top_p], np.float32),
-            sg.MIN_P: np.array([self.min_p], np.float32),
-            sg.REPETITION_PENALTY: np.array([self.repetition_penalty], np.float32),
+            graph_input: np.array([getattr(self, name)], dtype) for name, (graph_input, dtype) in GRAPH_INPUTS.items()
         }
 
     def uniform(self, position: int) -> float:

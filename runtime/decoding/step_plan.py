@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from streamspec.runtime.costs.draft_depth import EarlyEnd
+from streamspec.runtime.decoding.acceptance import Committed
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
-from streamspec.runtime.decoding.verify import Committed
 
 
 class DrafterPlan(NamedTuple):
@@ -43,7 +43,7 @@ class StepPlan(NamedTuple):
 
     - `draft`: the rows to verify, the text's last token first. A plain step has that row alone.
     - `drafter`: what the drafter does after the rows.
-    - `proposal`: of the drafter, from which `draft` was made; None where it made none.
+    - `proposal`: of the drafter in the call before, also where nothing was drafted from it; None: it did not run.
     - `costs` [rows]: the time of a step with 1.. rows over a plain step's, as far as it is known; None: not at all.
     - `explored`: rows of the draft that are verified for what they teach.
     - `together`: sequences that share the call, this one included.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
+from streamspec.runtime.decoding.acceptance import Committed, accept
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob, prompt_logprobs
-from streamspec.runtime.decoding.verify import Committed, accept
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions

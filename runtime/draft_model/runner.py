@@ -17,10 +17,10 @@ from typing import Self
 import numpy as np
 
 from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
-from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.draft_model.candidates import confidence, likeliest
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner, shared_prefix

@@ -16,9 +16,9 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
+from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning, StepRequest, StepResult
 from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Sampling
-from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 
 TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differently, wrong ones are far off

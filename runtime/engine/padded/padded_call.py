@@ -16,8 +16,8 @@ import numpy as np
 from streamspec import step_graph as sg
 from streamspec.bundle.manifest import CHOICE
 from streamspec.errors import BundleError
+from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
-from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.graph_call import CallContext, CallRows, checked_tokens
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar, Sampling, Session, load
-from streamspec.runtime.decoding.sampling_params import AdjustedSampler
+from streamspec.runtime.decoding.sampling_params import ADJUSTMENTS, GRAPH_INPUTS, PER_SEQUENCE, AdjustedSampler
 
 Bundles = Callable[[str], Path]
 PROMPT = [5, 9, 11, 3]
@@ -32,6 +33,19 @@ ADJUSTED: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def session(bundles: Bundles) -> Session:
     return load(bundles("fp32"), threads=1, tree=8)
+
+
+def test_each_parameter_is_applied_by_the_graph_or_by_the_host() -> None:
+    """A field that neither knows would be ignored; one that only the host knows, in calls without logits."""
+    names = {field.name for field in fields(Sampling)}
+    assert names == {*GRAPH_INPUTS, *ADJUSTMENTS, "seed"}
+    changed = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.2, "repetition_penalty": 1.5, "seed": 7}
+    changed |= {"frequency_penalty": 1.0, "presence_penalty": 1.0, "logit_bias": {1: 1.0}}
+    for name, value in changed.items():
+        sampling = Sampling(**{name: value})  # type: ignore[arg-type]
+        assert sampling.adjusted == (name in ADJUSTMENTS)
+        assert (sampling.alike != Sampling().alike) == (name in {*GRAPH_INPUTS} - {*PER_SEQUENCE})
+    assert changed.keys() == names
 
 
 @pytest.mark.parametrize("given", ADJUSTED, ids=str)

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 
 from streamspec.draft_tree import DraftTree, cartesian, chain
+from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, cut, follow, off_borders
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, follow, off_borders
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -45,11 +45,11 @@ def test_accepting_repeated_candidates_takes_the_first() -> None:
 
 def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
     tokens, choices = [9, 1, 2, 3], [1, 2, 3, 4]
-    full = commit(tokens, choices, (0, 1, 2, 3), eos=(), limit=9)
+    full = committed_tokens(tokens, choices, (0, 1, 2, 3), eos=(), limit=9)
     assert (full.tokens, full.drafted, full.finish_reason) == ([1, 2, 3, 4], [True, True, True, False], None)
-    assert commit(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).tokens == [1, 2]
-    assert commit(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
-    short = commit(tokens, choices, (0, 1), eos=(), limit=1)
+    assert committed_tokens(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).tokens == [1, 2]
+    assert committed_tokens(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
+    short = committed_tokens(tokens, choices, (0, 1), eos=(), limit=1)
     assert (short.tokens, short.finish_reason) == ([1], "length")
     assert cut([7, 2], [True, False], eos=(2,), limit=2).finish_reason == "eos"
     assert cut([7, 2], [True, False], eos=(2,), limit=1).finish_reason == "length"

@@ -1,4 +1,4 @@
-"""Verifies a draft: accepts the tokens that the target agrees with and commits them.
+"""Accepts the drafted tokens that the target agrees with, and says which tokens a step adds to the text.
 
 Pure functions over token ids and trees. The output is that of plain decoding for *any* candidates: a node is accepted
 exactly when it equals the target's own choice after its parent.
@@ -70,7 +70,7 @@ class Committed:
     prompt_logprobs: list[Logprob] | None = None
 
 
-def commit(
+def committed_tokens(
     tokens: Sequence[int], choices: Sequence[int], path: Sequence[int], eos: Collection[int], limit: int
 ) -> Committed:
     """Returns the tokens that a verification step adds: the accepted drafts, then the target's choice after the last of
