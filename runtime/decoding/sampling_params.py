@@ -19,8 +19,8 @@ from streamspec import step_graph as sg
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
 
-# What the graph is given of `Sampling`: field -> input and dtype. Sequences that share a call agree in these, except for
-# the repetition penalty: each has its own, beside the tokens that it has seen.
+# What the graph is given of `Sampling`: field -> input and dtype. Sequences that share a call agree in these, but each
+# has a repetition penalty of its own, beside the tokens that it has seen.
 GRAPH_INPUTS = {
     "temperature": (sg.TEMPERATURE, np.float32),
     "top_k": (sg.TOP_K, np.int64),

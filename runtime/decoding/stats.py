@@ -19,8 +19,8 @@ class Stats:
       prefill gives, does not. `plain_steps`: steps of one token each.
     - `shared_steps`: steps of either kind in a call that had rows of other sequences, too.
     - `rows`: rows that the newest call verified; 1 for a plain step, 0 for prefill.
-    - `sources`: draft tokens of verification steps by what proposed them: `drafter`, or the name of a source (`n-grams`, `recycling`, ...). One that
-      several proposed counts for each of them.
+    - `sources`: draft tokens of verification steps by what proposed them: `drafter`, or the name of a source
+      (`n-grams`, `recycling`, ...). One that several proposed counts for each of them.
     - `drafts`: how large the drafts of verification steps were and how far they came true (`runtime.costs.theory`).
     - `forced_tokens`: tokens for which the grammar allowed a single choice.
     - `prefill_seconds`, `decode_seconds`; of the latter, `graph_seconds` inside the model and `waited_seconds` in the
