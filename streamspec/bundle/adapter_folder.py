@@ -141,7 +141,7 @@ def read_adapter(path: Path) -> Adapter:
     if not file.exists() and (path / TASK_CONFIG).is_file():
         return _plain_lora(path)
     if not file.exists():
-        below = sorted({one.parent.name for name in (STREAM_CONFIG, TASK_CONFIG) for one in path.glob(f"*/{name}")})
+        below = sorted({file.parent.name for name in (STREAM_CONFIG, TASK_CONFIG) for file in path.glob(f"*/{name}")})
         raise AdapterError(
             f"{path} has no {STREAM_CONFIG} and no {TASK_CONFIG}",
             "an adapter folder of `streamspec train`, or a LoRA of PEFT",
@@ -177,11 +177,11 @@ def _plain_lora(path: Path) -> Adapter:
     """A LoRA that PEFT saved, from TRL, Unsloth, Axolotl or a script."""
     check_task_lora(path)
     raw = read_json(path / TASK_CONFIG)
-    named, revision = (
+    base_id, revision = (
         value if isinstance(value, str) and value else None
         for value in (raw.get("base_model_name_or_path"), raw.get("revision"))
     )
-    return Adapter(path, "lora", None, named, None, None, None, None, revision)
+    return Adapter(path, "lora", None, base_id, None, None, None, None, revision)
 
 
 def streams_of(adapter: Path) -> dict[str, Any]:
@@ -193,35 +193,10 @@ def streams_of(adapter: Path) -> dict[str, Any]:
 
 
 def check_task_lora(folder: Path) -> None:
-    """Raises AdapterError unless the task LoRA of `folder` is one, in safetensors, with no more in its configuration
-    than PEFT needs to apply it.
+    """Raises AdapterError unless `folder` holds a plain LoRA in safetensors, its configuration no more than PEFT needs
+    to apply it.
     """
-    raw = read_json(folder / TASK_CONFIG)
-    ranks, alphas, start = (
-        raw.get("rank_pattern") or {},
-        raw.get("alpha_pattern") or {},
-        raw.get("init_lora_weights", True),
-    )
-    faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
-    if raw.get("peft_type") != "LORA":
-        faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
-    elif not isinstance(ranks, dict) or not all(
-        type(rank) is int and 1 <= rank <= MAX_LORA_RANK for rank in (raw.get("r"), *ranks.values())
-    ):
-        faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
-    patterns = [
-        *(ranks if isinstance(ranks, dict) else ()),
-        *(alphas if isinstance(alphas, dict) else ()),
-        raw.get("target_modules"),
-        raw.get("exclude_modules"),
-    ]
-    if any(
-        isinstance(pattern, str) and (len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern))
-        for pattern in patterns
-    ):
-        faults.append("a pattern of modules that may take for ever")
-    if type(start) is not bool and start not in STARTS:
-        faults.append(f"init_lora_weights {str(start)[:60]}")
+    faults = _faults(read_json(folder / TASK_CONFIG))
     if not (folder / TASK_WEIGHTS).is_file() and (folder / BIN_WEIGHTS).is_file():
         raise AdapterError(
             f"{folder} holds {BIN_WEIGHTS}, a pickle, which can run code",
@@ -238,24 +213,51 @@ def check_task_lora(folder: Path) -> None:
         )
 
 
+def _faults(raw: dict[str, Any]) -> list[str]:
+    """Settings of PEFT's configuration `raw` that a plain LoRA does not have."""
+    ranks = raw.get("rank_pattern") or {}
+    start = raw.get("init_lora_weights", True)
+    faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
+    if raw.get("peft_type") != "LORA":
+        faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
+    elif not isinstance(ranks, dict) or not all(
+        type(rank) is int and 1 <= rank <= MAX_LORA_RANK for rank in (raw.get("r"), *ranks.values())
+    ):
+        faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
+    if any(len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern) for pattern in _module_patterns(raw)):
+        faults.append("a pattern of modules that may take for ever")
+    if type(start) is not bool and start not in STARTS:
+        faults.append(f"init_lora_weights {str(start)[:60]}")
+    return faults
+
+
+def _module_patterns(raw: dict[str, Any]) -> list[str]:
+    """The regular expressions that PEFT matches with the names of modules."""
+    patterns = [raw.get("target_modules"), raw.get("exclude_modules")]
+    for name in ("rank_pattern", "alpha_pattern"):
+        if isinstance(by_pattern := raw.get(name), dict):
+            patterns += by_pattern
+    return [pattern for pattern in patterns if isinstance(pattern, str)]
+
+
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a safetensors file, by name, from its header alone. Raises AdapterError."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(size, MAX_JSON)))
-        return {name: tuple(map(int, one["shape"])) for name, one in header.items() if name != "__metadata__"}
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise AdapterError(f"{file}: {type(error).__name__} {error}", "a safetensors file", RESTORE) from None
 
 
 def more_than_low_rank(folder: Path) -> list[str]:
-    """What the task LoRA in `folder` has beside low-rank updates of linear maps, in words; empty for a plain one."""
+    """Names all that the task LoRA in `folder` changes beyond low-rank updates of linear maps; empty for a plain one."""
     raw = read_json(folder / TASK_CONFIG)
-    named = {key: raw[key] if isinstance(raw[key], (list, dict)) else [raw[key]] for key in WHOLE if raw.get(key)}
-    found = [f"{WHOLE[key]} ({', '.join(map(str, names))})" for key, names in named.items()]
-    found += [title for key, title in VARIANTS.items() if raw.get(key)]
-    return found + [f"biases of the base ({raw['bias']})"] * (raw.get("bias", "none") != "none")
+    modules = {key: raw[key] if isinstance(raw[key], (list, dict)) else [raw[key]] for key in WHOLE if raw.get(key)}
+    changes = [f"{WHOLE[key]} ({', '.join(map(str, names))})" for key, names in modules.items()]
+    changes += [title for key, title in VARIANTS.items() if raw.get(key)]
+    return changes + [f"biases of the base ({raw['bias']})"] * (raw.get("bias", "none") != "none")
 
 
 def read_json(path: Path) -> dict[str, Any]:

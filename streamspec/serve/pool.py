@@ -55,6 +55,19 @@ class Slot:
             self.session = base.another()
         return self.session
 
+    def serves(self, request: QueuedRequest) -> bool:
+        """Whether its session has the request's bundle and adapter."""
+        return self.session is not None and self.base is request.base and self.session.adapter == request.adapter
+
+    @property
+    def cached_tokens(self) -> Sequence[int]:
+        """Tokens in its session's cache."""
+        return [] if self.session is None else self.session.cached_tokens
+
+    def reusable_tokens(self, prompt: list[int]) -> int:
+        """Counts the tokens of `prompt` that its session need not compute again."""
+        return 0 if self.session is None else self.session.reusable_tokens(prompt)
+
     def end(self) -> None:
         """Ends the thread after its task."""
         self._tasks.put(None)
@@ -313,18 +326,18 @@ class Pool:
 
     def _choose(self, request: QueuedRequest) -> Slot:
         """Chooses, of the free sessions with the request's bundle and adapter, the one that can reuse most of the
-        prompt, where that is nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a
-        new one: what merely begins alike may be gone on with yet. Else the one longest unused.
+        prompt, where that is nearly all of the prompt (sent again) or of its cache (the conversation goes on). Else a
+        new one: a conversation that merely begins alike may still go on. Else the one longest unused.
         """
         free = [slot for slot in self.slots if not slot.busy]
-        own = [slot for slot in free if slot.session is not None and slot.base is request.base]
-        same = [slot for slot in own if slot.session is not None and slot.session.adapter == request.adapter]
+        same = [slot for slot in free if slot.serves(request)]
         prompt = request.hint or []
-        reusable = [(slot.session.reusable_tokens(prompt), slot) for slot in same if slot.session is not None]
-        best, kept = max(reusable, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best >= NEARLY_ALL * min(len(prompt), len(_cached(kept.session))) > 0:
-            return kept
-        empty = [slot for slot in same if not _cached(slot.session)] or [slot for slot in free if slot.session is None]
+        best = max(same, key=lambda slot: slot.reusable_tokens(prompt), default=None)
+        if best is not None and (
+            best.reusable_tokens(prompt) >= NEARLY_ALL * min(len(prompt), len(best.cached_tokens)) > 0
+        ):
+            return best
+        empty = [slot for slot in same if not slot.cached_tokens] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)
 
 
@@ -340,11 +353,6 @@ SUMMED = (
     "prefill_seconds",
     "decode_seconds",
 )
-
-
-def _cached(session: Session | None) -> Sequence[int]:
-    """Tokens in a session's cache."""
-    return [] if session is None else session.cached_tokens
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:
