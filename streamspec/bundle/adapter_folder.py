@@ -252,7 +252,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def more_than_low_rank(folder: Path) -> list[str]:
-    """Names all that the task LoRA in `folder` changes beyond low-rank updates of linear maps; empty for a plain one."""
+    """Names what the task LoRA in `folder` changes beyond low-rank updates of linear maps; empty for a plain LoRA."""
     raw = read_json(folder / TASK_CONFIG)
     modules = {key: raw[key] if isinstance(raw[key], (list, dict)) else [raw[key]] for key in WHOLE if raw.get(key)}
     changes = [f"{WHOLE[key]} ({', '.join(map(str, names))})" for key, names in modules.items()]

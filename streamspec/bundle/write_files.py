@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,20 +42,6 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     Manifest.from_json(text)  # never write a manifest that would be refused on load
     write_text(folder / MANIFEST, text)
     return complete
-
-
-def write_bundle(
-    directory: str | Path, files: Mapping[str, Path | bytes | str], manifest: Manifest, force: bool = False
-) -> Manifest:
-    """Writes a bundle from `files` (name -> source path to copy, bytes, or text). Errors as in `bundle_folder`."""
-    with bundle_folder(directory, force) as folder:
-        for name, content in files.items():
-            check_name(name)
-            if isinstance(content, Path):
-                shutil.copyfile(content, folder / name)
-            else:
-                (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        return finish(folder, manifest)
 
 
 def _check_finished(folder: Path) -> None:

@@ -19,13 +19,12 @@ import pytest
 from streamspec.adapters.base_models.resolve import resolve_base, weights_hash
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.bundle.files import read_manifest, read_small, verify_files
-from streamspec.bundle.write_files import write_bundle
 from streamspec.cli.train import read_yaml
 from streamspec.data import MAX_LINE, read_examples
 from streamspec.errors import BaseModelError, BundleError, ConfigError, DataError, StreamspecError
 from tests.attacks.test_adapters import FILES
 from tests.support.manifests import FILES as PARTS
-from tests.support.manifests import manifest
+from tests.support.manifests import manifest, write_bundle
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from streamspec.step_graph import ADAPTER_INPUTS, INTERFACES
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if DOCS / "lab" not in page.parents)
@@ -118,6 +120,13 @@ def test_generated_parts_are_written() -> None:
     assert "--max-new-tokens" in module.cli("generate")
     assert "past_length" in module.step_graph()
     assert "max_minutes" in module.train_options().replace("-", "_")
+
+
+def test_the_reference_page_has_every_name_of_the_step_graph() -> None:
+    page = hooks().step_graph()
+    for inputs, outputs in INTERFACES.values():
+        assert all(f"| `{row.name}` |" in page for row in (*inputs, *outputs))
+    assert all(f"| `{row.name}` |" in page for row in ADAPTER_INPUTS)
 
 
 def test_names_in_python_examples_exist() -> None:

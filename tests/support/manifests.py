@@ -1,11 +1,15 @@
-"""A small valid manifest for tests to bend."""
+"""A small valid manifest for tests to bend, and a bundle with it."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ProbeInfo
+from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ProbeInfo, check_name
 from streamspec.bundle.model_section import ModelInfo
+from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
@@ -37,6 +41,20 @@ FILES: dict[str, Any] = {
     "tokenizer.json": "{}",
     "README.md": "card",
 }
+
+
+def write_bundle(
+    directory: str | Path, files: Mapping[str, Path | bytes | str], manifest: Manifest, force: bool = False
+) -> Manifest:
+    """Writes a bundle from `files` (name -> source path to copy, bytes, or text). Errors as in `bundle_folder`."""
+    with bundle_folder(directory, force) as folder:
+        for name, content in files.items():
+            check_name(name)
+            if isinstance(content, Path):
+                shutil.copyfile(content, folder / name)
+            else:
+                (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return finish(folder, manifest)
 
 
 def plain_groups(layers: int, kv_heads: int, head_dim: int) -> tuple[CacheGroup, ...]:

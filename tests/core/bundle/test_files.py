@@ -7,9 +7,9 @@ import pytest
 
 from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.bundle.manifest import Manifest
-from streamspec.bundle.write_files import bundle_folder, finish, write_bundle
+from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import BundleError
-from tests.support.manifests import FILES, manifest
+from tests.support.manifests import FILES, manifest, write_bundle
 
 
 def names(folder: Path) -> list[str]:

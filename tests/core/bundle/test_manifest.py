@@ -9,9 +9,8 @@ import pytest
 
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import DrafterInfo, FileInfo, Manifest, StaticInfo, SwappableCapacity
-from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError, ConfigError
-from tests.support.manifests import FILES, manifest
+from tests.support.manifests import FILES, manifest, write_bundle
 
 
 def complete(**changes: object) -> Manifest:

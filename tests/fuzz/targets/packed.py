@@ -12,13 +12,12 @@ from random import Random
 
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 from tests.fuzz.targets.target import Target, fail
-from tests.support.manifests import manifest
+from tests.support.manifests import manifest, write_bundle
 
 
 @cache
 def _packed() -> tuple[bytes, ...]:
     """A packed bundle by its parts: the list, headers, contents with their padding, the end."""
-    from streamspec.bundle.write_files import write_bundle
     from streamspec.library.archive import BLOCK, pack
 
     with tempfile.TemporaryDirectory() as folder:
