@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,27 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # documents this checkout, whatever is installed
 MARK = "<!-- generated: "
+STEP_GRAPH_TITLES = {  # by kind of graph
+    "dynamic": "The step graph, `model.onnx`",
+    "static": "The step graph of a static bundle, `model.onnx`",
+    "captured": "The step graph for capture, `captured.onnx`",
+    "compaction": "Compaction of a device's KV cache, `compact.onnx`",
+    "sampling": "Sampling beside a static graph, `choose.onnx`",
+}
+NEEDS = {  # by `GraphTensor.needs`: what has such a tensor
+    "sequences": "attention by native operators over everything (`native.onnx`)",
+    "drafter": "a drafter",
+    "root": "drafts that depend on their root token",
+    "root_map": "streams with a root map",
+    "draft_rows": "a draft layer",
+    "bigram": "a bigram",
+    "early_exit": "an early exit",
+    "draft_vocab": "a draft vocabulary",
+    "float_head": "a draft vocabulary, fp32",
+    "coded_head": "a draft vocabulary, not fp32",
+    "embeddings": "`export --embeddings`",
+    "head_bias": "a draft vocabulary, an LM head with a bias",
+}
 
 
 def cli(command: str) -> str:
@@ -50,9 +71,23 @@ def train_options() -> str:
 
 def step_graph() -> str:
     """Render the inputs and outputs of the step graphs from the table that exporter and runtime read."""
-    from streamspec.bundle import step_graph_docs
+    from streamspec.step_graph import ADAPTER_INPUTS, INTERFACES
 
-    return str(step_graph_docs.markdown())
+    parts: list[str] = []
+    for kind, (inputs, outputs) in INTERFACES.items():
+        parts += [f"## {STEP_GRAPH_TITLES[kind]}", tensors("input", inputs), tensors("output", outputs)]
+    parts += ["## Inputs of a swappable step graph that an adapter fills", tensors("input", ADAPTER_INPUTS)]
+    return "\n\n".join(parts) + "\n"
+
+
+def tensors(title: str, rows: Iterable[Any]) -> str:
+    """Render `GraphTensor`s of `streamspec.step_graph` as a table."""
+    lines = [f"| {title} | type | default | present with | meaning |", "|---|---|---|---|---|"]
+    for row in rows:
+        form = f"{row.dtype} [{', '.join(map(str, row.dims))}]"
+        default = "" if row.default is None else f"{row.default:g}"
+        lines.append(f"| `{row.name}` | {form} | {default} | {NEEDS.get(row.needs, '')} | {row.doc} |")
+    return "\n".join(lines)
 
 
 def source(path: str) -> str:

@@ -161,9 +161,12 @@ class Service:
             raise closing()
         body, arrived = await request.body(), time.perf_counter()
         ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
-        generation = self.pool.submit(ready.adapter, ready.prompt, ready.options, ready.hint, ready.base, arrived)
+        generation = QueuedRequest(
+            self.pool, ready.adapter, ready.prompt, ready.options, ready.hint, ready.base, arrived
+        )
+        self.pool.enqueue(generation)
         answer, field, parsed = ready.answer(), ready.field, ready.parsed
-        chunks = generation.chunks()
+        chunks: AsyncIterator[Chunk] = generation.items()
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
             answer.waited = generation.waited
@@ -178,7 +181,7 @@ class Service:
             raise _api_error(error, field) from None
 
     def _prepare(self, read: Read, body: bytes) -> Prepared:
-        """All that takes time before a request can be queued: a schema's check does. From any thread."""
+        """Does what takes time before a request can be queued: checking a schema does. From any thread."""
         grammars = self.pool.grammars
         parsed = read(body, self.limits, grammars)
         base, adapter = self._model_of(parsed.model)
@@ -188,7 +191,7 @@ class Service:
             ready.prompt, ready.calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
             if tools.forced:
                 grammar = tools.grammar(form, grammars)
-                ready.options = [replace(one, grammar=grammar) for one in parsed.options]
+                ready.options = [replace(options, grammar=grammar) for options in parsed.options]
         try:
             ready.hint = self.pool.encode(adapter, ready.prompt, base)
         except StreamspecError as error:
@@ -354,8 +357,8 @@ async def _while_connected(request: Request, work: Any) -> Any:
             raise ClientDisconnected
         return task.result()
     finally:
-        for one in (task, leaving):
-            one.cancel()
+        task.cancel()
+        leaving.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 

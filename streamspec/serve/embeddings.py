@@ -24,17 +24,17 @@ class Embedded(NamedTuple):
 
 
 class EmbeddingRequest(QueuedRequest):
-    """Waits and runs as a generation; no conversation's cache is read or written."""
+    """Waits and runs as a generation does; reads and writes no conversation's cache."""
 
     def __init__(self, pool: Pool, adapter: str | None, texts: Sequence[Any], pooling: str, base: Session) -> None:
         super().__init__(pool, adapter, lambda session: texts, (), None, base)
         self.texts, self.pooling = texts, pooling
 
     async def embedded(self) -> Embedded:
-        """Raises as `chunks`."""
-        async for found in self.items():
-            assert isinstance(found, Embedded)
-            return found
+        """Returns the vectors. Raises as `items`."""
+        async for vectors in self.items():
+            assert isinstance(vectors, Embedded)
+            return vectors
         raise AssertionError("ended without vectors")  # only where it was cancelled, and then nobody waits
 
     def _answer(self, session: Session, loop: asyncio.AbstractEventLoop, ends: list[Stats]) -> None:

@@ -27,8 +27,10 @@ HELP = {
 
 def render(pool: Pool) -> str:
     """Writes the counters and gauges of `pool` in the Prometheus text format."""
-    counts, slots, builds = pool.counts, pool.slots, [one.vocabulary.builds for one in pool.bases]
-    loaded = [one.loaded for one in pool.bases]
+    counts = pool.counts
+    slots = pool.slots
+    builds = [session.vocabulary.builds for session in pool.bases]
+    loaded = [session.loaded for session in pool.bases]
     values: dict[str, dict[str, float]] = {
         "requests_total": {
             f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")
@@ -45,13 +47,13 @@ def render(pool: Pool) -> str:
         },
         "waiting_grammars": {
             'for="check"': pool.grammars.waiting,
-            'for="build"': sum(one.waiting for one in builds),
+            'for="build"': sum(build.waiting for build in builds),
         },
         "grammars_total": {
-            'result="built"': sum(one.built for one in builds),
-            'result="refused"': sum(one.refused for one in builds),
+            'result="built"': sum(build.built for build in builds),
+            'result="refused"': sum(build.refused for build in builds),
         },
-        "grammar_seconds_total": {"": sum(one.seconds for one in builds)},
+        "grammar_seconds_total": {"": sum(build.seconds for build in builds)},
     }
     lines = []
     for name, (kind, description) in HELP.items():

@@ -90,8 +90,8 @@ class Counts:
 
 
 class QueuedRequest:
-    """The answers to one prompt, waiting or running, one after the other in one session. Iterate `chunks`; `cancel`
-    when nobody reads any more.
+    """The answers to one prompt, waiting or running, one after the other in one session. `Pool.enqueue` starts it.
+    Iterate `items`, the chunks of the answers; `cancel` when nobody reads any more.
     """
 
     def __init__(
@@ -104,9 +104,15 @@ class QueuedRequest:
         base: Session | None = None,
         arrived: float | None = None,
     ) -> None:
-        """`base`: its bundle's session in `Pool.bases`, by default the first. `arrived`: by `time.perf_counter`, by
-        default now."""
-        self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
+        """`options`: of each answer. `hint`: the prompt's tokens, to find the cache that holds most of them.
+        `base`: its bundle's session in `Pool.bases`, by default the first. `arrived`: when its time began, by
+        `time.perf_counter`, by default now.
+        """
+        self.pool = pool
+        self.adapter = adapter
+        self.prompt = prompt
+        self.options = options
+        self.hint = hint
         self.base: Session = pool.first if base is None else base
         self.arrived = time.perf_counter() if arrived is None else arrived
         self.began: float | None = None
@@ -126,14 +132,9 @@ class QueuedRequest:
         """Seconds before a session was free."""
         return (self.began or time.perf_counter()) - self.arrived
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Of a generation. Raises as `items`."""
-        async for chunk in self.items():
-            yield chunk
-
     async def items(self) -> AsyncIterator[Any]:
-        """What the worker tells. Raises what it raised, or ApiError for a request that found no session in time or a
-        server that closes.
+        """Yields what the worker tells: a generation's chunks. Raises what the worker raised, or ApiError for a request
+        that found no session in time or a server that closes.
         """
         while True:
             try:
@@ -229,27 +230,10 @@ class Pool:
         self.grammars = CheckedGrammars()
         self._forms: dict[int, CallForm] = {}  # by their places in `bases`
 
-    def submit(
-        self,
-        adapter: str | None,
-        prompt: Callable[[Session], Any],
-        options: Sequence[GenerationOptions],
-        hint: list[int] | None = None,
-        base: Session | None = None,
-        arrived: float | None = None,
-    ) -> QueuedRequest:
-        """A request under way or in the queue. `options`: of each answer. `hint`: the prompt's tokens, to find the
-        cache that holds most of them. `base`: its bundle's session in `bases`, by default the first. `arrived`: when
-        its time began, by default now.
-
-        Raises ApiError: 429 where the queue is full, 503 while the server closes.
-        """
-        request = QueuedRequest(self, adapter, prompt, options, hint, base, arrived)
-        self.enqueue(request)
-        return request
-
     def enqueue(self, request: QueuedRequest) -> None:
-        """Begins a request, or puts it into the queue. Raises as `submit`."""
+        """Begins a request, or puts it into the queue. Raises ApiError: 429 where the queue is full, 503 while the
+        server closes.
+        """
         if self.closed:
             raise closing()
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
