@@ -123,13 +123,13 @@ def sweep(folder: Path, name: str | None = None) -> None:
     written = "[^/]+" if name is None else re.escape(name)
     temporary = re.compile(rf"(\.{written}\.[0-9a-f]{{8}}\.tmp)(\.lock)?")
     with contextlib.suppress(OSError):  # a folder that cannot be listed, or a file system without locks: nothing goes
-        for found in {match[1] for one in os.listdir(folder) if (match := temporary.fullmatch(one))}:
-            lock = folder / (found + LOCK)
+        for leftover in {match[1] for entry in os.listdir(folder) if (match := temporary.fullmatch(entry))}:
+            lock = folder / (leftover + LOCK)
             if (handle := take(lock)) is not None:
-                delete(folder / found)
+                delete(folder / leftover)
                 release(handle, lock)
-        for one in os.listdir(folder) if name is None else ():
-            if set_aside := re.fullmatch(r"\.(.+)\.previous(\.lock)?", one):
+        for entry in os.listdir(folder) if name is None else ():
+            if set_aside := re.fullmatch(r"\.(.+)\.previous(\.lock)?", entry):
                 recover(folder / set_aside[1])
 
 

@@ -104,9 +104,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that `name` is most likely a misspelling of; None where none is close."""
     from difflib import get_close_matches
 
-    lower = {one.lower(): one for one in known}
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
-    return lower[found[0]] if found else None
+    lower = {candidate.lower(): candidate for candidate in known}
+    matches = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return lower[matches[0]] if matches else None
 
 
 def meant(name: str, known: Iterable[str]) -> str:

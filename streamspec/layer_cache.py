@@ -78,7 +78,7 @@ def layer_caches(
     rings = [window if window is not None and window_slots(window) < context else None for window in seen]
     kinds = [CONV if count else ATTENTION for count in taps]
     sizes = sizes or [(0, 0)] * len(windows)
-    caches = tuple(LayerCache(kind, ring, dtype, *own) for kind, ring, own in zip(kinds, rings, sizes, strict=True))
+    caches = tuple(LayerCache(kind, ring, dtype, *size) for kind, ring, size in zip(kinds, rings, sizes, strict=True))
     borrowed = {layer for layer, source in enumerate(sources) if source != layer}
     caches = tuple(LayerCache(SHARED, None, dtype) if i in borrowed else cache for i, cache in enumerate(caches))
     caches = tuple(LayerCache(NONE, None, dtype) if i in bare else cache for i, cache in enumerate(caches))
@@ -91,7 +91,7 @@ NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own", NONE
 def in_words(caches: Sequence[LayerCache]) -> str:
     """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
     counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
-    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {kept}" for kept, count in counts.items()), caches[0].dtype])
+    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
 
 
 def _kept(window: int | None) -> str:

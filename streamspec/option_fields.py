@@ -39,28 +39,28 @@ def flag(name: str) -> str:
 
 def plain_type(hint: Any) -> type:
     """The type of a field's value where it is not None; of a union, the first."""
-    kind: type = next((one for one in get_args(hint) if one is not NoneType), hint)
-    return kind
+    type_: type = next((member for member in get_args(hint) if member is not NoneType), hint)
+    return type_
 
 
 def converted(name: str, value: Any, hint: Any) -> Any:
     """`value` as the type `hint` of its field; YAML reads 1e-3 as text. Raises ConfigError where it cannot be that."""
     if value is None and NoneType in get_args(hint):
         return None
-    kind = plain_type(hint)
+    type_ = plain_type(hint)
     is_bool, number = isinstance(value, bool), None
-    if kind in (int, float) and not is_bool:
+    if type_ in (int, float) and not is_bool:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)
-    if kind is float and number is not None and math.isfinite(number):
+    if type_ is float and number is not None and math.isfinite(number):
         return number
-    if kind is int and number is not None and number.is_integer():
+    if type_ is int and number is not None and number.is_integer():
         return int(number)
-    if (kind is bool and is_bool) or (kind is str and isinstance(value, str)):
+    if (type_ is bool and is_bool) or (type_ is str and isinstance(value, str)):
         return value
-    if kind is Path and isinstance(value, (str, Path)):
+    if type_ is Path and isinstance(value, (str, Path)):
         return Path(value)
-    raise ConfigError(f"{name} = {value!r}", TYPES[kind], f"change {flag(name)}")
+    raise ConfigError(f"{name} = {value!r}", TYPES[type_], f"change {flag(name)}")
 
 
 def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:

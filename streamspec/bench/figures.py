@@ -70,7 +70,7 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
 
     Speed-ups are ratios of tokens per second, so that they also hold where a arm writes another number of tokens.
     """
-    every = [measure for one in passes for measure in one]
+    every = [measure for run in passes for measure in run]
     steps = sum(m.steps for m in every)
     calls = sum(m.steps + m.plain_steps + 1 for m in every)
     decode, graph = sum(m.decode for m in every), sum(m.graph for m in every)
@@ -78,8 +78,8 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
         name=name,
         tokens_per_step=sum(m.step_tokens for m in every) / steps if steps else 1.0,
         call_reduction=_ratio(sum(m.new_tokens for m in every), calls),
-        tokens_per_s=statistics.median(speed(one) for one in passes),
-        step_ms=statistics.median(_ratio(1000 * sum(m.decode for m in one), _steps(one)) for one in passes),
+        tokens_per_s=statistics.median(speed(run) for run in passes),
+        step_ms=statistics.median(_ratio(1000 * sum(m.decode for m in run), _steps(run)) for run in passes),
         host_share=max(0.0, 1 - _ratio(graph, decode)) if decode else 0.0,
         speedup=_speedup(passes, plain, speed),
         speedup_total=_speedup(passes, plain, speed_with_prefill),
@@ -91,28 +91,28 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
 def _sources(passes: Sequence[Pass]) -> dict[str, SourceCounts]:
     """Drafted and accepted tokens of each source in a pass, the mean of all passes, in whole tokens."""
     total = dict[str, SourceCounts]()
-    for name, counts in ((name, n) for one in passes for m in one for name, n in (m.sources or {}).items()):
+    for name, counts in ((name, n) for run in passes for m in run for name, n in (m.sources or {}).items()):
         before = total.get(name, SourceCounts())
         total[name] = SourceCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
     return {name: SourceCounts(*(round(n / len(passes)) for n in counts)) for name, counts in total.items()}
 
 
-def speed(one: Pass) -> float:
+def speed(run: Pass) -> float:
     """Tokens per second of the decode phase; an answer's first token belongs to its prefill."""
-    return _ratio(sum(m.new_tokens - 1 for m in one), sum(m.decode for m in one))
+    return _ratio(sum(m.new_tokens - 1 for m in run), sum(m.decode for m in run))
 
 
-def speed_with_prefill(one: Pass) -> float:
+def speed_with_prefill(run: Pass) -> float:
     """Tokens per second from prompt to last token."""
-    return _ratio(sum(m.new_tokens for m in one), sum(m.prefill + m.decode for m in one))
+    return _ratio(sum(m.new_tokens for m in run), sum(m.prefill + m.decode for m in run))
 
 
-def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], how: Callable[[Pass], float]) -> Spread:
-    return Spread.of([_ratio(how(a), how(b)) for a, b in zip(passes, plain, strict=True)])
+def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], speed_of: Callable[[Pass], float]) -> Spread:
+    return Spread.of([_ratio(speed_of(a), speed_of(b)) for a, b in zip(passes, plain, strict=True)])
 
 
-def _steps(one: Pass) -> int:
-    return sum(m.steps + m.plain_steps for m in one)
+def _steps(run: Pass) -> int:
+    return sum(m.steps + m.plain_steps for m in run)
 
 
 def _ratio(a: float, b: float) -> float:
@@ -186,7 +186,7 @@ class Report:
             }
         for name in ("rows", "others"):
             if getattr(self, name):
-                result[name] = [{k: v for k, v in asdict(one).items() if k != "sources"} for one in getattr(self, name)]
+                result[name] = [{k: v for k, v in asdict(arm).items() if k != "sources"} for arm in getattr(self, name)]
         if self.categories:
             result["categories"] = self.categories
         return rounded(result)

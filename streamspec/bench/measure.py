@@ -59,7 +59,7 @@ def bench(
     Returns a `Report`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    pruning = [one if isinstance(one, Pruning) else Pruning(min_probability=one) for one in prune]
+    pruning = [rule if isinstance(rule, Pruning) else Pruning(min_probability=rule) for rule in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
@@ -77,11 +77,11 @@ def bench(
     if prune:
         session.manifest.check_prunes()
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
-    forced += [Arm(_name(one), session, True, sampling, pruning=one) for one in pruning]
+    forced += [Arm(_name(rule), session, True, sampling, pruning=rule) for rule in pruning]
     others = [Arm(str(path), load(path, plain), False, sampling) for path in also]
-    own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
-    check_names([*own, *forced, *others])
-    record = run_passes([*own, *forced, *others], cases, repeats, max_new_tokens)
+    compared = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
+    check_names([*compared, *forced, *others])
+    record = run_passes([*compared, *forced, *others], cases, repeats, max_new_tokens)
     summary = Summary(record, compare_all(record), [arm.name for arm in forced], [arm.name for arm in others])
     report = summary.report(str(bundle))
     if save_outputs is not None:
@@ -91,8 +91,8 @@ def bench(
 
 
 def _name(pruning: Pruning) -> str:
-    least = pruning.min_probability
-    return f"chance {least:g}" if pruning.score == BOTH else f"{pruning.score} {least:g}"
+    probability = pruning.min_probability
+    return f"chance {probability:g}" if pruning.score == BOTH else f"{pruning.score} {probability:g}"
 
 
 def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_new_tokens: int) -> Recorder:
@@ -112,11 +112,11 @@ def check_rows(rows: Sequence[int], session: Session) -> None:
     if rows and session.manifest.trees is None and not session.policy.deepest:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     static, counts = session.manifest.static, getattr(session.runner, "row_counts", ())
-    most = static.rows if static else counts[-1] if counts else None
-    if most is not None and max(rows, default=0) > most:
+    max_rows = static.rows if static else counts[-1] if counts else None
+    if max_rows is not None and max(rows, default=0) > max_rows:
         raise ConfigError(
-            f"--rows {max(rows)} for a graph of {most} rows",
-            f"at most {most}",
+            f"--rows {max(rows)} for a graph of {max_rows} rows",
+            f"at most {max_rows}",
             "ask for fewer, or export it with more --rows",
         )
 

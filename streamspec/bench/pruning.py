@@ -41,10 +41,10 @@ def find_pruning(
         options=options,
         **load_options,
     )
-    return report, best(report.speculative.speedup, [one.speedup for one in report.rows])
+    return report, best(report.speculative.speedup, [arm.speedup for arm in report.rows])
 
 
 def best(without: Spread, tried: Sequence[Spread], pruning: Sequence[Pruning] = TRIED) -> Pruning:
     """Returns the pruning with the highest median speed-up over plain decoding, or none."""
-    found, chosen = max(zip(tried, pruning, strict=True), key=lambda pair: pair[0].median)
-    return chosen if found.low > without.median else Pruning()
+    speedup, chosen = max(zip(tried, pruning, strict=True), key=lambda pair: pair[0].median)
+    return chosen if speedup.low > without.median else Pruning()

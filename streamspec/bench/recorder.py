@@ -81,15 +81,15 @@ class Recorder:
         self.texts.append([*self.arms[0].session.encode(prompt), *plain.token_ids])
         self.speculation = speculative.speculation
         # Trees of other sizes write what the speculative side writes.
-        kept = [c.name for c in self.arms if c.name == SPECULATIVE or not c.speculate]
-        scores = {name: score(by_arm[name].text, references) for name in kept} if references else {}
+        scored = [c.name for c in self.arms if c.name == SPECULATIVE or not c.speculate]
+        scores = {name: score(by_arm[name].text, references) for name in scored} if references else {}
         for name in self.scores:
             self.scores[name] += [scores[name]] if scores else []
         measure = speculative.measure
         self.outputs.append(
             {
                 "prompt": prompt,
-                **{name: by_arm[name].text for name in kept},
+                **{name: by_arm[name].text for name in scored},
                 "token_ids": plain.token_ids,
                 "references": references,
                 "scores": scores,

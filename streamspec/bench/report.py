@@ -52,8 +52,8 @@ def describe(agreement: Agreement, tolerance: float | None) -> str:
     """Puts a comparison into one line."""
     margins = ", ".join(f"{m:.2g}" for m in agreement.margins) or "none asked for"
     limit = "not measured" if tolerance is None else f"{tolerance:.2g}"
-    what = "MISMATCH" if agreement.mismatches else f"{agreement.near_ties} near-tie(s)"
-    return f"{what}; margins: {margins}; largest that counts as a near-tie: {limit}"
+    verdict = "MISMATCH" if agreement.mismatches else f"{agreement.near_ties} near-tie(s)"
+    return f"{verdict}; margins: {margins}; largest that counts as a near-tie: {limit}"
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Summary:
         passes = self.record.passes[name]
         arm = next(arm for arm in self.record.arms if arm.name == name)
         policy = arm.session.policy
-        theory = predict([(m.drafts, m.plain_steps) for one in passes for m in one], policy.costs, policy.deepest)
+        theory = predict([(m.drafts, m.plain_steps) for run in passes for m in run], policy.costs, policy.deepest)
         if theory is not None and policy.window and policy.costs is not None:
             limit = arm.session.context_length
             theory = replace(theory, pays_from=pays_from(theory.alpha, policy.costs, policy.deepest, limit))
@@ -119,7 +119,7 @@ class Summary:
         if not self.others:
             return "", None
         passes = self.record.passes
-        fastest = max([PLAIN, *self.others], key=lambda name: statistics.median(speed(one) for one in passes[name]))
+        fastest = max([PLAIN, *self.others], key=lambda name: statistics.median(speed(run) for run in passes[name]))
         pairs = zip(passes[SPECULATIVE], passes[fastest], strict=True)
         return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
 
@@ -137,17 +137,17 @@ class Summary:
         for category, chosen in groups.items():
             if not chosen:
                 continue
-            mine = figures(category, _pick(passes[SPECULATIVE], chosen), _pick(passes[PLAIN], chosen))
+            speculative = figures(category, _pick(passes[SPECULATIVE], chosen), _pick(passes[PLAIN], chosen))
             result[category] = {
                 "prompts": len(chosen),
-                "tokens_per_step": mine.tokens_per_step,
-                "speedup": mine.speedup.median,
+                "tokens_per_step": speculative.tokens_per_step,
+                "speedup": speculative.speedup.median,
             }
         return result
 
 
 def _pick(passes: Sequence[Pass], chosen: Sequence[int]) -> list[Pass]:
-    return [[one[i] for i in chosen] for one in passes]
+    return [[run[i] for i in chosen] for run in passes]
 
 
 def peak_rss_mb() -> float:

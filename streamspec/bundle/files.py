@@ -53,10 +53,10 @@ def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes
     return data
 
 
-def _read(stream: BinaryIO, most: int) -> bytes:
-    """Reads `most` bytes, or as many as there are: `read(most)` alone takes memory for all of them first."""
+def _read(stream: BinaryIO, limit: int) -> bytes:
+    """Reads `limit` bytes, or as many as there are: `read(limit)` alone takes memory for all of them first."""
     out = bytearray()
-    while len(out) < most and (piece := stream.read(min(PIECE, most - len(out)))):
+    while len(out) < limit and (piece := stream.read(min(PIECE, limit - len(out)))):
         out += piece
     return bytes(out)
 

@@ -83,8 +83,8 @@ class DrafterInfo:
 
     def pruned_from(self, layers: int) -> int | None:
         """The first layer of `layers` that pruned rows do not enter; None without an early exit."""
-        own = layers - self.ns if self.exit_layer is None else self.exit_layer
-        return own if self.pruning else None
+        first = layers - self.ns if self.exit_layer is None else self.exit_layer
+        return first if self.pruning else None
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ def _version(raw: Fields) -> int:
 
 def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInfo | None) -> None:
     """Raises BundleError where method, streams and trees contradict each other."""
-    kind = METHODS[method]
-    if (kind is None) != (streams is None) or (streams is None) != (trees is None):
+    drafter = METHODS[method]
+    if (drafter is None) != (streams is None) or (streams is None) != (trees is None):
         found = f"streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}"
         raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", AGAIN)
     if streams is None:
@@ -269,18 +269,18 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
     levels, keys = list(streams.levels), list(streams.own_keys)
     if len(keys) != 2:
         raise BundleError(f"manifest.streams.own_keys {keys}", "heads and their width", AGAIN)
-    if bool(levels) != (kind == "draft layer"):
+    if bool(levels) != (drafter == "draft layer"):
         raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", AGAIN)
     if levels and (len(levels) != streams.gamma or levels[0] != 1):
         raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", AGAIN)
-    if bool(streams.layers) != (kind == "block"):
+    if bool(streams.layers) != (drafter == "block"):
         raise BundleError(f"method {method} with {streams.layers} layers of its own", "some for dflash alone", AGAIN)
-    if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
+    if (streams.ns == 0) != (drafter != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", AGAIN)
     if streams.exit_layer is not None and not streams.pruning:
         raise BundleError(f"exit_layer {streams.exit_layer} without pruning", "both or neither", AGAIN)
-    if streams.eager and (kind != "streams" or streams.root_token):
+    if streams.eager and (drafter != "streams" or streams.root_token):
         raise BundleError(f"method {method} with eager streams", "streams without the root token", AGAIN)
 
 

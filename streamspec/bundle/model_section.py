@@ -55,12 +55,12 @@ class ModelInfo:
 
     def without_skipped(self) -> ModelInfo:
         """Sizes of the short graph. A layer without its attention keeps nothing."""
-        kept = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
+        layers = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
         caches = self.caches or (LayerCache(),) * self.layers
         nothing = LayerCache(NONE, None, caches[0].dtype)
-        own = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in kept)
-        own = () if set(own) == {LayerCache()} else own
-        short = replace(self, layers=len(kept), caches=own, skipped_layers=(), embeddings=False)
+        remaining = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in layers)
+        remaining = () if set(remaining) == {LayerCache()} else remaining
+        short = replace(self, layers=len(layers), caches=remaining, skipped_layers=(), embeddings=False)
         return replace(short, skipped_attention=(), skipped_mlps=())
 
 

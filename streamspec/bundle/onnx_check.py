@@ -80,8 +80,8 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
                     "do not use this bundle",
                 )
         if name in manifest.files:
-            beside = manifest.files.get(data_of(name))
-            bound = check_graph(folder / name, beside.bytes if beside else 0)
+            weights = manifest.files.get(data_of(name))
+            bound = check_graph(folder / name, weights.bytes if weights else 0)
             if name in BOUNDED and manifest.static is None:
                 _check_bound(name, bound, manifest)
 
@@ -111,15 +111,17 @@ def digests(manifest: Manifest) -> dict[str, str]:
 def shortened(manifest: Manifest) -> Manifest:
     """What a manifest of the short graph alone would say. Raises ConfigError for a bundle without one."""
     if not manifest.model.skipped or manifest.static or COMPACT in manifest.files:
-        found = "draft 'self' for a bundle without a short graph for CPUs"
-        raise ConfigError(found, "one of export --self-draft", "export it so, or leave draft out")
+        problem = "draft 'self' for a bundle without a short graph for CPUs"
+        raise ConfigError(problem, "one of export --self-draft", "export it so, or leave draft out")
     return replace(manifest, model=manifest.model.without_skipped(), probe=None)
 
 
 def _said(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: _said(one) for name, one in value.items() if one is not None and one is not False and one != []}
+    return {
+        name: _said(entry) for name, entry in value.items() if entry is not None and entry is not False and entry != []
+    }
 
 
 def data_of(graph: str) -> str:
@@ -189,8 +191,8 @@ class _Reader:
             initializer = self.tensor(tensor)
             if nesting == MAX_NESTING and _number(initializer, 2) == INT64:
                 self.numbers.setdefault(self.bytes(initializer, 8), []).extend(_spans(initializer, 9))
-        for kind in (11, 12, 13):
-            for value in _spans(graph, kind):
+        for field in (11, 12, 13):
+            for value in _spans(graph, field):
                 self.value(value)
 
     def node(self, span: Span, nesting: int) -> None:
@@ -226,7 +228,7 @@ class _Reader:
             return tensor
         listed = [field for field in ONE_BY_ONE if field in tensor]
         here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
-            len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor
+            len(tensor[field]) * BITS[type_] // 8 for field, type_ in ONE_BY_ONE.items() if field in tensor
         )
         if (
             here != expected
@@ -258,8 +260,8 @@ class _Reader:
 
     def value(self, span: Span) -> None:
         value = self.message(span, VALUE_FIELDS, "a value")
-        for kind in _spans(value, 2):
-            for tensor in _spans(self.message(kind, TYPE_FIELDS, "a value's type"), 1):
+        for type_ in _spans(value, 2):
+            for tensor in _spans(self.message(type_, TYPE_FIELDS, "a value's type"), 1):
                 tensor_type = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
                 if _number(tensor_type, 1) not in BITS:
                     raise _MalformedGraph(f"a value of type {_number(tensor_type, 1)}")

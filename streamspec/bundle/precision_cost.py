@@ -25,12 +25,12 @@ CLUELESS = 0.25  # of the vocabulary: a perplexity beyond it is that of a model 
 
 def costs(manifest: Manifest) -> dict[str, str]:
     """One sentence for each text that the bundle was measured on; empty for old bundles and for fp32."""
-    said = {}
+    sentences = {}
     for key, text in MEASURED.items():
-        found = manifest.parity.get(key)
-        if isinstance(found, dict) and all(_positive(found.get(name)) for name in ("pytorch", "bundle")):
-            said[key] = cost(manifest.rounding, found, text, manifest.model.vocab_size)
-    return said
+        perplexities = manifest.parity.get(key)
+        if isinstance(perplexities, dict) and all(_positive(perplexities.get(name)) for name in ("pytorch", "bundle")):
+            sentences[key] = cost(manifest.rounding, perplexities, text, manifest.model.vocab_size)
+    return sentences
 
 
 def cost(rounding: str, found: dict[str, Any], text: str, vocab: int) -> str:
@@ -46,7 +46,7 @@ def cost(rounding: str, found: dict[str, Any], text: str, vocab: int) -> str:
     )
     if reference > CLUELESS * vocab:
         return f"{start}: the base cannot predict this text, so it says nothing of quality"
-    grade = next(name for most, name in GRADES if not rise > most)
+    grade = next(name for limit, name in GRADES if not rise > limit)
     finer = FINER.get(rounding.split(" ")[0])
     return f"{start}: {grade}" + (f"; finer: --precision {finer}" if rise > VISIBLE and finer else "")
 

@@ -83,9 +83,9 @@ def decode(data: bytes, info: StoreInfo, vocab_size: int) -> tuple[np.ndarray, n
     another size, tokens beyond the vocabulary, positions that are none or twice there, another order."""
     if len(data) != info.bytes(vocab_size):
         raise BundleError(f"{STORE} has {len(data)} bytes", f"{info.bytes(vocab_size)} for {info.tokens} tokens", FIX)
-    kind = token_type(vocab_size)
-    tokens = np.frombuffer(data, kind, info.tokens)
-    order = np.frombuffer(data, "<u4", info.tokens, info.tokens * kind.itemsize)
+    dtype = token_type(vocab_size)
+    tokens = np.frombuffer(data, dtype, info.tokens)
+    order = np.frombuffer(data, "<u4", info.tokens, info.tokens * dtype.itemsize)
     if tokens.max() >= vocab_size:
         raise BundleError(f"{STORE} has token {tokens.max()}", f"tokens 0..{vocab_size - 1}", FIX)
     if order.max() >= info.tokens or np.bincount(order, minlength=info.tokens).max() > 1:
@@ -100,10 +100,10 @@ def _ordered(tokens: np.ndarray, order: np.ndarray) -> bool:
     padded = np.concatenate([tokens.astype(np.int64), np.full(DEPTH, -1)])
     first, second = order[:-1].astype(np.int64), order[1:].astype(np.int64)
     for depth in range(DEPTH):
-        one, other = padded[first + depth], padded[second + depth]
-        if (one > other).any():
+        token, next_token = padded[first + depth], padded[second + depth]
+        if (token > next_token).any():
             return False
-        equal = one == other
+        equal = token == next_token
         first, second = first[equal], second[equal]
         if not len(first):
             break

@@ -173,7 +173,7 @@ def names(bundle: Path) -> list[str]:
     """Lists the adapters in a bundle's own folder, sorted by name."""
     try:
         return sorted(
-            one.name for one in (bundle / ADAPTERS).iterdir() if plain_name(one.name) and (one / ADAPTER).is_file()
+            path.name for path in (bundle / ADAPTERS).iterdir() if plain_name(path.name) and (path / ADAPTER).is_file()
         )
     except OSError:
         return []

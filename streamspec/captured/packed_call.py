@@ -140,8 +140,8 @@ class ResultPart(NamedTuple):
 
 def result_parts(rows: int, features: GraphFeatures) -> list[ResultPart]:
     """What a result holds, in its order: what a static graph of so many rows gives beside its logits and cache."""
-    given = outputs(STATIC, replace(features, rows=rows))
-    named = [row for row in given if row.name != RAW_LOGITS and not is_cache(row.name)]
+    static_outputs = outputs(STATIC, replace(features, rows=rows))
+    named = [row for row in static_outputs if row.name != RAW_LOGITS and not is_cache(row.name)]
     return [ResultPart(row.name, row.filled(0).shape, row.dtype) for row in named]
 
 

@@ -39,8 +39,8 @@ def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | N
     parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", label)[:60]
-    kept = cache_dir() / "chat"
-    target = next(kept.glob(f"*-{key}"), kept / f"{readable}-{precision}-{key}")  # the name may be another one
+    folder = cache_dir() / "chat"
+    target = next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")  # the name may be another one
     try:
         verify_files(target, hashes=False)  # loading it checks the hashes
         return target

@@ -103,7 +103,7 @@ def run_command(chat: TerminalChat, line: str) -> None:
     command = COMMANDS.get(name)
     if command is None:
         fix = f"see /help, or begin a message with //{meant(name, COMMANDS)}"
-        raise ConfigError(f"no command /{name}", ", ".join(f"/{one}" for one in COMMANDS), fix)
+        raise ConfigError(f"no command /{name}", ", ".join(f"/{known}" for known in COMMANDS), fix)
     if argument.strip() and not command.argument:
         raise ConfigError(f"/{name} {argument.strip()}", f"/{name} alone", "leave the rest out")
     command.run(chat, argument.strip())
@@ -121,5 +121,5 @@ def complete(chat: TerminalChat, start: str) -> list[str]:
         return []
     name, space, word = start.partition(" ")
     if not space:
-        return [f"/{one}" for one in COMMANDS if f"/{one}".startswith(name)]
-    return [one for one in chat.session.adapters if name == "/adapter" and one.startswith(word)]
+        return [f"/{choice}" for choice in COMMANDS if f"/{choice}".startswith(name)]
+    return [choice for choice in chat.session.adapters if name == "/adapter" and choice.startswith(word)]

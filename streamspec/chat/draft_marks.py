@@ -14,14 +14,14 @@ MARKS = {"colour": ("\x1b[1;32m", "\x1b[0m"), "brackets": ("[", "]"), "none": ("
 AUTO = "auto"
 
 
-def choose_marks(wanted: str, terminal: bool) -> tuple[str, str]:
+def choose_marks(name: str, terminal: bool) -> tuple[str, str]:
     """What begins and ends a drafted piece. `auto`: colour on a terminal that has it, brackets on others, nothing in a
     pipe. Raises ConfigError for an unknown name.
     """
-    if wanted != AUTO and wanted not in MARKS:
-        raise ConfigError(f"marks {wanted!r}", f"{AUTO}, {', '.join(MARKS)}", "choose one of them")
-    if wanted != AUTO:
-        return MARKS[wanted]
+    if name != AUTO and name not in MARKS:
+        raise ConfigError(f"marks {name!r}", f"{AUTO}, {', '.join(MARKS)}", "choose one of them")
+    if name != AUTO:
+        return MARKS[name]
     return MARKS["none"] if not terminal else MARKS["colour" if has_colour() else "brackets"]
 
 

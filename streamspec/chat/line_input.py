@@ -42,8 +42,8 @@ def edit_lines(complete: Callable[[str], list[str]]) -> bool:
         return False
 
     def completer(start: str, number: int) -> str | None:
-        found = complete(readline.get_line_buffer()[: readline.get_endidx()])
-        return found[number] if number < len(found) else None
+        completions = complete(readline.get_line_buffer()[: readline.get_endidx()])
+        return completions[number] if number < len(completions) else None
 
     readline.set_completer(completer)
     readline.set_completer_delims(" ")

@@ -131,9 +131,9 @@ def show(report: Report) -> None:
     if report.speculative.sources:
         shares = (f"{name} {n.accepted} of {n.drafted}" for name, n in report.speculative.sources.items())
         print(f"drafts accepted in a pass: {', '.join(shares)}")
-    for one in (report.speculative, *report.rows):
-        if one.theory is not None:
-            print(_theory(one.name, one.theory, one.speedup.median))
+    for arm in (report.speculative, *report.rows):
+        if arm.theory is not None:
+            print(_theory(arm.name, arm.theory, arm.speedup.median))
     for category, figures in report.categories.items():
         print(
             f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "
@@ -154,16 +154,16 @@ def speeds(report: Report) -> Table:
         table.add_column(
             title, justify="left" if not title else "right", no_wrap=bool(title), min_width=11 if not title else None
         )
-    for one in (report.plain, report.speculative, *report.rows, *report.others):
+    for arm in (report.plain, report.speculative, *report.rows, *report.others):
         table.add_row(
-            one.name,
-            f"{one.tokens_per_step:.2f}",
-            f"{one.call_reduction:.2f}",
-            f"{one.step_ms:.2f}",
-            f"{one.tokens_per_s:.1f}",
-            _spread(one.speedup),
-            _spread(one.speedup_total),
-            str(one.mismatches),
+            arm.name,
+            f"{arm.tokens_per_step:.2f}",
+            f"{arm.call_reduction:.2f}",
+            f"{arm.step_ms:.2f}",
+            f"{arm.tokens_per_s:.1f}",
+            _spread(arm.speedup),
+            _spread(arm.speedup_total),
+            str(arm.mismatches),
         )
     return table
 

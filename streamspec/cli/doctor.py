@@ -50,19 +50,23 @@ def command(
         show(about(machine), ("", ""), "machine")
         show(
             [
-                (one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"]))
-                for one in providers
+                (
+                    provider["name"],
+                    "usable" if provider["usable"] else provider["why_not"],
+                    ", ".join(provider["flavours"]),
+                )
+                for provider in providers
             ],
             ("provider", "here", "bundles"),
             "providers",
         )
         if tried is not None:
             show(
-                [outcome(one) for one in tried],
+                [outcome(report) for report in tried],
                 ("provider", "computes", "plain step", "small nodes on the CPU"),
                 str(bundle),
             )
-    if tried is not None and not any(one["right"] for one in tried):
+    if tried is not None and not any(report["right"] for report in tried):
         raise SystemExit(1)
 
 
@@ -105,13 +109,13 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def outcome(one: dict[str, Any]) -> tuple[str, str, str, str]:
+def outcome(report: dict[str, Any]) -> tuple[str, str, str, str]:
     """One row of the table of providers: how it computes the bundle, and how fast."""
-    if not one["right"]:
-        return one["name"], one["verdict"], "", ""
-    why_not = one["why_not_captured"]
-    graph = ", captured" if one["captured"] else f", not captured: {why_not}" if why_not else ""
-    return one["name"], f"rightly{graph}", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])
+    if not report["right"]:
+        return report["name"], report["verdict"], "", ""
+    why_not = report["why_not_captured"]
+    graph = ", captured" if report["captured"] else f", not captured: {why_not}" if why_not else ""
+    return report["name"], f"rightly{graph}", f"{report['plain_ms']:.2f} ms", str(report["on_cpu"])
 
 
 def show(rows: Rows, headings: Sequence[str], title: str) -> None:

@@ -198,7 +198,7 @@ def score_answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, 
         ngram=False,
         recycling=False,
     )
-    found: dict[str, float] = {"prompts": report.prompts, "scored": report.quality.get("scored", 0)}
+    figures: dict[str, float] = {"prompts": report.prompts, "scored": report.quality.get("scored", 0)}
     if tree_rows:
-        found["tokens_per_step"] = report.speculative.tokens_per_step
-    return found | {name: float(value) for name, value in report.quality.get("plain", {}).items()}
+        figures["tokens_per_step"] = report.speculative.tokens_per_step
+    return figures | {name: float(value) for name, value in report.quality.get("plain", {}).items()}

@@ -59,8 +59,8 @@ def command(
     print()
     if stats and last is not None and last.stats is not None:
         costs = session.policy.costs
-        known = "" if costs is None else f"; step costs: {costs.describe()}"
-        print(f"{last.stats}; provider: {session.provider}{known}", file=sys.stderr)
+        cost_text = "" if costs is None else f"; step costs: {costs.describe()}"
+        print(f"{last.stats}; provider: {session.provider}{cost_text}", file=sys.stderr)
 
 
 def given_prompt(positional: str | None, flag: str | None) -> str:
@@ -83,8 +83,8 @@ def given_prompt(positional: str | None, flag: str | None) -> str:
 
 
 def _grammar(json_schema: Path | None, regex: str | None, choice: list[str] | None) -> Grammar | None:
-    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None}
-    named = [name for name, value in given.items() if value is not None]
+    flags = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None}
+    named = [name for name, value in flags.items() if value is not None]
     if len(named) > 1:
         raise ConfigError(" and ".join(named), "one of them", "leave the others out")
     if not named:

@@ -30,16 +30,16 @@ class PanelledCommand(TyperCommand):
         drawn = copy(self)
         drawn.params = [copy(parameter) for parameter in self.params]
         shown: list[Any] = drawn.params
-        for one in shown:
-            text = one.help or ""
+        for parameter in shown:
+            text = parameter.help or ""
             if OFF in text:
-                one.secondary_opts = []  # --no-... of what is off
-            one.help = text.replace("[", r"\[")  # markup to rich
+                parameter.secondary_opts = []  # --no-... of what is off
+            parameter.help = text.replace("[", r"\[")  # markup to rich
         rich_utils.rich_format_help(obj=drawn, ctx=ctx, markup_mode="rich")
 
 
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_all(ctx: typer.Context, requested: bool) -> None:
+    if requested:
         for parameter in ctx.command.params:
             parameter.hidden = False  # type: ignore[attr-defined]
         typer.echo(ctx.get_help(), nl=False)

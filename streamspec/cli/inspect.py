@@ -156,11 +156,11 @@ def _adapter(path: Path) -> Rows:
     form, base = adapter.prompt_format, f"{adapter.base_id or 'not named'} (a LoRA of PEFT: compared by name)"
     if adapter.base_sha256 is not None:
         base = f"{adapter.base_id} ({adapter.model_type}, weights {adapter.base_sha256[:12]})"
-    own = "the chat template in the folder" if chat_template(path) else "the base's chat template, else raw"
+    template = "the chat template in the folder" if chat_template(path) else "the base's chat template, else raw"
     rows: Rows = [
         ("base", base),
         ("method", " / ".join(x for x in (adapter.method, adapter.recipe) if x)),
-        ("prompt format", own if form is None else _format(form.kind, form.separator)),
+        ("prompt format", template if form is None else _format(form.kind, form.separator)),
     ]
     if adapter.streams is not None:
         try:

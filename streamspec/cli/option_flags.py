@@ -51,13 +51,13 @@ class Flags:
 
         `default`: an instance whose values stand for absent flags; None: those of the dataclass do.
         """
-        known = {each.name: each for each in fields(options) if each.init}
+        by_name = {each.name: each for each in fields(options) if each.init}
         hints = get_type_hints(options)
         made = {}
-        for name in self.only or dict.fromkeys((*self.first, *known)):
-            if name not in self.without and known[name].metadata.get("flag", "") is not None:
-                value = known[name].default if default is None else getattr(default, name)
-                made[name] = _flag_of(known[name], hints[name], value, self.readers.get(name))
+        for name in self.only or dict.fromkeys((*self.first, *by_name)):
+            if name not in self.without and by_name[name].metadata.get("flag", "") is not None:
+                value = by_name[name].default if default is None else getattr(default, name)
+                made[name] = _flag_of(by_name[name], hints[name], value, self.readers.get(name))
         return made
 
     def filled(self, options: type, default: Any, values: dict[str, Any]) -> Any:

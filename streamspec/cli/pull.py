@@ -40,15 +40,17 @@ def list_command(as_json: AsJson = False) -> None:
     """List the installed bundles."""
     from streamspec.library.installed import installed, library_dir
 
-    found = installed()
+    bundles = installed()
     if as_json:
-        print(json.dumps({"bundles": [asdict(one) | {"path": str(one.path)} for one in found]}))
-    elif not found:
+        print(json.dumps({"bundles": [asdict(bundle) | {"path": str(bundle.path)} for bundle in bundles]}))
+    elif not bundles:
         print(f"no bundles in {library_dir()}; streamspec pull installs one")
-    width = max((len(one.name) for one in found), default=0)
-    for one in found if not as_json else ():
-        facts = f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}"
-        print(f"{one.name:<{width}}  {one.bytes / 1e6:8.1f} MB  {facts}")
+    width = max((len(bundle.name) for bundle in bundles), default=0)
+    for bundle in bundles if not as_json else ():
+        facts = (
+            f"damaged: {bundle.problem}" if bundle.problem else f"{bundle.base}, {bundle.method}, {bundle.precision}"
+        )
+        print(f"{bundle.name:<{width}}  {bundle.bytes / 1e6:8.1f} MB  {facts}")
 
 
 def remove_command(

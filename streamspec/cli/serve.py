@@ -78,14 +78,14 @@ def command(
     if log:
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
-    given = token or (None if token_file else os.environ.get(TOKEN))
+    client_token = token or (None if token_file else os.environ.get(TOKEN))
     if batch is None:
         batch = min(sessions + bool(also), MOST_BATCH)  # of several bundles one more is open
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
-        known = given is not None or token_file is not None
-        shown = f"; token in {token_file}" if token_file else "" if given else f"; token: {server.token}"
+        known = client_token is not None or token_file is not None
+        shown = f"; token in {token_file}" if token_file else "" if client_token else f"; token: {server.token}"
         page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
@@ -93,7 +93,7 @@ def command(
         bundle,
         replace(loading, batch=batch),
         port=port,
-        token=given,
+        token=client_token,
         token_file=token_file,
         allow_origins=allow_origin or (),
         name=name,

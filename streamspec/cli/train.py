@@ -145,9 +145,9 @@ def summary(result: dict[str, Any], config: TrainConfig) -> str:
         ]
     if "branches_agree" in result:
         figures += [f"contrast and mixture agree {result['branches_agree']:.2f}"]
-    said = "".join(f"{line}\n" for line in result.get("verdict", ()))
+    verdict = "".join(f"{line}\n" for line in result.get("verdict", ()))
     return (
-        f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(figures)}\n{said}"
+        f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(figures)}\n{verdict}"
         f"next: streamspec export --base {config.base} --adapter {config.out} --out BUNDLE"
     )
 

@@ -85,7 +85,7 @@ def command(
         result["prune"] = {
             "least": probability,
             "score": pruning.score,
-            "tried": [asdict(one) for one in report.rows],
+            "tried": [asdict(arm) for arm in report.rows],
             "prompts": report.prompts,
             "repeats": report.repeats,
         }

@@ -80,13 +80,13 @@ def sample_examples(
     data: Sequence[str | Path] | str | Path, columns: Mapping[str, str] | None = None, count: int = 200
 ) -> list[Example]:
     """The first `count` rows of each file or dataset. Raises DataError for one that has none."""
-    found = []
+    examples = []
     for source in sources(data):
         some = list(islice(_examples(source, columns), count))
         if not some:
             raise DataError(f"{source.name} holds no rows", "JSON lines, one object a line", "check the file")
-        found += some
-    return found
+        examples += some
+    return examples
 
 
 def _examples(source: DataSource, columns: Mapping[str, str] | None) -> Iterator[Example]:
@@ -119,7 +119,7 @@ def _example(row: Row, where: str) -> Example:
     if not isinstance(references, list) or not all(isinstance(r, str) for r in references):
         raise DataError(f"{where}: references are no list of strings", "a list of accepted answers", MEND)
     for shape in SHAPES:
-        if all(isinstance(row.get(name), kind) for name, kind in shape.needs.items()):
+        if all(isinstance(row.get(name), type_) for name, type_ in shape.needs.items()):
             example = shape.read(row, where)
             extra = {name: row[name] for name in ("category", "question_id") if name in row}
             return replace(example, references=references, extra=extra | example.extra)
@@ -163,8 +163,8 @@ def _messages(row: Row, where: str) -> Example:
 
 
 def _sharegpt(row: Row, where: str) -> Example:
-    said = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-    return _conversation(said + spoken(row["conversations"], where), row, where)
+    opening = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return _conversation(opening + spoken(row["conversations"], where), row, where)
 
 
 def _strings(row: Row, where: str) -> Example:
@@ -180,16 +180,16 @@ def _message_lists(row: Row, where: str) -> Example:
 
 
 def _alpaca(row: Row, where: str) -> Example:
-    said = [written("system", row["system"])] if row.get("system") else []
+    messages = [written("system", row["system"])] if row.get("system") else []
     for pair in row.get("history") or []:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise DataError(f"{where}: history is no list of pairs", "[[instruction, output], ...]", MEND)
-        said += [written("user", pair[0]), written("assistant", pair[1])]
+        messages += [written("user", pair[0]), written("assistant", pair[1])]
     parts = [part for part in (row["instruction"], row.get("input")) if part]
     if not all(isinstance(part, str) for part in parts):
         raise DataError(f"{where}: an input that is no text", "text", MEND)
-    said.append(written("user", "\n\n".join(parts)))
-    return Example("message_lists", said, [written("assistant", row["output"])])
+    messages.append(written("user", "\n\n".join(parts)))
+    return Example("message_lists", messages, [written("assistant", row["output"])])
 
 
 SHAPES = (  # a row has the first shape whose columns it has

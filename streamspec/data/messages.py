@@ -51,14 +51,14 @@ def _is_message(message: Any) -> bool:
 
 
 def _message(message: Message, where: str) -> Message:
-    kept = {name: value for name, value in message.items() if value is not None and value != []}
-    calls = kept.get("tool_calls")
+    fields = {name: value for name, value in message.items() if value is not None and value != []}
+    calls = fields.get("tool_calls")
     if calls is not None:
         _check_calls(calls, where)
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_part(part, where) for part in content)
-    return kept | {"content": content if calls is not None else content or ""}
+    return fields | {"content": content if calls is not None else content or ""}
 
 
 def _part(part: Any, where: str) -> str:
@@ -69,7 +69,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _check_calls(calls: Any, where: str) -> None:
-    good = isinstance(calls, list) and all(isinstance(one, dict) and called(one) for one in calls)
+    good = isinstance(calls, list) and all(isinstance(call, dict) and called(call) for call in calls)
     if not good:
         raise DataError(
             f"{where}: tool_calls without a name", '[{"function": {"name": ..., "arguments": {...}}}]', MEND

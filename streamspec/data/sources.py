@@ -42,21 +42,21 @@ def sources(data: Sequence[str | Path] | str | Path) -> list[DataSource]:
 
 def fingerprints(data: Sequence[str | Path] | str | Path) -> dict[str, str]:
     """Sha256 of all that `data` names, hexadecimal, by the last part of each name."""
-    found: dict[str, str] = {}
+    digests_by_name: dict[str, str] = {}
     for source in sources(data):
         try:
             digests = [sha256_file(file) for file in source.files()]
         except OSError as error:
             raise DataError(f"{source.name}: {error.strerror}", "a readable file", "check the path") from None
         joined = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-        found[_unused(Path(source.name).name, found)] = joined
-    return found
+        digests_by_name[_unused(Path(source.name).name, digests_by_name)] = joined
+    return digests_by_name
 
 
 def _unused(name: str, used: Mapping[str, str]) -> str:
     """`name`, with a number where another folder has a file called so."""
     names = chain([name], (f"{name} ({number})" for number in count(2)))
-    return next(one for one in names if one not in used)
+    return next(candidate for candidate in names if candidate not in used)
 
 
 def count_rows(data: Sequence[str | Path] | str | Path) -> int:
@@ -84,7 +84,7 @@ def _named(name: str) -> list[DataSource]:
 
 
 def _saved(folder: Path, split: str | None) -> DataSource:
-    if not any((folder / one).is_file() or (folder / (split or "") / one).is_file() for one in SAVED):
+    if not any((folder / file).is_file() or (folder / (split or "") / file).is_file() for file in SAVED):
         raise DataError(
             f"{folder} is a folder without {' or '.join(SAVED)}",
             "a file, or what datasets.save_to_disk wrote",
@@ -105,7 +105,7 @@ def _dataset(name: str, opened: Callable[[], Any]) -> DataSource:
     once = lru_cache(maxsize=1)(opened)
 
     def files() -> list[Path]:
-        return [Path(one["filename"]) for one in once().cache_files]
+        return [Path(cached["filename"]) for cached in once().cache_files]
 
     return DataSource(name, lambda: tables.dataset_rows(once(), name), lambda: len(once()), files)
 

@@ -59,17 +59,17 @@ def saved_dataset(folder: Path, split: str | None) -> Any:
     """A dataset that `save_to_disk` wrote; of one with splits, `split` or "train"."""
     datasets = library("datasets", str(folder))
     try:
-        found = datasets.load_from_disk(str(folder))
+        dataset = datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever its readers raise
         raise DataError(f"{folder}: {error}", "a folder that datasets.save_to_disk wrote", "write it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(dataset, dict):
         if split is not None:
             raise DataError(f"{folder}: one dataset without splits", "its folder alone", f"drop :{split}")
-        return found
-    wanted = split or "train"
-    if wanted not in found:
-        raise DataError(f"{folder} has no split {wanted}", " or ".join(found), f"give {folder}:{next(iter(found))}")
-    return found[wanted]
+        return dataset
+    name = split or "train"
+    if name not in dataset:
+        raise DataError(f"{folder} has no split {name}", " or ".join(dataset), f"give {folder}:{next(iter(dataset))}")
+    return dataset[name]
 
 
 def hub_dataset(name: str, configuration: str | None, split: str | None) -> Any:
@@ -98,4 +98,4 @@ def without_nulls(value: Any) -> Any:
     """`value` without the keys that Arrow adds to objects with fewer fields than others; a null content stays."""
     if isinstance(value, dict):
         return {k: without_nulls(v) for k, v in value.items() if v is not None or k == "content"}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -183,12 +183,12 @@ def _table(plain: Figures, speculative: Figures, prompts: int) -> Table:
     table = Table(title=f"{prompts} prompts, each answered once by either", title_justify="left")
     for title in ("", "tokens/step", "step ms", "tokens/s", "speed-up"):
         table.add_column(title, justify="left" if not title else "right")
-    for one in (plain, speculative):
+    for arm in (plain, speculative):
         row = (
-            f"{one.tokens_per_step:.2f}",
-            f"{one.step_ms:.1f}",
-            f"{one.tokens_per_s:.1f}",
-            f"{one.speedup.median:.2f}x",
+            f"{arm.tokens_per_step:.2f}",
+            f"{arm.step_ms:.1f}",
+            f"{arm.tokens_per_s:.1f}",
+            f"{arm.speedup.median:.2f}x",
         )
-        table.add_row(one.name, *row)
+        table.add_row(arm.name, *row)
     return table

@@ -47,10 +47,10 @@ def check_address(url: str, plain: bool = True) -> None:
     try:
         parts = urlsplit(url)
         local = plain and parts.scheme == "http" and parts.hostname in LOOPBACK
-        known = (local or (parts.scheme == "https" and parts.hostname)) and parts.username is None
+        valid = (local or (parts.scheme == "https" and parts.hostname)) and parts.username is None
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise ConfigError(f"the address {shown(url)}", "https://host/path without a user", "use such an address")
 
 
@@ -131,10 +131,10 @@ def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
 def _span(answer: Any, have: int) -> tuple[int, int]:
     """Where the answer's bytes begin in the file, and how many the whole file has."""
     if answer.status == 206:
-        found = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", answer.headers.get("Content-Range", ""))
-        if found is None or int(found[1]) != have:
+        content_range = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", answer.headers.get("Content-Range", ""))
+        if content_range is None or int(content_range[1]) != have:
             raise http.client.HTTPException("a part that was not asked for")
-        return have, int(found[2])
+        return have, int(content_range[2])
     if not re.fullmatch(r"\d{1,15}", length := answer.headers.get("Content-Length", "")):
         raise http.client.HTTPException("a server that does not say how long the file is")
     return 0, int(length)

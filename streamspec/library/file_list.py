@@ -56,8 +56,8 @@ def from_json(data: bytes, where: str) -> FileList:
         raise BundleError(f"a packed bundle of format {raw.raw('format')}", f"format {FORMAT}", "update streamspec")
     files: FileList = {}
     for name, value in raw.items("files", MOST_FILES):
-        found = ADAPTER_FILE.fullmatch(name)
-        if not plain_name(found[1] if found else name):
+        adapter_file = ADAPTER_FILE.fullmatch(name)
+        if not plain_name(adapter_file[1] if adapter_file else name):
             raise BundleError(f"a file named {name[:100]!r}", "names of a bundle's own files", "do not use this bundle")
         info = Fields(value, f"{where}.files[{name}]", BundleError, AGAIN)
         files[name] = FileInfo(info.digest("sha256"), info.integer("bytes", 0, MAX_BYTES))

@@ -24,9 +24,9 @@ def fetch_repository(source: str, work: Path) -> Path:
     """
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    found = REPOSITORY.fullmatch(source)
-    assert found is not None
-    repo, revision = found["repo"], found["revision"]
+    parsed = REPOSITORY.fullmatch(source)
+    assert parsed is not None
+    repo, revision = parsed["repo"], parsed["revision"]
 
     def get(name: str, most: int) -> None:
         size = _asked(source, lambda: get_hf_file_metadata(hf_hub_url(repo, name, revision=revision)).size)

@@ -51,8 +51,8 @@ class SourceKind:
 
 def _local_file(source: str, sha256: str | None, work: Path) -> Path:
     path = Path(source)
-    if sha256 is not None and (found := sha256_file(path)) != sha256.lower():
-        raise BundleError(f"{path} has sha256 {found}", sha256.lower(), "check file and checksum")
+    if sha256 is not None and (digest := sha256_file(path)) != sha256.lower():
+        raise BundleError(f"{path} has sha256 {digest}", sha256.lower(), "check file and checksum")
     return path
 
 
@@ -86,11 +86,11 @@ def pull(
     call. Raises BundleError for a bundle that is damaged or hostile or cannot be fetched, ConfigError for a source, a
     name or a checksum that is none, ResourceError where the disk is too small or another process fetches the same.
     """
-    kind = next((one for one in SOURCES if one.fits(source)), None)
-    if kind is None:
-        raise ConfigError(f"nothing at {source}", " or ".join(one.words for one in SOURCES), "check the source")
-    if sha256 is not None and not (kind.one_file and re.fullmatch(r"[0-9a-fA-F]{64}", sha256)):
-        raise ConfigError(f"--sha256 {sha256} for {kind.words}", "64 hex digits, for one file", "leave it out")
+    source_type = next((known for known in SOURCES if known.fits(source)), None)
+    if source_type is None:
+        raise ConfigError(f"nothing at {source}", " or ".join(known.words for known in SOURCES), "check the source")
+    if sha256 is not None and not (source_type.one_file and re.fullmatch(r"[0-9a-fA-F]{64}", sha256)):
+        raise ConfigError(f"--sha256 {sha256} for {source_type.words}", "64 hex digits, for one file", "leave it out")
     named = name or name_of(source)
     if out is None and not plain_name(named):
         raise ConfigError(f"the name {named!r}", "letters, digits, dots and dashes", "give --name")
@@ -99,17 +99,17 @@ def pull(
         sweep(target.parent)
     if (target / MANIFEST).exists() and not force:
         raise BundleError(f"{target} already holds a bundle", "a new name", "choose another --name, or pass --force")
-    with _workplace(source) if kind.remote else nullcontext(Path()) as work:
-        fetched = kind.fetch(source, sha256, work)
+    with _workplace(source) if source_type.remote else nullcontext(Path()) as work:
+        fetched = source_type.fetch(source, sha256, work)
         try:
             with bundle_folder(target, force) as staging:
                 files = copy(fetched, staging) if fetched.is_dir() else archive.unpack(fetched, staging)
                 check_arrived(staging, files)
         except (BundleError, AdapterError):  # fetching the same again would not help
-            if kind.remote:
+            if source_type.remote:
                 delete(work)
             raise
-        if kind.remote:
+        if source_type.remote:
             delete(work)
     return target
 
@@ -122,9 +122,9 @@ def _workplace(source: str) -> Iterator[Path]:
     folder = cache_dir() / "pull"
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(source.encode()).hexdigest()[:24]
-    for old in {one.stem for one in folder.iterdir() if one.stem != name}:
+    for old in {entry.stem for entry in folder.iterdir() if entry.stem != name}:
         with suppress(OSError), _alone(folder / old) as alone:
-            newest = max((one.lstat().st_mtime for one in (folder / old).rglob("*")), default=0.0)
+            newest = max((entry.lstat().st_mtime for entry in (folder / old).rglob("*")), default=0.0)
             if alone and time.time() - newest > KEPT:
                 delete(folder / old)
     with _alone(folder / name) as alone:

@@ -31,8 +31,8 @@ class InstalledBundle:
 
 def library_dir() -> Path:
     """The folder `STREAMSPEC_BUNDLES`, else one in the user's data. Raises ConfigError where the user has none."""
-    given = os.environ.get(VARIABLE)
-    folder = Path(given or user_data_dir("streamspec")) / ("" if given else "bundles")
+    configured = os.environ.get(VARIABLE)
+    folder = Path(configured or user_data_dir("streamspec")) / ("" if configured else "bundles")
     if str(folder).startswith("~"):
         raise ConfigError("a user without a home folder", f"a folder in {VARIABLE}", "set it, or give --out")
     return folder
@@ -42,8 +42,8 @@ def installed() -> list[InstalledBundle]:
     """What is installed, by name. Hashes are not checked: loading does."""
     folder = library_dir()
     sweep(folder)
-    found = sorted(one for one in folder.iterdir() if plain_name(one.name)) if folder.is_dir() else []
-    return [_described(one) for one in found if (one / MANIFEST).is_file()]
+    folders = sorted(path for path in folder.iterdir() if plain_name(path.name)) if folder.is_dir() else []
+    return [_described(path) for path in folders if (path / MANIFEST).is_file()]
 
 
 def path_of(bundle: str | Path) -> Path:
@@ -54,11 +54,11 @@ def path_of(bundle: str | Path) -> Path:
     if path.exists() or not plain_name(name):
         return path
     try:
-        kept = library_dir() / name
-        recover(kept)
+        installed_bundle = library_dir() / name
+        recover(installed_bundle)
     except (ConfigError, OSError):  # no home folder: nothing is installed
         return path
-    return kept if (kept / MANIFEST).is_file() else path
+    return installed_bundle if (installed_bundle / MANIFEST).is_file() else path
 
 
 def remove(name: str) -> int:
@@ -70,7 +70,7 @@ def remove(name: str) -> int:
     sweep(library_dir())
     path = library_dir() / name
     if not plain_name(name) or path.is_symlink() or not (path / MANIFEST).is_file():
-        known = [one.name for one in installed()]
+        known = [bundle.name for bundle in installed()]
         raise ConfigError(f"no installed bundle {name!r}", ", ".join(known) or "one", "check it" + meant(name, known))
     size = _bytes(path)
     remove_folder(path)

@@ -93,8 +93,8 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     are of no multimodal model stay as they are.
     """
     inner = {name: name.removeprefix(WRAPPER) for name in names}
-    kept = {name: bare for name, bare in inner.items() if not other_part(bare)}
-    return {name: name[: len(name) - len(bare)] + unwrapped(bare) for name, bare in kept.items()}
+    of_text = {name: bare for name, bare in inner.items() if not other_part(bare)}
+    return {name: name[: len(name) - len(bare)] + unwrapped(bare) for name, bare in of_text.items()}
 
 
 def left_out(names: Iterable[str]) -> str:

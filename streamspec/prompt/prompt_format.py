@@ -68,9 +68,9 @@ class PromptFormat:
             turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
             return "".join(turn + self.separator for turn in turns)
         names = [function_name(tool) for tool in tools or ()]
-        said: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = _in_its_spelling(
-            [_for_template(message) for message in said], template, specials, tools, add_generation_prompt
+            [_for_template(message) for message in messages], template, specials, tools, add_generation_prompt
         )
         missing = [name for name in names if name not in text]
         if missing:

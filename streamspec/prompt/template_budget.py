@@ -55,17 +55,17 @@ def weight(value: Any) -> int:
     left = CURRENT.get().left
     total, waiting = 0, [(value, 0)]
     while waiting:
-        one, depth = waiting.pop()
+        entry, depth = waiting.pop()
         total += STEP
         parts: Any = ()
-        if isinstance(one, str):
-            total += len(one)
-        elif isinstance(one, int):
-            total += one.bit_length() // 8
-        elif isinstance(one, Mapping):
-            parts = [*one.keys(), *one.values()]
-        elif isinstance(one, (list, tuple, set, frozenset)):
-            parts = one
+        if isinstance(entry, str):
+            total += len(entry)
+        elif isinstance(entry, int):
+            total += entry.bit_length() // 8
+        elif isinstance(entry, Mapping):
+            parts = [*entry.keys(), *entry.values()]
+        elif isinstance(entry, (list, tuple, set, frozenset)):
+            parts = entry
         if depth > MAX_DEPTH:
             raise SecurityError(f"a value nested more than {MAX_DEPTH} deep")
         if total + STEP * len(parts) > left:
@@ -88,7 +88,7 @@ def shallow(value: Any) -> int:
 
 def pay_growth(name: str, value: Any, arguments: tuple[Any, ...]) -> None:
     """Pays for what a multiplying operation is about to make, or for how often it is about to read."""
-    texts = [one for one in arguments if isinstance(one, str)]
+    texts = [argument for argument in arguments if isinstance(argument, str)]
     if name == "replace" and isinstance(value, str) and len(texts) > 1:
         pay((value.count(texts[0]) + 1) * len(texts[1]))
     elif name in SLIDING and isinstance(value, str) and texts:

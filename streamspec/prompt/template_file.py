@@ -22,7 +22,12 @@ def chat_template(folder: Path) -> bytes | None:
     written = tokenizer_settings(folder).get("chat_template")
     if isinstance(written, list):  # several by name
         written = next(
-            (one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None
+            (
+                template.get("template")
+                for template in written
+                if isinstance(template, dict) and template.get("name") == "default"
+            ),
+            None,
         )
     written = written or _settings(folder / PROCESSOR_TEMPLATE).get("chat_template")
     return written.encode() if isinstance(written, str) and written else None

@@ -296,9 +296,9 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
+def _file(content: bytes, media_type: str) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
-        return Response(content, media_type=kind)
+        return Response(content, media_type=media_type)
 
     return answer
 

@@ -131,11 +131,11 @@ def serve(
         raise ConfigError("several bundles with --use or --past-answers", "one bundle", "leave them out")
     token = token if token_file is None else kept_token(token_file)
     session = load(bundle, options, **keywords)
-    chosen, own = session.adapters if adapters is None else adapters, session.adapter
+    chosen, loaded_adapter = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
         session.swap(adapter)
     if adapters:
-        session.swap(own)
+        session.swap(loaded_adapter)
     by_name = {Path(adapter).name: adapter for adapter in chosen}
     if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")

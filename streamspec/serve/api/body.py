@@ -48,10 +48,10 @@ def without_fixed(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]
 Request = TypeVar("Request", bound=Strict)
 
 
-def parsed_as(kind: type[Request], values: Any, where: str = "") -> Request:
+def parsed_as(model: type[Request], values: Any, where: str = "") -> Request:
     """Returns `values` as that kind of object. `where`: their path in the request. Raises ApiError for a fault."""
     try:
-        return kind.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         raise _first(error, values, where) from None
 

@@ -220,7 +220,7 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
         return parsed
     if request.stream or len(parsed.options) > 1:
         raise invalid("echo with a stream or several answers; expected one whole answer", "echo")
-    options = [replace(one, prompt_logprobs=one.logprobs) for one in parsed.options]
+    options = [replace(option, prompt_logprobs=option.logprobs) for option in parsed.options]
     return replace(parsed, options=options, repeats_prompt=True)
 
 
@@ -258,14 +258,14 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
 
 
 def _sampling(request: Decoding) -> Sampling:
-    given = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
-    if "logit_bias" in given:
-        wrong = next((token for token in given["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
+    values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
+    if "logit_bias" in values:
+        wrong = next((token for token in values["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
         if wrong is not None:
             raise invalid(f"logit_bias of {wrong[:40]!r}; expected ids of tokens, as texts", "logit_bias")
-        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     try:
-        return Sampling(**given)
+        return Sampling(**values)
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
 
@@ -275,19 +275,19 @@ def _constrained(
 ) -> ParsedRequest:
     """With the grammar of the request in its options."""
     grammar = _grammar(request, limits, grammars or CheckedGrammars())
-    return replace(parsed, options=[replace(one, grammar=grammar) for one in parsed.options])
+    return replace(parsed, options=[replace(option, grammar=grammar) for option in parsed.options])
 
 
 def _grammar(request: Common, limits: Limits, grammars: CheckedGrammars) -> Grammar | None:
-    formatted, own = _format(request.response_format, limits), _own(request.grammar, limits)
-    if formatted and own:
+    formatted, extension = _from_format(request.response_format, limits), _from_grammar(request.grammar, limits)
+    if formatted and extension:
         raise invalid("grammar and response_format; expected one of them", "grammar")
-    chosen = formatted or own
+    chosen = formatted or extension
     if chosen is None:
         return None
-    kind, param, values = chosen
+    constructor, param, values = chosen
     try:
-        return grammars.make(kind, *values)
+        return grammars.make(constructor, *values)
     except (ConfigError, DataError) as error:
         raise invalid(str(error), param) from None
 
@@ -296,7 +296,7 @@ def _grammar(request: Common, limits: Limits, grammars: CheckedGrammars) -> Gram
 _GrammarCall = tuple[str, str, tuple[Any, ...]] | None
 
 
-def _format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCall:
+def _from_format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCall:
     if requested is None:
         return None
     if (requested.json_schema is None) == (requested.type == "json_schema"):
@@ -311,7 +311,7 @@ def _format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCall:
     return "json_schema", param, (requested.json_schema.schema_,)
 
 
-def _own(requested: GrammarRequest | None, limits: Limits) -> _GrammarCall:
+def _from_grammar(requested: GrammarRequest | None, limits: Limits) -> _GrammarCall:
     if requested is None:
         return None
     if (requested.regex is None) == (requested.choice is None):

@@ -68,8 +68,8 @@ class ResponseBuilder:
         """
         self.usage = True
         bodies, records = (
-            [one.whole() for one in self._choices],
-            [counters(one, self.waited, self.adapter) for one in self._choices],
+            [choice.whole() for choice in self._choices],
+            [counters(choice, self.waited, self.adapter) for choice in self._choices],
         )
         if len(bodies) > 1:
             bodies = [body | {"streamspec": record} for body, record in zip(bodies, records, strict=True)]
@@ -141,8 +141,8 @@ class Choice:
         return self._body({"message": message}, text, self._logprobs or None)
 
     def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:
-        said = chat if self.chat else {"text": text}
-        return {"index": self.index} | said | {"logprobs": logprobs, "finish_reason": self.reason}
+        content = chat if self.chat else {"text": text}
+        return {"index": self.index} | content | {"logprobs": logprobs, "finish_reason": self.reason}
 
     def _spell(self, logprobs: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""

@@ -26,9 +26,9 @@ class CheckedGrammars:
         self._lock = threading.Lock()
         self.passed = self.refused = self.kept = self.waiting = 0
 
-    def make(self, kind: str, *values: object) -> Grammar:
-        """Returns the grammar that the constructor `kind` of `Grammar` makes of JSON values. Raises what it raises."""
-        key = kind, json.dumps(values)
+    def make(self, constructor: str, *values: object) -> Grammar:
+        """Returns the grammar that this constructor of `Grammar` makes of JSON values. Raises what it raises."""
+        key = constructor, json.dumps(values)
         with self._lock:
             if (known := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
@@ -36,15 +36,15 @@ class CheckedGrammars:
             else:
                 self.waiting += 1
         if known is None:
-            known = self._checked(key, kind, *values)
+            known = self._checked(key, constructor, *values)
         if isinstance(known, Grammar):
             return known
         raise type(known)(known.found, known.expected, known.fix)  # anew: what is raised keeps frames and their values
 
-    def _checked(self, key: tuple[str, str], kind: str, *values: object) -> Grammar | ConfigError | DataError:
+    def _checked(self, key: tuple[str, str], constructor: str, *values: object) -> Grammar | ConfigError | DataError:
         made: Grammar | ConfigError | DataError
         try:
-            made = getattr(Grammar, kind)(*values)
+            made = getattr(Grammar, constructor)(*values)
         except (ConfigError, DataError) as error:
             made = error.with_traceback(None)
         finally:

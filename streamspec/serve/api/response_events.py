@@ -42,7 +42,7 @@ class ResponseObject:
 
     def events(self, chunk: Chunk) -> list[bytes]:
         """Takes the next chunk; returns what to send for it in a stream."""
-        return [self._send(one) for one in self._push(chunk)]
+        return [self._send(body) for body in self._push(chunk)]
 
     def ending(self) -> list[bytes]:
         """Returns what a stream ends with after its last chunk: nothing more."""
@@ -79,8 +79,8 @@ class ResponseObject:
     def _push(self, chunk: Chunk) -> Iterator[Event]:
         """The events of a chunk; each has to be used before the next one is made."""
         if self._choice.last is None:
-            for kind in ("response.created", "response.in_progress"):
-                yield {"type": kind, "response": self._response("in_progress")}
+            for name in ("response.created", "response.in_progress"):
+                yield {"type": name, "response": self._response("in_progress")}
         body, _ = self._choice.push(chunk)
         delta, over = body["delta"], self._choice.reason is not None
         self._logprobs += [_whole_bytes(entry) for entry in (body["logprobs"] or {}).get("content", [])]
@@ -165,5 +165,5 @@ def _whole_bytes(entry: dict[str, Any]) -> dict[str, Any]:
     return entry | {"bytes": entry["bytes"] or [], "top_logprobs": tops}
 
 
-def _id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(16)}"
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -142,9 +142,9 @@ class TextFormat(Strict):
 
     def of_chat(self) -> dict[str, Any]:
         """Returns a chat's `response_format`."""
-        given = self.model_dump(by_alias=True, exclude_none=True)
-        kind = given.pop("type")
-        return {"type": kind} | ({"json_schema": given} if given else {})
+        fields = self.model_dump(by_alias=True, exclude_none=True)
+        type_ = fields.pop("type")
+        return {"type": type_} | ({"json_schema": fields} if fields else {})
 
 
 class TextOptions(Strict):
@@ -229,13 +229,13 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
     for i, item in enumerate(request.input):
-        kind = item.get("type", "message") if isinstance(item, dict) else None
-        if not isinstance(kind, str) or kind not in ITEMS:
+        type_ = item.get("type", "message") if isinstance(item, dict) else None
+        if not isinstance(type_, str) or type_ not in ITEMS:
             known = ", ".join(ITEMS)
             raise invalid(
-                f"input.{i}.type {kind!r:.40}; expected one of {known}", f"input.{i}.type", "unsupported_value"
+                f"input.{i}.type {type_!r:.40}; expected one of {known}", f"input.{i}.type", "unsupported_value"
             )
-        parsed_as(ITEMS[kind], without_fixed(item, ONLY_IN_ITEM, f"input.{i}."), f"input.{i}.").add_to(messages)
+        parsed_as(ITEMS[type_], without_fixed(item, ONLY_IN_ITEM, f"input.{i}."), f"input.{i}.").add_to(messages)
     return messages
 
 
