@@ -23,7 +23,6 @@ from streamspec.library.file_list import (
     AGAIN,
     AT_ONCE,
     FileList,
-    check_room,
     check_size,
     expected_files,
     from_json,
@@ -88,7 +87,7 @@ def unpack(file: str | Path, folder: Path) -> FileList:
         if os.fstat(source.fileno()).st_size != packed:
             found = f"{path.name} of {os.fstat(source.fileno()).st_size} bytes"
             raise BundleError(found, f"{packed} bytes as it lists", AGAIN)
-        check_room(files, folder)
+        check_size(total_of(files), folder)
         with megabytes("unpacking", total_of(files)) as add:
             for expected, info in files.items():
                 if source.read(BLOCK) != _header(expected, info.bytes):

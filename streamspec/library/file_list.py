@@ -68,13 +68,10 @@ def from_json(data: bytes, where: str) -> FileList:
     return files
 
 
-def check_room(files: FileList, folder: Path) -> None:
-    """Raises BundleError for more bytes than a bundle may have, ResourceError for more than are free at `folder`."""
-    check_size(total_of(files), folder)
-
-
 def check_size(total: int, folder: Path) -> None:
-    """As `check_room`, of `total` bytes."""
+    """Raises BundleError for `total` bytes that are more than a bundle may have, ResourceError for more than are free
+    at `folder`.
+    """
     if total > MAX_BYTES:
         raise BundleError(f"{total / 1e9:.0f} GB", f"at most {MAX_BYTES / 1e9:.0f} GB", "do not use this bundle")
     free = shutil.disk_usage(folder).free

@@ -22,7 +22,7 @@ from streamspec.library.file_list import (
     AGAIN,
     FileList,
     check_arrived,
-    check_room,
+    check_size,
     expected_files,
     megabytes,
     receive,
@@ -151,7 +151,7 @@ def copy(source: Path, folder: Path) -> FileList:
     AdapterError.
     """
     files = expected_files(source, read_manifest(source), hashes=False)
-    check_room(files, folder)
+    check_size(total_of(files), folder)
     with megabytes("copying", total_of(files)) as add:
         for name, info in files.items():
             path = source / name

@@ -226,7 +226,7 @@ def test_a_download_is_kept_where_something_else_than_its_content_failed(
     def full(*_: Any) -> None:
         raise ResourceError("0 MB free")
 
-    monkeypatch.setattr("streamspec.library.archive.check_room", full)
+    monkeypatch.setattr("streamspec.library.archive.check_size", full)
     with pytest.raises(ResourceError):
         pull(served.url)
     monkeypatch.undo()
