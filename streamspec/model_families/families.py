@@ -6,9 +6,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import Family
-from streamspec.model_families.per_layer_input import PerLayerInput
-from streamspec.model_families.recurrent import RECURRENT
+from streamspec.model_families.family import Family, PerLayerInput
 
 NEAR = 3  # names in an error
 
@@ -259,6 +257,19 @@ FAMILIES = {
         interleaved=True,
         ignored=frozenset({"classifier_dropout", "hidden_dropout", "is_decoder", "rotary_pct", "rotary_emb_base"}),
     ),
+}
+
+_STATE = "layers with a recurrent state (gated delta rule)"
+# By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a
+# draft tree would need the state after its own ancestors
+# (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
+RECURRENT = {
+    "olmo_hybrid": _STATE,
+    "qwen3_5": _STATE,
+    "qwen3_5_text": _STATE,
+    "qwen3_5_moe": f"{_STATE} and experts",
+    "qwen3_5_moe_text": f"{_STATE} and experts",
+    "qwen3_next": f"{_STATE} and experts",
 }
 
 

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.model_families.per_layer_input import PerLayerInput
+
+@dataclass(frozen=True)
+class PerLayerInput:
+    """Names of the modules that give each layer an input of its own for every token: beside the layers a table and a
+    map of the embedding with its norm, within a layer a gate, a map and the norm of what they add."""
+
+    width: str = "hidden_size_per_layer_input"  # config field; 0: there is none
+    table: str = "embed_tokens_per_layer"
+    context: str = "per_layer_model_projection"
+    context_norm: str = "per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    up: str = "per_layer_projection"
+    out_norm: str = "post_per_layer_input_norm"
 
 
 @dataclass(frozen=True)

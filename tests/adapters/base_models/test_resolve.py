@@ -21,7 +21,7 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.model_families import FAMILIES
-from streamspec.model_families.recurrent import RECURRENT
+from streamspec.model_families.families import RECURRENT
 from tests.support.tiny_exports import save_base, tiny_model
 
 FILE = b"GGUF but not really"

@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.gguf.config import REFUSED as REFUSED_ARCHI
 from streamspec.adapters.base_models.gguf.converter import convert
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
-from streamspec.model_families.recurrent import RECURRENT
+from streamspec.model_families.families import RECURRENT
 from tests.support import gguf_files as files
 from tests.support.gguf_cases import CASES, VOCABULARY, made
 from tests.support.gguf_positions import GEMMA3_ROPE, LENGTH
