@@ -24,9 +24,11 @@ from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
 from streamspec.cli.shared_options import installed
+from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
+from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
 
 Rows = list[tuple[str, str]]
@@ -67,7 +69,6 @@ def describe(path: Path) -> tuple[str, Rows]:
 
 def _bundle(path: Path) -> Rows:
     from streamspec.bundle.files import verify_files
-    from streamspec.draft_tree import DraftTree
     from streamspec.runtime.engine.memory_estimate import SURE, estimate_memory
 
     manifest = verify_files(path)
@@ -81,18 +82,9 @@ def _bundle(path: Path) -> Rows:
             f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context "
             f"{model.context_length}",
         ),
-        ("prompt format", _format(manifest.prompt_format.kind, manifest.prompt_format.separator)),
+        ("prompt format", _format(manifest.prompt_format)),
+        *_drafter(manifest),
     ]
-    if manifest.streams and manifest.trees:
-        streams, nodes = manifest.streams, manifest.trees.nodes
-        tree: DraftTree = manifest.trees.tree()
-        source = "on validation data" if manifest.recipe else "assumed: the drafter is a published one"
-        expected = sum(probability for _, _, probability in nodes[: len(tree)])
-        rows += [
-            (manifest.drafter or "streams", f"{streams.gamma} {_where(streams)}, {streams.candidates} candidates each"),
-            ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
-            ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, {source}"),
-        ]
     if manifest.store:
         rows.append(
             ("store of answers", f"{manifest.store.tokens:,} tokens, {_megabytes(manifest.files[STORE].bytes)}")
@@ -122,18 +114,40 @@ def _bundle(path: Path) -> Rows:
     return rows
 
 
+def _drafter(manifest: Manifest) -> Rows:
+    if manifest.streams is None or manifest.trees is None:
+        return []
+    drafter, trees = manifest.streams, manifest.trees
+    tree = trees.tree()
+    expected = expected_tokens(trees.nodes, len(tree))
+    source = "on validation data" if manifest.recipe else "assumed: the drafter is a published one"
+    return [
+        (manifest.drafter or "streams", f"{drafter.gamma} {_where(drafter)}, {drafter.candidates} candidates each"),
+        ("trees", f"1..{len(trees.nodes)} rows, default {trees.default_rows} (depth {tree.depth})"),
+        ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, {source}"),
+    ]
+
+
+def _where(drafter: DrafterInfo) -> str:
+    if drafter.levels:
+        return f"depths by a layer of its own, {sum(drafter.levels)} rows of candidates"
+    if drafter.layers:
+        return f"depths at once by {drafter.layers} layers of its own"
+    return f"over the last {drafter.ns} layers" if drafter.ns else "heads"
+
+
 def _step_costs(manifest: Manifest) -> Rows:
-    """What answers on this machine have taught, with the default number of threads; nothing without ONNX Runtime."""
+    """Returns the step costs learned on this machine with the default number of threads; none without ONNX Runtime."""
     from streamspec.runtime.costs.learned_costs import describe
     from streamspec.runtime.hardware.cpu import physical_cores
     from streamspec.runtime.hardware.providers import PROVIDERS
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
 
     try:
-        known = {name: read_record(costs_file(name, physical_cores(), manifest, None)) for name in PROVIDERS}
+        records = {name: read_record(costs_file(name, physical_cores(), manifest, None)) for name in PROVIDERS}
     except StreamspecError:
         return []
-    return [(f"step costs here: {name}", describe(record)) for name, record in known.items() if record is not None]
+    return [(f"step costs here: {name}", describe(record)) for name, record in records.items() if record is not None]
 
 
 def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
@@ -153,20 +167,24 @@ def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
 
 def _adapter(path: Path) -> Rows:
     adapter = read_adapter(path)
-    form, base = adapter.prompt_format, f"{adapter.base_id or 'not named'} (a LoRA of PEFT: compared by name)"
+    base = f"{adapter.base_id or 'not named'} (a LoRA of PEFT: compared by name)"
     if adapter.base_sha256 is not None:
         base = f"{adapter.base_id} ({adapter.model_type}, weights {adapter.base_sha256[:12]})"
     template = "the chat template in the folder" if chat_template(path) else "the base's chat template, else raw"
     rows: Rows = [
         ("base", base),
         ("method", " / ".join(x for x in (adapter.method, adapter.recipe) if x)),
-        ("prompt format", template if form is None else _format(form.kind, form.separator)),
+        ("prompt format", template if adapter.prompt_format is None else _format(adapter.prompt_format)),
     ]
     if adapter.streams is not None:
         try:
             rows += DESCRIBED.get(adapter.method, _streams)(adapter.streams)
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path / STREAM_CONFIG, f"{type(error).__name__} {error}") from None
+            raise StreamspecError(
+                f"{path / STREAM_CONFIG}: {type(error).__name__} {error}",
+                "a whole configuration file",
+                "train or export again, or restore the file",
+            ) from None
     rows.append(("task LoRA", _task_lora(path)))
     if (path / ACCEPTANCE).is_file():
         rows += _acceptance(path / ACCEPTANCE)
@@ -177,27 +195,23 @@ def _adapter(path: Path) -> Rows:
 
 
 def _streams(streams: dict[str, Any]) -> Rows:
-    lora, vocabulary = streams["lora"], streams["draft_vocab"]
+    lora = streams["lora"]
     return [
         ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
         ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
-        ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        ("streams propose from", _vocabulary(streams)),
     ]
 
 
 def _heads(heads: dict[str, Any]) -> Rows:
-    vocabulary = heads["draft_vocab"]
     return [
         ("heads", f"{heads['gamma']}, {'a matrix each' if heads['own_heads'] else 'sharing the LM head'}"),
-        ("heads propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        ("heads propose from", _vocabulary(heads)),
     ]
 
 
 def _layer(layer: dict[str, Any]) -> Rows:
-    vocabulary, last = (
-        layer["draft_vocab"],
-        ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"],
-    )
+    last = ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"]
     own, depth = bool(layer.get("own_heads")), layer.get("depth", 1)
     attends = ", no pass attends" * own if not layer["prefix_attention"] else ", the first pass alone attends"
     attends += ", the others have weights of their own" * own + f", {depth} modules in a row" * (depth > 1)
@@ -207,40 +221,38 @@ def _layer(layer: dict[str, Any]) -> Rows:
             f"{layer['gamma']} depths{last}, {layer['active']} of {layer['experts']} "
             f"experts{', a list of candidates each' * bool(layer.get('two_lists'))}{attends}",
         ),
-        ("it reads", ", ".join(_tap(tap) for tap in layer["taps"])),
-        ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        ("it reads", _taps(layer)),
+        ("it proposes from", _vocabulary(layer)),
     ]
-
-
-def _tap(tap: int) -> str:
-    return "the finished states" if tap == FINAL_STATE else f"the states below the last {tap} layers"
 
 
 def _head(head: dict[str, Any]) -> Rows:
     return [
         ("draft layer", f"{head['gamma']} depths, an EAGLE-3 head: export --as speculators writes it for others"),
-        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in head["taps"])),
+        ("it reads", _taps(head)),
     ]
 
 
 def _block(block: dict[str, Any]) -> Rows:
-    vocabulary = block["draft_vocab"]
     return [
         ("block", f"{block['gamma']} depths at once by {block['block_layers']} layers of its own"),
-        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in block["taps"])),
-        ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        ("it reads", _taps(block)),
+        ("it proposes from", _vocabulary(block)),
     ]
 
 
 DESCRIBED = dict.fromkeys(DRAFT_LAYERS, _layer) | {"medusa": _heads, "dflash": _block, "eagle3": _head}
 
 
-def _where(streams: DrafterInfo) -> str:
-    if streams.levels:
-        return f"depths by a layer of its own, {sum(streams.levels)} rows of candidates"
-    if streams.layers:
-        return f"depths at once by {streams.layers} layers of its own"
-    return f"over the last {streams.ns} layers" if streams.ns else "heads"
+def _vocabulary(drafter: dict[str, Any]) -> str:
+    return f"{drafter['draft_vocab']} tokens" if drafter["draft_vocab"] else "the whole vocabulary"
+
+
+def _taps(drafter: dict[str, Any]) -> str:
+    return ", ".join(
+        "the finished states" if tap == FINAL_STATE else f"the states below the last {tap} layers"
+        for tap in drafter["taps"]
+    )
 
 
 def _task_lora(path: Path) -> str:
@@ -262,7 +274,6 @@ def _task_lora(path: Path) -> str:
 
 def _acceptance(file: Path) -> Rows:
     from streamspec.acceptance_stats import Acceptance, node_order, per_stream_accuracy
-    from streamspec.draft_tree import expected_tokens
 
     acceptance = Acceptance.load(file)
     nodes = node_order(acceptance.ranks, acceptance.gamma)
@@ -275,14 +286,8 @@ def _acceptance(file: Path) -> Rows:
     ]
 
 
-def _damaged(file: Path, found: str) -> StreamspecError:
-    return StreamspecError(
-        f"{file}: {found}", "a whole configuration file", "train or export again, or restore the file"
-    )
-
-
-def _format(kind: str, separator: str) -> str:
-    return kind if kind == "chat" else f"{kind}, separator {json.dumps(separator)}"
+def _format(form: PromptFormat) -> str:
+    return form.kind if form.kind == "chat" else f"{form.kind}, separator {json.dumps(form.separator)}"
 
 
 def _short(value: object) -> str:
