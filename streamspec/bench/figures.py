@@ -66,9 +66,9 @@ class Figures:
 
 
 def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches: int = 0) -> Figures:
-    """Figures of a arm from its passes and plain's, repetition by repetition.
+    """Computes the figures of an arm from its passes and plain's, repetition by repetition.
 
-    Speed-ups are ratios of tokens per second, so that they also hold where a arm writes another number of tokens.
+    Speed-ups are ratios of tokens per second, so that they also hold where an arm writes another number of tokens.
     """
     every = [measure for run in passes for measure in run]
     steps = sum(m.steps for m in every)
@@ -79,7 +79,7 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
         tokens_per_step=sum(m.step_tokens for m in every) / steps if steps else 1.0,
         call_reduction=_ratio(sum(m.new_tokens for m in every), calls),
         tokens_per_s=statistics.median(speed(run) for run in passes),
-        step_ms=statistics.median(_ratio(1000 * sum(m.decode for m in run), _steps(run)) for run in passes),
+        step_ms=statistics.median(_step_ms(run) for run in passes),
         host_share=max(0.0, 1 - _ratio(graph, decode)) if decode else 0.0,
         speedup=_speedup(passes, plain, speed),
         speedup_total=_speedup(passes, plain, speed_with_prefill),
@@ -111,8 +111,8 @@ def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], speed_of: Callable[[
     return Spread.of([_ratio(speed_of(a), speed_of(b)) for a, b in zip(passes, plain, strict=True)])
 
 
-def _steps(run: Pass) -> int:
-    return sum(m.steps + m.plain_steps for m in run)
+def _step_ms(run: Pass) -> float:
+    return _ratio(1000 * sum(m.decode for m in run), sum(m.steps + m.plain_steps for m in run))
 
 
 def _ratio(a: float, b: float) -> float:

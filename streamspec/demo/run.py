@@ -22,9 +22,11 @@ from streamspec.bench.figures import Figures, figures, rounded
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
 from streamspec.bench.recorder import PLAIN, SPECULATIVE
+from streamspec.bundle.files import verify_files
 from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
 from streamspec.errors import BundleError, ConfigError
+from streamspec.paths import cache_dir
 
 BASE = "smollm2-135m"
 MAX_NEW_TOKENS = 96
@@ -66,7 +68,6 @@ def demo(
 
 
 def _train(minutes: float, console: Console) -> Path:
-    from streamspec.adapters.base_models.resolve import cache_dir
     from streamspec.adapters.train import train
     from streamspec.adapters.training.config import TrainConfig
 
@@ -93,8 +94,6 @@ def _train(minutes: float, console: Console) -> Path:
 def _bundle(adapter: Path, console: Console) -> Path:
     """Returns the int8 bundle of this adapter, exported unless the cache has it."""
     from streamspec import __version__
-    from streamspec.adapters.base_models.resolve import cache_dir
-    from streamspec.bundle.files import verify_files
 
     parts = [
         __version__,
