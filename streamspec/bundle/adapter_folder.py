@@ -1,8 +1,8 @@
-"""The adapter folder as a contract between training and export (docs/reference/adapter-format.md): its file names and
-its configuration.
+"""Defines the adapter folder, a contract between training and export: its file names and its
+configuration (docs/reference/adapter-format.md).
 
-`streamspec.adapters.adapter_writer` writes them, `streamspec.export.drafters.registry`
-reads them.
+`streamspec.adapters.adapter_writer` writes the files, `streamspec.export.drafters.registry` reads
+them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, a repeated g
 def odd_draft_layer(
     gamma: int, experts: int, active: int, contrast: bool, parallel: bool, two_lists: bool
 ) -> tuple[str, str] | None:
-    """(found, expected) of a draft layer that cannot be, None of one that can."""
+    """Returns (found, expected) for a draft layer that cannot be built, None for one that can."""
     if not 1 <= active <= experts <= 64:
         return f"{active} active of {experts} experts", "1 to 64 experts, no more active than there are"
     if (contrast or two_lists) and active < 2:
@@ -67,12 +67,12 @@ def odd_draft_layer(
 
 
 def rotation_angle(gamma: int) -> float:
-    """The angle by which the values of a stream are turned further than those of the stream before."""
+    """Returns the angle by which the values of a stream turn beyond those of the stream before."""
     return math.pi / (gamma + 1)
 
 
 class DraftPasses:
-    """Which passes of a draft layer attend, and which have weights of their own; passes are counted from 0."""
+    """Tells which passes of a draft layer attend and which have their own weights. Passes count from 0."""
 
     gamma: int
     parallel: bool
@@ -83,12 +83,12 @@ class DraftPasses:
 
     @property
     def passes(self) -> int:
-        """How often the layer runs for one draft."""
+        """Counts the runs of the layer in one draft."""
         return self.gamma - self.parallel
 
     @property
     def heads(self) -> int:
-        """Counts the passes after the first that have weights of their own; later ones share the last's."""
+        """Counts the passes after the first that have their own weights; later ones share the last's."""
         return (self.passes if self.own_heads else self.depth) - 1
 
     @property
@@ -174,7 +174,7 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def _plain_lora(path: Path) -> Adapter:
-    """A LoRA that PEFT saved, from TRL, Unsloth, Axolotl or a script."""
+    """Reads a LoRA that PEFT saved, from TRL, Unsloth, Axolotl or a script."""
     check_task_lora(path)
     raw = read_json(path / TASK_CONFIG)
     base_id, revision = (
@@ -185,7 +185,7 @@ def _plain_lora(path: Path) -> Adapter:
 
 
 def streams_of(adapter: Path) -> dict[str, Any]:
-    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
+    """Reads the `streams` section of an adapter's configuration. Raises AdapterError without one."""
     streams = read_adapter(adapter).streams
     if streams is None or not isinstance(streams.get("scale"), float):
         raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
@@ -241,7 +241,8 @@ def _module_patterns(raw: dict[str, Any]) -> list[str]:
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a safetensors file, by name, from its header alone. Raises AdapterError."""
+    """Reads the shapes of the tensors in a safetensors file, by name, from its header alone. Raises
+    AdapterError."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -261,7 +262,7 @@ def more_than_low_rank(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    """Reads a configuration file of an adapter folder. Raises AdapterError for a missing or damaged one."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Reads what a manifest says of the KV cache: `model.caches`, one entry a layer, and `captured`, its fixed sizes."""
+"""Reads the KV cache's sections of a manifest: `model.caches`, an entry for each layer, and the
+fixed sizes in `captured`."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ MOST = {"heads": 1024, "width": 4096}
 
 
 def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, ...]:
-    """Reads the entries of `layers` layers. `longest`: most tokens of a window. Raises BundleError that names the
-    field."""
+    """Reads the entries of `layers` layers, with windows of at most `longest` tokens. Raises
+    BundleError that names the field."""
     out = []
     for number, value in enumerate(model.array("caches", layers)):
         entry = Fields(value, f"{model.where}.caches[{number}]", model.error, model.fix)
@@ -31,8 +32,9 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
 
 
 def read_sizes(manifest: Fields, context: int, files: Container[str]) -> CallSizes | None:
-    """Reads the section `captured` of a bundle with a context of so many tokens and these files; None where there is
-    none. Raises BundleError that names the field, or the files that do not go together."""
+    """Reads the section `captured` of a bundle with these files and a context of `context` tokens;
+    None without the section. Raises BundleError that names the field, or the files that do not go
+    together."""
     captured = manifest.nested("captured") if manifest.optional("captured") else None
     if (CAPTURED in files) != (captured is not None) or (captured is not None and COMPACT not in files):
         raise BundleError(f"some of {CAPTURED}, {COMPACT} and manifest.captured", "all of them", "export it again")

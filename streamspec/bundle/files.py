@@ -74,9 +74,9 @@ def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: boo
 
 @contextmanager
 def verified(folder: Path, manifest: Manifest, hashes: bool = True) -> Iterator[None]:
-    """As `verify_files`, but hashes the weights while the body runs, which opens them: their numbers decide nothing
-    before the body has ended. Raises BundleError; for a wrong hash also where the body failed first.
-    """
+    """Verifies files as `verify_files` does, but hashes the weights while the body runs, which
+    opens them: their numbers decide nothing before the body has ended. Raises BundleError; for a
+    wrong hash also where the body failed first."""
     files = _listed(folder, manifest)
     check_files(files, manifest.files, False, COPY_AGAIN)
     large = {name: info for name, info in manifest.files.items() if name.endswith(WEIGHTS)}
@@ -91,7 +91,7 @@ def verified(folder: Path, manifest: Manifest, hashes: bool = True) -> Iterator[
 
 
 def _listed(folder: Path, manifest: Manifest) -> dict[str, Path]:
-    """Paths of the manifest's files, all of which are there."""
+    """Returns the paths of the manifest's files. Raises BundleError for a missing one."""
     return {name: regular_file(folder, name, COPY_AGAIN) for name in manifest.files}
 
 

@@ -1,4 +1,4 @@
-"""What a bundle must contain: `manifest.json`, its fields and their limits.
+"""Defines `manifest.json`, the description of a bundle: its fields and their limits.
 
 A manifest is untrusted on load: every field is parsed strictly, and every error names the field.
 `streamspec.bundle.files` reads the folder.
@@ -396,5 +396,5 @@ def check_name(name: str) -> None:
 
 
 def plain_name(name: str) -> bool:
-    """Whether a file or folder may have this name: one component, no path out of its folder."""
+    """Whether a file or folder may have this name: a single component, no path out of its folder."""
     return _NAME.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""The section `model` of a manifest: sizes of the target, and what its layers keep."""
+"""Reads the section `model` of a manifest: the sizes of the target, and what its layers cache."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class ModelInfo:
 
     @property
     def skipped(self) -> tuple[int, ...]:
-        """The numbers of all layers that the short graph leaves out or halves."""
+        """Returns the numbers of all layers that the short graph leaves out or halves."""
         return self.skipped_layers + self.skipped_attention + self.skipped_mlps
 
     def without_skipped(self) -> ModelInfo:
-        """Sizes of the short graph. A layer without its attention keeps nothing."""
+        """Returns the sizes of the short graph. A layer without attention caches nothing."""
         layers = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
         caches = self.caches or (LayerCache(),) * self.layers
         nothing = LayerCache(NONE, None, caches[0].dtype)
@@ -85,9 +85,12 @@ def read_model(raw: Fields) -> ModelInfo:
 
 
 def check_model(model: ModelInfo, precision: str, files: Container[str], native: str, choice: str) -> None:
-    """Raises BundleError where `skipped_layers`, halves of layers and the files of the short graph, beside a graph of
-    native operators named `native`, do not go together; for native operators in another `precision` than theirs; and
-    for embeddings beside the file `choice`, which bundles with graphs of fixed shapes have."""
+    """Raises BundleError for a contradiction between the section and the bundle's files.
+
+    `skipped_layers`, halves of layers and the files of the short graph must go together, also with
+    `native`, the name of the graph of native operators. Native operators exist for two precisions
+    only. Bundles with embeddings lack the file `choice`, which belongs to graphs of fixed shapes.
+    """
     if native in files and precision not in ("int8", "int4"):
         raise BundleError(f"native operators in {precision}", "int8 or int4", AGAIN)
     if model.embeddings and choice in files:
@@ -106,9 +109,8 @@ def check_model(model: ModelInfo, precision: str, files: Container[str], native:
 
 
 def said(model: dict[str, Any]) -> dict[str, Any]:
-    """The section without the fields of `IF_ANY` that say nothing, and without sizes of caches that are the model's: as
-    they once were left out in all.
-    """
+    """Removes the fields of `IF_ANY` that are empty, and cache sizes that equal the model's:
+    manifests have never had them."""
     for cache in model["caches"]:
         for name in [name for name in MOST if not cache[name]]:
             del cache[name]

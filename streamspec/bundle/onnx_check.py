@@ -100,16 +100,16 @@ def _check_bound(name: str, bound: int | None, manifest: Manifest) -> None:
 
 
 def digests(manifest: Manifest) -> dict[str, str]:
-    """A hash of each section of `STEERING`, by its name in the metadata of the graph. Fields that say nothing are left
-    out: those that are new one day change no hash of bundles without them.
-    """
+    """Hashes each section of `STEERING`, by its name in the metadata of the graph. Empty fields are
+    left out, so that fields added later change no hash of bundles without them."""
     content = json.loads(manifest.to_json())
     texts = {name: json.dumps(_said(content.get(name)), sort_keys=True) for name in STEERING}
     return {f"manifest.{name}": hashlib.sha256(text.encode()).hexdigest()[:32] for name, text in texts.items()}
 
 
 def shortened(manifest: Manifest) -> Manifest:
-    """What a manifest of the short graph alone would say. Raises ConfigError for a bundle without one."""
+    """Returns the manifest that describes the short graph alone. Raises ConfigError for a bundle
+    without one."""
     if not manifest.model.skipped or manifest.static or COMPACT in manifest.files:
         problem = "draft 'self' for a bundle without a short graph for CPUs"
         raise ConfigError(problem, "one of export --self-draft", "export it so, or leave draft out")
@@ -125,13 +125,16 @@ def _said(value: Any) -> Any:
 
 
 def data_of(graph: str) -> str:
-    """Name of the file with a graph's weights."""
+    """Returns the name of the file with a graph's weights."""
     return f"{MODEL if graph in OVER_MODEL else graph}.data"
 
 
 def check_graph(file: Path, outside: int) -> int | None:
-    """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`: bytes of the file with
-    its weights. Returns how many positions it knows: 0 where it is not clear, None where nothing in it bounds them.
+    """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`:
+    bytes of its weights' file.
+
+    Returns how many positions the graph admits: 0 where that is unclear, None where nothing in it
+    bounds them.
     """
     try:
         size = file.stat().st_size
@@ -159,7 +162,8 @@ class _Reader:
         self.numbers: dict[bytes, list[Span]] = {}  # bytes of int64 among the initializers, by name
 
     def positions(self) -> int | None:
-        """The length of the context that the graph bounds its positions to, before anything else reads them."""
+        """Returns the context length to which the graph bounds its positions before anything else
+        reads them."""
         if not any(self.bounds):
             return None
         first, last = self.bounds[0] if len(self.bounds) == 1 else (b"", b"")
@@ -273,7 +277,7 @@ class _Reader:
     # ---- protobuf
 
     def message(self, span: Span, known: Fields, what: str) -> Message:
-        """Values of its fields by their number; spans of those that have a length."""
+        """Reads a message: the values of its fields by their number, spans for those that have a length."""
         out: Message = {}
         for number, wire, value in self.fields(*span):
             self.count()
@@ -355,7 +359,7 @@ def _spans(message: Message, number: int) -> list[Span]:
 
 
 def _number(message: Message, number: int) -> int:
-    """Of a field that comes at most once; 0 where it does not."""
+    """Returns the number of a field that occurs at most once; 0 without it."""
     value = message.get(number, [0])[0]
     assert isinstance(value, int)
     return value

@@ -1,6 +1,7 @@
-"""Says in words what a bundle's precision costs, from the perplexities that its manifest keeps.
+"""Describes what a bundle's precision costs, from the perplexities in its manifest.
 
-`parity.text` was measured on the exporter's own text, `parity.perplexity` on held-out answers (`export --val`).
+`parity.text` was measured on the exporter's own text, `parity.perplexity` on held-out answers
+(`export --val`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLUELESS = 0.25  # of the vocabulary: a perplexity beyond it is that of a model 
 
 
 def costs(manifest: Manifest) -> dict[str, str]:
-    """One sentence for each text that the bundle was measured on; empty for old bundles and for fp32."""
+    """Returns a sentence for each text that the bundle was measured on; none for old bundles and for fp32."""
     sentences = {}
     for key, text in MEASURED.items():
         perplexities = manifest.parity.get(key)

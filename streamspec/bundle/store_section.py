@@ -25,19 +25,20 @@ FIX = "export the bundle again"
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """`tokens` in all; `separator`: the token after each text."""
+    """`tokens`: their number in all texts; `separator`: the token after each text."""
 
     tokens: int
     separator: int
 
     def bytes(self, vocab_size: int) -> int:
-        """Size of the file."""
+        """Returns the size of the file."""
         return self.tokens * (token_type(vocab_size).itemsize + 4)
 
 
 def read_store(manifest: Fields, vocab_size: int, files: Mapping[str, int]) -> StoreInfo | None:
-    """Reads the section `store` of a bundle with `files` of so many bytes; None where there is none. Raises BundleError
-    that names the field, or a file that is not as it says."""
+    """Reads the section `store` of a bundle; `files`: the sizes of its files in bytes. Returns None
+    without the section. Raises BundleError that names the field, or a file that does not match it.
+    """
     if not manifest.optional("store"):
         return None
     store = read_section(manifest.nested("store"), vocab_size)
@@ -53,13 +54,16 @@ def read_section(raw: Fields, vocab_size: int) -> StoreInfo:
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Of the tokens in the file."""
+    """Returns the dtype of the tokens in the file."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Positions of `tokens` [n] in the order of what follows from there on, uint32 [n]; by `DEPTH` tokens at least,
-    equal ones in their order. Prefix doubling (Manber and Myers, 1993); 0.3 s for 300,000 tokens."""
+    """Sorts the positions of `tokens` [n] by the tokens that follow, into uint32 [n].
+
+    Compares at least `DEPTH` tokens; equal suffixes keep their order. Prefix doubling (Manber and
+    Myers, 1993); 0.3 s for 300,000 tokens.
+    """
     rank, length = tokens.astype(np.int64), 1
     while True:
         after = np.full_like(rank, -1)
@@ -74,13 +78,16 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
 
 
 def encode(tokens: np.ndarray, vocab_size: int) -> bytes:
-    """The file of these tokens."""
+    """Returns the content of the file with these tokens."""
     return tokens.astype(token_type(vocab_size)).tobytes() + suffix_array(tokens).astype("<u4").tobytes()
 
 
 def decode(data: bytes, info: StoreInfo, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [n] and suffix array uint32 [n] of the file. Raises BundleError where they are not what the section says:
-    another size, tokens beyond the vocabulary, positions that are none or twice there, another order."""
+    """Reads the tokens [n] and the suffix array uint32 [n] of the file.
+
+    Raises BundleError where they do not match the section: another size, tokens beyond the
+    vocabulary, positions that are missing or repeated, another order.
+    """
     if len(data) != info.bytes(vocab_size):
         raise BundleError(f"{STORE} has {len(data)} bytes", f"{info.bytes(vocab_size)} for {info.tokens} tokens", FIX)
     dtype = token_type(vocab_size)
@@ -96,7 +103,7 @@ def decode(data: bytes, info: StoreInfo, vocab_size: int) -> tuple[np.ndarray, n
 
 
 def _ordered(tokens: np.ndarray, order: np.ndarray) -> bool:
-    """Whether suffixes rise by their first `DEPTH` tokens; the end of all is less than any token."""
+    """Whether suffixes rise by their first `DEPTH` tokens; the end of all texts is less than any token."""
     padded = np.concatenate([tokens.astype(np.int64), np.full(DEPTH, -1)])
     first, second = order[:-1].astype(np.int64), order[1:].astype(np.int64)
     for depth in range(DEPTH):

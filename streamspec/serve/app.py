@@ -1,6 +1,5 @@
-"""Serves the routes: OpenAI's API over a pool of sessions, health, metrics and the page. `RequestGuard` checks every
-request before.
-"""
+"""Serves the routes: OpenAI's API over a pool of sessions, health, metrics and the page.
+`RequestGuard` has checked every request before."""
 
 from __future__ import annotations
 
@@ -69,19 +68,18 @@ class Prepared:
 
     @property
     def field(self) -> str:
-        """Where the prompt stood in the request."""
+        """Names the field of the request that holds the prompt."""
         return "input" if self.parsed.echo else "messages" if self.parsed.chat else "prompt"
 
     def answer(self) -> Answer:
-        """What builds the answer in the form that was asked for."""
+        """Makes the builder of the answer in the requested form."""
         build = ResponseBuilder if self.parsed.echo is None else ResponseObject
         return build(self.parsed, None if self.adapter is None else self.parsed.model, self.base.tokenizer, self.calls)
 
 
 class Service:
-    """Holds what the routes share. `models`: names that requests may ask for -> a bundle's session and an adapter of
-    it, None: none.
-    """
+    """Holds what the routes share. `models`: by the names that requests may ask for, a bundle's
+    session and its adapter or None."""
 
     def __init__(
         self,
@@ -199,8 +197,9 @@ class Service:
         return ready
 
     async def _before_the_queue(self, request: Request, work: Awaitable[Prepared]) -> Prepared:
-        """Returns the result of `work`, as long as the client is there and the request has time; a thread that works on
-        is left to end. Raises ClientDisconnected, and ApiError for one whose time is up."""
+        """Returns the result of `work` while the client is connected and the request has time; a
+        thread that still works is left to end. Raises ClientDisconnected, and ApiError at the time
+        limit."""
         try:
             async with asyncio.timeout(self.limits.timeout):
                 return await _while_connected(request, work)
@@ -222,7 +221,7 @@ class Service:
 
 
 class Events(Response):
-    """Server-sent events of a generation; whatever ends them ends it."""
+    """Sends the server-sent events of a generation; whatever ends them ends the generation."""
 
     media_type = "text/event-stream"
 
@@ -368,7 +367,8 @@ async def _left(request: Request) -> None:
 
 
 def _api_error(error: Exception, field: str | None = None) -> ApiError:
-    """`field`: of the request, that holds the prompt."""
+    """Converts an error for the client and logs internal ones. `field`: the field of the request
+    that holds the prompt."""
     api_error = from_runtime(error, field)
     if api_error is not error and api_error.code == "internal_error":
         log.error("a generation failed", exc_info=error)

@@ -66,8 +66,10 @@ def check_origins(origins: Collection[str]) -> None:
 
 
 class RequestGuard:
-    """`port`: the one that Host has to name. `open_paths`: what needs no token. `allow_origins`: of other pages that
-    may ask, with the token. Raises ConfigError for what is no origin.
+    """Refuses requests before the application sees them.
+
+    `port`: the port that Host must name. `open_paths`: paths that need no token. `allow_origins`:
+    origins of other pages that may ask, with the token. Raises ConfigError for what is no origin.
     """
 
     def __init__(
@@ -181,9 +183,8 @@ class RequestGuard:
             )
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Reads the body; None from a client that has gone. What is too large is read on for a while, or the client
-        would never see the answer.
-        """
+        """Reads the body; None from a client that has gone. Reads on for a while after a body that
+        is too large, or the client would never see the answer."""
         most = self.limits.body if scope["method"] == "POST" else 0
         body, size = bytearray(), 0
         try:
@@ -207,7 +208,7 @@ class RequestGuard:
 
 
 def _preflight(headers: dict[bytes, list[bytes]]) -> list[tuple[bytes, bytes]]:
-    """What else the answer to a browser's question before a request says. The request itself needs the token."""
+    """Returns further headers of the answer to a browser's preflight. The request itself needs the token."""
     asked = b", ".join(headers.get(b"access-control-request-headers", []))
     answer = [*PREFLIGHT, (b"access-control-allow-headers", asked if NAMES_OF_HEADERS.fullmatch(asked) else b"")]
     if headers.get(b"access-control-request-private-network") == [b"true"]:  # a public page asks this machine

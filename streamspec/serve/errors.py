@@ -1,4 +1,4 @@
-"""Makes errors in OpenAI's shape, also of the runtime's own.
+"""Builds errors in OpenAI's shape, also from the runtime's errors.
 
 `{"error": {"message", "type", "param", "code"}}` with a status.
 """
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that OpenAI's clients expect of an error."""
+        """Returns the JSON object that OpenAI's clients expect of an error."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 

@@ -69,7 +69,7 @@ def _read(path: Path) -> str:
 
 
 def _make(path: Path, token: str) -> None:
-    """Writes a file of its own beside, whole before it has its name; keeps one that has come to be meanwhile."""
+    """Writes a temporary file whole, then gives it the name; keeps a file that has appeared meanwhile."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

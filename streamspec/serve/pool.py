@@ -28,9 +28,8 @@ from streamspec.serve.limits import Limits
 
 @dataclass
 class Slot:
-    """Holds a session, opened when it is first needed, and its thread. `base`: its bundle's session in `Pool.bases`.
-    `used`: when it last answered.
-    """
+    """Holds a session, opened when it is first needed, and its thread. `base`: the session in
+    `Pool.bases` of the same bundle. `used`: when the session last answered."""
 
     session: Session | None = None
     base: Session | None = None
@@ -40,16 +39,16 @@ class Slot:
     _thread: threading.Thread | None = None
 
     def run(self, task: Callable[[], None]) -> None:
-        """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave
-        adds up.
-        """
+        """Runs `task` in the slot's thread. It is always the same thread: malloc keeps memory by
+        threads, and what many short threads leave adds up."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
             self._thread.start()
         self._tasks.put(task)
 
     def of(self, base: Session) -> Session:
-        """Returns its session, a new one where it has none or another bundle's, whose cache is freed."""
+        """Returns the session of the bundle of `base`: its own, or a new one after freeing another
+        bundle's cache."""
         if self.session is None or self.base is not base:
             self.session, self.base = None, base
             self.session = base.another()
@@ -80,7 +79,7 @@ class Slot:
 
 @dataclass
 class Counts:
-    """Since the start, for the metrics."""
+    """Counts generations since the start, for the metrics."""
 
     finished: int = 0
     failed: int = 0
@@ -152,7 +151,7 @@ class QueuedRequest:
             yield item
 
     def cancel(self) -> None:
-        """Ends it wherever it is; after its end does nothing."""
+        """Ends the request wherever it is; does nothing after its end."""
         if self._over or self._cancelled:
             return
         self._cancelled = True
@@ -163,7 +162,7 @@ class QueuedRequest:
             self.running.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """Ends it with an error for its reader."""
+        """Ends the request with an error for its reader."""
         self._inbox.put_nowait(error)
         self.cancel()
 
@@ -173,7 +172,7 @@ class QueuedRequest:
         slot.run(partial(self._work, slot, asyncio.get_running_loop()))
 
     def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
-        """In the slot's thread."""
+        """Answers, in the slot's thread."""
         ends: list[Stats] = []
         failure: BaseException | None = None
         try:
@@ -186,7 +185,7 @@ class QueuedRequest:
         _tell(loop, self._end, ends, failure)
 
     def _answer(self, session: Session, loop: asyncio.AbstractEventLoop, ends: list[Stats]) -> None:
-        """In the slot's thread; adds to `ends` the counts of each answer."""
+        """Answers, in the slot's thread, and adds the counts of each answer to `ends`."""
         prompt = self.prompt(session)
         for options in self.options:
             self.running = stream = session.stream(prompt, replace(options, timeout=max(self.left, 0.001)))
@@ -202,7 +201,7 @@ class QueuedRequest:
                 break
 
     def tell(self, loop: asyncio.AbstractEventLoop, item: Any) -> None:
-        """From the slot's thread: gives a part of the answer to its reader."""
+        """Hands an item of the answer from the slot's thread to its reader."""
         _tell(loop, self._inbox.put_nowait, item)
 
     def _end(self, ends: list[Stats], failure: BaseException | None) -> None:
@@ -213,8 +212,10 @@ class QueuedRequest:
 
 
 class Pool:
-    """`bases`: the sessions that were loaded, one of each bundle; others are opened beside them when they are needed.
-    With several bundles none of `bases` answers, so that any of them may have all sessions.
+    """Runs requests in the sessions of all slots.
+
+    `bases`: the loaded sessions, one of each bundle; further ones are opened when they are needed.
+    With several bundles none of `bases` answers, so that any bundle may have all sessions.
     """
 
     def __init__(self, bases: Session | Sequence[Session], limits: Limits) -> None:
@@ -244,9 +245,8 @@ class Pool:
         self._dispatch()
 
     def encode(self, adapter: str | None, prompt: Callable[[Session], Any], base: Session) -> list[int] | None:
-        """Tokens of a prompt as a session of that bundle and adapter sees them; None where there is none or it refuses.
-        From any thread.
-        """
+        """Encodes a prompt as a session of this bundle and adapter would; None without such a
+        session, or where it refuses. Callable from any thread."""
         for session in (*(slot.session for slot in self.slots if slot.base is base), base):
             if session is not None and session.adapter == adapter:
                 try:
@@ -256,7 +256,8 @@ class Pool:
         return None
 
     def call_form(self, base: Session) -> CallForm:
-        """How a bundle's template writes calls of tools; found once. From any thread. Raises ApiError."""
+        """Returns how the bundle's template writes tool calls, determined once. Callable from any
+        thread. Raises ApiError."""
         place = self.bases.index(base)
         if place not in self._forms:
             self._forms[place] = CallForm.of(base)
@@ -271,7 +272,7 @@ class Pool:
             slot.end()
 
     async def ended(self, seconds: float) -> None:
-        """Waits so long, at most, for every generation to end: after `close`."""
+        """Waits for every generation to end, after `close`, for at most `seconds`."""
         ends = time.monotonic() + seconds
         while self.requests and time.monotonic() < ends:
             await asyncio.sleep(0.01)

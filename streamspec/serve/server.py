@@ -165,7 +165,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on loopback: from here on clients are not refused, only kept waiting."""
+    """Opens a listening socket on loopback: from here on clients wait instead of being refused."""
     listening = socket.socket(HOSTS[host])
     try:
         if os.name == "posix":  # elsewhere it would let others bind the port beside us
@@ -233,7 +233,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _bounded(limits: Limits) -> type[H11Protocol]:
-    """uvicorn's protocol with ends to what a client may draw out: its head, and reading its answer."""
+    """Makes uvicorn's protocol with limits to what a client may draw out: its head, and reading its answer."""
 
     class Bounded(H11Protocol):
         since: float = 0.0  # in the loop's time
@@ -249,13 +249,13 @@ def _bounded(limits: Limits) -> type[H11Protocol]:
 
         @property
         def rank(self) -> tuple[bool, float]:
-            """Of two connections without the token the one of lower rank is closed first: without a head, then
-            older."""
+            """Orders connections without the token: the one of lower rank is closed first, without
+            a head, then older."""
             return self.cycle is not None, self.since
 
         def _make_room(self) -> None:
-            """Closes a connection that has not shown the token; this one, which has said nothing yet, if all others
-            have."""
+            """Closes a connection that has not shown the token; this one, still silent, if all
+            others have shown it."""
             strangers = [
                 one
                 for one in self.connections

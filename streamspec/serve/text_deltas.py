@@ -27,7 +27,8 @@ class TextDeltas:
         self._held: deque[TextDelta] = deque()  # text of tokens that came but is not shown yet
 
     def push(self, tokens: Sequence[int], drafted: Sequence[bool], shown: str) -> list[TextDelta]:
-        """Pieces of `shown`, the text that became certain with these tokens; joined they are it."""
+        """Cuts `shown`, the text that became certain with these tokens, into pieces; joined, they
+        equal `shown`."""
         for token, was in zip(tokens, drafted, strict=True):
             self._held.append(TextDelta(self._detokenizer.push(token), was))
         out, left = [], len(shown)

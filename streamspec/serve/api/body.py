@@ -34,7 +34,8 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def without_fixed(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
-    """`values` less the `fixed` fields, whose values have to be supported ones, or null."""
+    """Returns `values` without the `fixed` fields. Raises ApiError unless those are null or have a
+    supported value."""
     for name in fixed.keys() & values.keys():
         value, supported = values[name], fixed[name]
         if value is not None and not any(
@@ -49,7 +50,8 @@ Request = TypeVar("Request", bound=Strict)
 
 
 def parsed_as(model: type[Request], values: Any, where: str = "") -> Request:
-    """Returns `values` as that kind of object. `where`: their path in the request. Raises ApiError for a fault."""
+    """Returns `values` as an object of `model`. `where`: their path in the request. Raises ApiError
+    for a fault."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -58,7 +58,7 @@ ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(Strict):
-    """What a streamed answer contains."""
+    """Selects the content of a streamed answer."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -157,7 +157,7 @@ class ParsedRequest:
 
 
 def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
-    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
+    """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     values = json_object(body)
     messages = values.get("messages")
     if isinstance(messages, list):
@@ -169,7 +169,7 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
 
 
 def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
-    """Raises ApiError, status 400, naming the field of a chat."""
+    """Converts a chat for the runtime. Raises ApiError, status 400, naming the field."""
     if len(request.messages) > limits.messages:
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
     prompt = [message.plain(f"messages.{i}") for i, message in enumerate(request.messages)]
@@ -204,7 +204,7 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
 
 
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
-    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
+    """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, without_fixed(json_object(body), ONLY_IN_COMPLETION))
     prompt: Any = request.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
@@ -250,7 +250,7 @@ def _parsed(
 
 
 def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
-    """Of each answer: a seed counts on from one to the next."""
+    """Returns the options of each answer: a seed counts up from one answer to the next."""
     seed = options.sampling.seed
     if seed is None:
         return [options] * answers
@@ -273,7 +273,7 @@ def _sampling(request: Decoding) -> Sampling:
 def _constrained(
     parsed: ParsedRequest, request: Common, limits: Limits, grammars: CheckedGrammars | None
 ) -> ParsedRequest:
-    """With the grammar of the request in its options."""
+    """Returns `parsed` with the grammar of the request in its options."""
     grammar = _grammar(request, limits, grammars or CheckedGrammars())
     return replace(parsed, options=[replace(option, grammar=grammar) for option in parsed.options])
 

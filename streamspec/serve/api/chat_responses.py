@@ -63,9 +63,8 @@ class ResponseBuilder:
         return [event(error.body)]
 
     def whole(self) -> dict[str, Any]:
-        """Returns the response that is no stream, once the last chunk was pushed. Several answers have a record each,
-        one has it beside OpenAI's fields.
-        """
+        """Returns the unstreamed response, once the last chunk was pushed. Of several answers each
+        has a record; a single record stands in the response, next to OpenAI's fields."""
         self.usage = True
         bodies, records = (
             [choice.whole() for choice in self._choices],

@@ -60,7 +60,7 @@ class EmbeddingsBody(Strict):
 
 
 def read_embeddings(body: bytes, limits: Limits) -> EmbeddingsBody:
-    """Raises ApiError, status 400, naming the field."""
+    """Parses a body. Raises ApiError, status 400, naming the field."""
     request = parsed_as(EmbeddingsBody, json_object(body))
     if not request.input:
         raise invalid("an empty input; expected some text", "input")

@@ -114,7 +114,7 @@ class ResponseObject:
             yield {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}
 
     def _call(self, piece: dict[str, Any]) -> Iterator[Event]:
-        """`piece`: of a call, as a chat's stream has it."""
+        """Yields the events of `piece`, a piece of a call as a chat's stream has it."""
         function = piece["function"]
         if "id" in piece:
             yield from self._close("completed")
@@ -150,7 +150,7 @@ class ResponseObject:
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
 
     def _place(self, part: bool = True) -> dict[str, Any]:
-        """Where an event of the last item belongs."""
+        """Returns the fields that locate an event of the last item."""
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return place | {"content_index": 0} if part else place
 

@@ -176,7 +176,7 @@ class ResponsesRequest(Decoding):
 
 
 def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
-    """`grammars`: those that were checked before. Raises ApiError, status 400, naming the field."""
+    """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     values = json_object(body)
     if isinstance(values.get("tools"), list):
         values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
@@ -191,7 +191,7 @@ def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None
 
 
 def _function(tool: Any, where: str) -> Any:
-    """A tool without what changes nothing, if it is a function. `where`: its path in the request."""
+    """Removes the fields of a function that change nothing. `where`: its path in the request."""
     if not isinstance(tool, dict):
         return tool
     if tool.get("type") != "function":
@@ -200,7 +200,7 @@ def _function(tool: Any, where: str) -> Any:
 
 
 def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
-    """The fields of the chat that a request asks for."""
+    """Returns the fields of the chat that the request asks for."""
     shared = {name: getattr(request, name) for name in Decoding.model_fields}
     chosen = request.tool_choice
     form = request.text.format.of_chat() if request.text is not None and request.text.format is not None else None
@@ -222,7 +222,7 @@ def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
-    """The messages that the input items stand for, the instructions before them."""
+    """Returns the messages that the input items stand for, after the instructions."""
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
@@ -244,7 +244,7 @@ def _joined(content: str | list[ItemText]) -> str:
 
 
 def _renamed(error: ApiError) -> ApiError:
-    """The error with this path's name of the field."""
+    """Returns the error with the field's name on this path."""
     name = next((name for name in NAMES if error.param in (name, f"{name}.type")), None)
     if name is None:
         return error
@@ -253,7 +253,7 @@ def _renamed(error: ApiError) -> ApiError:
 
 
 def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
-    """What the answer repeats, defaults filled in."""
+    """Returns what the answer repeats, defaults filled in."""
     text = (request.text or TextOptions()).model_dump(by_alias=True, exclude_none=True)
     chosen = request.tool_choice
     return {

@@ -90,8 +90,11 @@ class Tools:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a template writes a call. `opening`: the text before its JSON object, where an answer begins with a call;
-    `shown`: what an answer's text has of it after words, without special tokens; `arguments`: the name of that field.
+    """Describes how a template writes a call.
+
+    `opening`: the text before the JSON object where an answer begins with a call; `shown`: what is
+    left of that text after words, without special tokens; `arguments`: the name of the arguments'
+    field.
     """
 
     opening: str
@@ -100,7 +103,8 @@ class CallForm:
 
     @classmethod
     def of(cls, session: Session) -> CallForm:
-        """Raises ApiError for a bundle whose prompt format does not know tools."""
+        """Finds the form of the session's template. Raises ApiError for a prompt format that does
+        not know tools."""
         layout, specials = session.manifest.prompt_format, session.special_tokens()
 
         def render(messages: list[Any], prompt: bool) -> str:
@@ -126,7 +130,8 @@ class CallForm:
 
 
 class CallParser:
-    """Parts the text of one answer into content and calls, as it comes. `calls`: so far, in OpenAI's shape."""
+    """Splits the text of an answer into content and calls, as it comes. `calls`: those so far, in
+    OpenAI's shape."""
 
     def __init__(self, form: CallForm, tools: Tools) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -156,7 +161,7 @@ class CallParser:
         return "tool_calls" if called and reason == "stop" else reason
 
     def _content(self, last: bool) -> str:
-        """Takes what is content, up to a call, out of the held text."""
+        """Takes the content, up to a call, out of the held text."""
         held = self._held
         if self._form.shown:
             found = re.search(re.escape(self._form.shown) + r"\s*(\{|\Z)", held)
@@ -171,7 +176,7 @@ class CallParser:
         return content
 
     def _forced(self, last: bool) -> list[dict[str, Any]]:
-        """Pieces of the one call that the grammar lets through."""
+        """Returns the pieces of the single call that the grammar admits."""
         held, pieces = self._held, []
         if not self.calls:
             for name in self._tools.forced:
@@ -191,7 +196,8 @@ class CallParser:
         return pieces
 
     def _parsed(self) -> list[dict[str, Any]]:
-        """The calls in the held text, which begins with one; none where it is no call of a tool after all."""
+        """Parses the calls in the held text, which begins with one; none where it turns out to be
+        no call of a tool."""
         text, shown, calls = self._held, self._form.shown, list[dict[str, Any]]()
         at: int | None = len(text) - len(text.lstrip()) + len(shown)
         while at is not None and (self._tools.parallel or not calls):
@@ -229,7 +235,7 @@ def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:
 
 
 def _call_in(text: str) -> tuple[str, str] | None:
-    """The text before the probe's call, and the name of its arguments."""
+    """Finds the probe's call. Returns the text before it, and the name of its arguments."""
     for brace in re.finditer(r"\{", text):
         try:
             said, _ = json.JSONDecoder().raw_decode(text, brace.start())
@@ -244,9 +250,8 @@ def _call_in(text: str) -> tuple[str, str] | None:
 
 
 def _moved(schema: Any, root: str, named: bool = False) -> Any:
-    """A schema whose references to itself lead to where it lies now, `root`. `named`: whether `schema` is an object of
-    schemas by names that are free.
-    """
+    """Returns the schema with its references to itself pointing to `root`, where it lies now.
+    `named`: `schema` is an object of schemas under free names."""
     if isinstance(schema, dict):
         return {
             key: root + value[1:]
@@ -260,7 +265,7 @@ def _moved(schema: Any, root: str, named: bool = False) -> Any:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Characters at the end of `text` that `tag` may begin with."""
+    """Counts the characters at the end of `text` that `tag` may begin with."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
