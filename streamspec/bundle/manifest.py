@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamspec.bundle.cache_section import read_sizes
-from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, check_model, read_model, said
+from streamspec.bundle.model_section import AGAIN, MAX_LAYERS, ModelInfo, check_model, read_model, said
 from streamspec.bundle.store_section import StoreInfo, read_store
 from streamspec.captured.packed_call import CallSizes
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
@@ -45,7 +45,6 @@ MAX_LEVEL = 64  # rows of candidates at one depth
 MAX_NODES, MAX_CANDIDATES, MAX_STATIC_ROWS, MAX_WIDTH = 256, 1024, 256, 4096
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
-AGAIN = "export the bundle again"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 

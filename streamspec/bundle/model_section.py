@@ -13,7 +13,7 @@ from streamspec.layer_cache import NONE, LayerCache
 
 SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_layers`, over the data of `model.onnx`
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
-AGAIN = "export the bundle again"
+AGAIN = "export the bundle again"  # the fix for most defects of a bundle
 SKIPPED = ("skipped_layers", "skipped_attention", "skipped_mlps")
 IF_ANY = {
     "caches",

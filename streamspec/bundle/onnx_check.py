@@ -17,7 +17,7 @@ from typing import Any
 
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.manifest import CHOICE, MODEL, NATIVE, Manifest
-from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
+from streamspec.bundle.model_section import AGAIN, SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_schema import (
     ATTRIBUTE_FIELDS,
     BITS,
@@ -144,7 +144,7 @@ def check_graph(file: Path, outside: int) -> int | None:
         reader.model()
         return reader.positions()
     except OSError as error:
-        raise BundleError(f"{file}: {error.strerror}", "a readable graph", "export the bundle again") from None
+        raise BundleError(f"{file}: {error.strerror}", "a readable graph", AGAIN) from None
     except _MalformedGraph as error:
         raise BundleError(
             f"cannot load {file.name}: {error}",

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamspec.bundle.model_section import AGAIN
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
 
 STORE = "store.bin"
 DEPTH = 24  # tokens by which suffixes are ordered: those that are looked up and those that are drafted
 MAX_TOKENS = 1 << 23  # of any store: 64 MB
-FIX = "export the bundle again"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def read_store(manifest: Fields, vocab_size: int, files: Mapping[str, int]) -> S
     store = read_section(manifest.nested("store"), vocab_size)
     if files.get(STORE) != store.bytes(vocab_size):
         found = f"{files[STORE]} bytes" if STORE in files else "no such file"
-        raise BundleError(f"{STORE} with {found}", f"{store.bytes(vocab_size)} bytes", FIX)
+        raise BundleError(f"{STORE} with {found}", f"{store.bytes(vocab_size)} bytes", AGAIN)
     return store
 
 
@@ -89,16 +89,16 @@ def decode(data: bytes, info: StoreInfo, vocab_size: int) -> tuple[np.ndarray, n
     vocabulary, positions that are missing or repeated, another order.
     """
     if len(data) != info.bytes(vocab_size):
-        raise BundleError(f"{STORE} has {len(data)} bytes", f"{info.bytes(vocab_size)} for {info.tokens} tokens", FIX)
+        raise BundleError(f"{STORE} has {len(data)} bytes", f"{info.bytes(vocab_size)} for {info.tokens} tokens", AGAIN)
     dtype = token_type(vocab_size)
     tokens = np.frombuffer(data, dtype, info.tokens)
     order = np.frombuffer(data, "<u4", info.tokens, info.tokens * dtype.itemsize)
     if tokens.max() >= vocab_size:
-        raise BundleError(f"{STORE} has token {tokens.max()}", f"tokens 0..{vocab_size - 1}", FIX)
+        raise BundleError(f"{STORE} has token {tokens.max()}", f"tokens 0..{vocab_size - 1}", AGAIN)
     if order.max() >= info.tokens or np.bincount(order, minlength=info.tokens).max() > 1:
-        raise BundleError(f"{STORE} has no permutation", f"each position below {info.tokens} once", FIX)
+        raise BundleError(f"{STORE} has no permutation", f"each position below {info.tokens} once", AGAIN)
     if not _ordered(tokens, order):
-        raise BundleError(f"{STORE} is not in order", "a suffix array of its tokens", FIX)
+        raise BundleError(f"{STORE} is not in order", "a suffix array of its tokens", AGAIN)
     return tokens, order
 
 
