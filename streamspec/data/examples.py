@@ -12,13 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from streamspec.data.json_files import Row
+from streamspec.data.json_files import MEND, Row
 from streamspec.data.messages import Message, checked_messages, checked_tools, spoken, written
 from streamspec.data.sources import DataSource, sources
 from streamspec.errors import DataError
 
 TEXT_OPENING = 400  # characters of a `text` row that serve as its prompt, at most half of it
-MEND = "mend or drop the line"
 
 
 @dataclass(frozen=True)

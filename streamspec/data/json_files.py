@@ -19,10 +19,11 @@ Located = tuple[Row, str]  # a row and where it stands, for messages
 MAX_LINE = 16 << 20  # characters
 CHUNK = 1 << 20  # characters of a JSON array read at a time
 OPENING = 1 << 12  # bytes that tell an array from lines
+MEND = "mend or drop the line"
 
 
 def json_rows(path: Path) -> Iterator[Located]:
-    """Rows of JSON lines, or of one JSON array, with or without a byte order mark."""
+    """Reads the rows of JSON lines, or of a JSON array, with or without a byte order mark."""
 
     def rows(file: TextIO, opening: bytes) -> Iterator[Located]:
         if opening.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
@@ -36,7 +37,7 @@ def json_rows(path: Path) -> Iterator[Located]:
 
 
 def csv_rows(path: Path) -> Iterator[Located]:
-    """Rows of a CSV or TSV file whose first line names the columns; cells are strings."""
+    """Reads the rows of a CSV or TSV file, the first line of which names the columns; cells are strings."""
 
     def rows(file: TextIO, opening: bytes) -> Iterator[Located]:
         header = opening.splitlines()[0] if opening.strip() else b""
@@ -53,7 +54,7 @@ def csv_rows(path: Path) -> Iterator[Located]:
                     raise DataError(f"{where}: more or fewer cells than columns", f"{len(names)}", "mend the line")
                 yield dict(row), where
         except csv.Error as error:
-            raise DataError(f"{path}, after line {reader.line_num}: {error}", "CSV", "mend or drop the line") from None
+            raise DataError(f"{path}, after line {reader.line_num}: {error}", "CSV", MEND) from None
 
     yield from _reading(path, rows)
 
@@ -91,7 +92,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _array(file: TextIO, path: Path) -> Iterator[Located]:
-    """Objects of a JSON array, each parsed as soon as it is whole."""
+    """Reads the objects of a JSON array, each parsed as soon as it is whole."""
     decoder = json.JSONDecoder()
     text, at, line, expected = "", 0, 1, "["
     while True:
@@ -135,18 +136,18 @@ def _object(line: str, path: Path, number: int) -> Row:
 
 def _broken(error: Exception, path: Path, number: int) -> DataError:
     reason = getattr(error, "msg", error)  # JSON's own errors count lines anew
-    return DataError(f"{path}, line {number}: {reason}", "one JSON object a line", "mend or drop the line")
+    return DataError(f"{path}, line {number}: {reason}", "one JSON object a line", MEND)
 
 
 def _checked(row: Any, path: Path, number: int) -> Row:
     if not isinstance(row, dict):
-        raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
+        raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", MEND)
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
         raise DataError(
             f"{path}, line {number}: half of a surrogate pair, or nested too deep",
             "text that UTF-8 can hold",
-            "mend or drop the line",
+            MEND,
         ) from None
     return row

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from streamspec.data.json_files import MEND
 from streamspec.errors import DataError
 
 Message = dict[str, Any]
-MEND = "mend or drop the line"
 SPEAKERS = {  # ShareGPT's `from`: the role
     "human": "user",
     "user": "user",
@@ -77,7 +77,7 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def called(call: Mapping[str, Any]) -> str:
-    """The name of the function that a tool call, or a tool's schema, is about; "" without one."""
+    """Returns the name of the function in a tool call or in a tool's schema; "" without one."""
     function = call.get("function", call)
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
@@ -95,7 +95,8 @@ def checked_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
 
 
 def spoken(value: Any, where: str) -> list[Message]:
-    """Messages of ShareGPT's `conversations`: `from` and `value` (or `role` and `content`, as some write there)."""
+    """Reads the messages of ShareGPT's `conversations`: `from` and `value`, or `role` and
+    `content`, as some write there."""
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: conversations without turns", '[{"from": "human", "value": ...}, ...]', MEND)
     if all(isinstance(turn, dict) and "from" not in turn for turn in value):
@@ -111,7 +112,7 @@ def spoken(value: Any, where: str) -> list[Message]:
 
 
 def _calling(text: str, where: str) -> Message:
-    """A turn whose text is the JSON of one call, or of several."""
+    """Reads a turn with the JSON text of one call, or of several."""
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError):

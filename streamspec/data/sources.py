@@ -26,7 +26,7 @@ FORMATS = ".jsonl, .json, .csv, .tsv or .parquet"
 
 @dataclass(frozen=True)
 class DataSource:
-    """Rows under one name: how to read them, how many they are, and whose bytes they are."""
+    """Reads the rows under one name, counts them, and lists the files that hold them."""
 
     name: str
     rows: Callable[[], Iterator[Located]]
@@ -54,7 +54,7 @@ def fingerprints(data: Sequence[str | Path] | str | Path) -> dict[str, str]:
 
 
 def _unused(name: str, used: Mapping[str, str]) -> str:
-    """`name`, with a number where another folder has a file called so."""
+    """Returns `name`, with a number where a file of another folder has the same name."""
     names = chain([name], (f"{name} ({number})" for number in count(2)))
     return next(candidate for candidate in names if candidate not in used)
 

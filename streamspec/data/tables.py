@@ -56,7 +56,7 @@ def dataset_rows(dataset: Any, name: str) -> Iterator[Located]:
 
 
 def saved_dataset(folder: Path, split: str | None) -> Any:
-    """A dataset that `save_to_disk` wrote; of one with splits, `split` or "train"."""
+    """Loads a dataset that `save_to_disk` wrote; of one with splits, `split` or "train"."""
     datasets = library("datasets", str(folder))
     try:
         dataset = datasets.load_from_disk(str(folder))
@@ -73,7 +73,7 @@ def saved_dataset(folder: Path, split: str | None) -> Any:
 
 
 def hub_dataset(name: str, configuration: str | None, split: str | None) -> Any:
-    """A dataset from the Hugging Face Hub; `split` as the Hub names it, "train" by default."""
+    """Loads a dataset from the Hugging Face Hub; `split` as the Hub names it, "train" by default."""
     datasets = library("datasets", f"{name}: no such file, but perhaps a dataset of the Hub")
     try:
         return datasets.load_dataset(name, configuration, split=split or "train")
@@ -95,7 +95,7 @@ def library(module: str, wanted_for: str) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without the keys that Arrow adds to objects with fewer fields than others; a null content stays."""
+    """Removes the keys that Arrow adds to objects with fewer fields than others; a null content stays."""
     if isinstance(value, dict):
         return {k: without_nulls(v) for k, v in value.items() if v is not None or k == "content"}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
