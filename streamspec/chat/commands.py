@@ -25,7 +25,7 @@ class SlashCommand:
 
 
 def save(chat: TerminalChat, argument: str) -> None:
-    """A file that this conversation did not write or read is not replaced."""
+    """Saves the conversation. Refuses to replace a file that this conversation did not write or read."""
     path = Path(named(argument, "/save", "a file")).expanduser()
     if path.exists() and path.resolve() not in chat.files:
         raise ConfigError(f"{path} exists", "a new file", "choose another name")
@@ -42,7 +42,7 @@ def load(chat: TerminalChat, argument: str) -> None:
 
 
 def system(chat: TerminalChat, argument: str) -> None:
-    """Replaces the system message; the turns stay. One that the template refuses leaves everything as it was."""
+    """Replaces the system message; the turns stay. A message that the template refuses changes nothing."""
     session = chat.session
     turns = [m for m in session.messages if m.get("role") != "system"]
     head = [{"role": "system", "content": argument}] if argument else []
@@ -116,7 +116,7 @@ def named(argument: str, command: str, what: str) -> str:
 
 
 def complete(chat: TerminalChat, start: str) -> list[str]:
-    """What the last word of a line that begins with `start` may be."""
+    """Returns the possible ends of the last word of a line that begins with `start`."""
     if not start.startswith("/"):
         return []
     name, space, word = start.partition(" ")

@@ -15,9 +15,8 @@ AUTO = "auto"
 
 
 def choose_marks(name: str, terminal: bool) -> tuple[str, str]:
-    """What begins and ends a drafted piece. `auto`: colour on a terminal that has it, brackets on others, nothing in a
-    pipe. Raises ConfigError for an unknown name.
-    """
+    """Returns the beginning and the end of a drafted piece. `auto`: colour on a terminal that has
+    it, brackets on others, nothing in a pipe. Raises ConfigError for an unknown name."""
     if name != AUTO and name not in MARKS:
         raise ConfigError(f"marks {name!r}", f"{AUTO}, {', '.join(MARKS)}", "choose one of them")
     if name != AUTO:
@@ -31,7 +30,7 @@ def has_colour() -> bool:
 
 
 def harmless(text: str) -> str:
-    """Text with its control characters replaced, but for newlines and tabs: a model must not steer the terminal."""
+    """Replaces control characters other than newlines and tabs: a model must not steer the terminal."""
     return "".join("\ufffd" if c not in "\n\t" and unicodedata.category(c) == "Cc" else c for c in text)
 
 

@@ -14,9 +14,9 @@ PROMPT = "> "
 
 
 class LineInput:
-    """Lines of stdin. `complete`: what the beginning of a line may go on to, for the Tab key."""
+    """Reads lines of stdin. `complete`: the possible ends of the last word of a line's beginning, for the Tab key."""
 
-    def __init__(self, terminal: bool, complete: Callable[[str], list[str]] = lambda start: []) -> None:
+    def __init__(self, terminal: bool, complete: Callable[[str], list[str]]) -> None:
         self._terminal = terminal
         if terminal:
             edit_lines(complete)
@@ -34,12 +34,12 @@ class LineInput:
         return line.removesuffix("\n")
 
 
-def edit_lines(complete: Callable[[str], list[str]]) -> bool:
-    """Sets up readline: arrows, history of this conversation, Tab. Returns whether this Python has it."""
+def edit_lines(complete: Callable[[str], list[str]]) -> None:
+    """Sets up readline where this Python has it: arrows, history of this conversation, Tab."""
     try:
         import readline
     except ImportError:  # Windows, whose console edits lines itself
-        return False
+        return
 
     def completer(start: str, number: int) -> str | None:
         completions = complete(readline.get_line_buffer()[: readline.get_endidx()])
@@ -49,4 +49,3 @@ def edit_lines(complete: Callable[[str], list[str]]) -> bool:
     readline.set_completer_delims(" ")
     libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
-    return True

@@ -61,7 +61,7 @@ class TerminalChat:
             print()  # Ctrl-D leaves the cursor after the prompt
 
     def take(self, line: str) -> None:
-        """One line: a message, or a command that begins with a slash."""
+        """Takes a line: a message, or a command that begins with a slash."""
         if line.startswith("/") and not line.startswith("//"):
             run_command(self, line)
         elif line.strip():
@@ -89,7 +89,7 @@ class TerminalChat:
         self.say(remark(chunks, before, len(self.session.messages)))
 
     def say(self, line: str) -> None:
-        """A remark on stderr."""
+        """Writes a remark to stderr."""
         sys.stdout.flush()
         print(f"{DIM}{line}{PLAIN}" if self._dim else line, file=sys.stderr, flush=True)
 
@@ -99,9 +99,8 @@ class TerminalChat:
 
 
 def remark(chunks: Sequence[Chunk], before: int, after: int) -> str:
-    """What to say after an answer: its speed, how it ended, and turns that were dropped. `before`, `after`: messages of
-    the chat.
-    """
+    """Describes an answer: its speed, how it ended, and the turns that were dropped. `before`,
+    `after`: messages of the chat."""
     last = chunks[-1]
     drafted = sum(sum(chunk.drafted) for chunk in chunks)
     dropped = before + 2 - after if after > before or last.finish_reason != "cancelled" else 0
@@ -114,7 +113,7 @@ def remark(chunks: Sequence[Chunk], before: int, after: int) -> str:
 
 @contextmanager
 def interrupted(action: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls `action` while the body runs, and does nothing else. In the main thread only."""
+    """Lets Ctrl-C call `action`, and do nothing else, while the body runs. In the main thread only."""
     before = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

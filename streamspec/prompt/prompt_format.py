@@ -90,9 +90,9 @@ def function_name(call: Mapping[str, Any]) -> str:
 
 
 def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
-    """Renders messages in the first spelling that the template takes and of whose tool calls it shows all. Templates
-    differ in what they expect of a message without words, and of arguments; most take all of these.
-    """
+    """Renders messages in the first spelling that the template accepts and shows all tool calls of.
+    Templates expect different things of a message without text, and of arguments; most accept all
+    of these."""
     failure: DataError | ConfigError | None = None
     first: str | None = None
     for spelt in _spellings(messages):
@@ -111,12 +111,11 @@ def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
 
 
 def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
-    """The messages with null contents left out, as transformers has them, as null and as empty text; then the same with
-    the arguments of tool calls as JSON text.
-    """
+    """Yields the messages with null contents left out, as transformers has them, as null and as
+    empty text; then the same with the arguments of tool calls as JSON text."""
     silent = any(message["content"] is None for message in messages)
     calling = any(message.get("tool_calls") for message in messages)
-    for written in (messages, [_with_text(message) for message in messages])[: 1 + calling]:
+    for written in (messages, [_with_calls(message, _text_of) for message in messages])[: 1 + calling]:
         if silent:
             yield [{k: v for k, v in m.items() if k != "content" or v is not None} for m in written]
         yield written
@@ -133,17 +132,15 @@ def _for_template(message: Message) -> Message:
     )
     if thought is not None:
         message = {"thinking": thought, **message, "reasoning_content": thought}
+    return _with_calls(message, _object_of)
+
+
+def _with_calls(message: Message, spelt: Callable[[Any], Any]) -> Message:
+    """The message with the arguments of its tool calls `spelt`."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
-    return {**message, "tool_calls": [_with_arguments(call, _object_of) for call in calls]}
-
-
-def _with_text(message: Message) -> Message:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, (list, tuple)):
-        return message
-    return {**message, "tool_calls": [_with_arguments(call, _text_of) for call in calls]}
+    return {**message, "tool_calls": [_with_arguments(call, spelt) for call in calls]}
 
 
 def _with_arguments(call: Any, spelt: Callable[[Any], Any]) -> Any:

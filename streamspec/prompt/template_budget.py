@@ -110,9 +110,8 @@ def pay_printf(layout: str, values: Any) -> None:
 
 
 def paid_call(name: str, function: Any, whole: bool) -> Callable[..., Any]:
-    """`function`, the filter or test `name`, made to pay. `whole`: it reads all of its arguments, not only their
-    outermost level.
-    """
+    """Wraps `function`, the filter or test `name`, so that it pays. `whole`: it reads all of its
+    arguments, not only their outermost level."""
     first = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)

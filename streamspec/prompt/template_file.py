@@ -41,7 +41,7 @@ def special_token(folder: Path, name: str) -> str | None:
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Returns the settings beside the tokenizer in `folder`; empty where there are none. Raises BaseModelError."""
+    """Returns the settings of the tokenizer in `folder`; empty without any. Raises BaseModelError."""
     return _settings(folder / SPECIALS) | _settings(folder / SETTINGS)
 
 
