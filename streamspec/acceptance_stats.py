@@ -122,7 +122,8 @@ def simulated_tau(ranks: Ranks, tree: DraftTree) -> float:
 
 
 def per_stream_accuracy(ranks: Ranks) -> list[float]:
-    """Share of positions where stream j's first candidate was right, j = 1..gamma, among those with a token."""
+    """Returns the share of positions where the first candidate of stream j was right, j = 1..gamma,
+    among those with a token."""
     rows = _flat(ranks, max((len(row) for completion in ranks for row in completion), default=0))
     came = (rows != ENDED).sum(axis=0)
     return ((rows == 0).sum(axis=0) / np.maximum(came, 1)).tolist()
@@ -137,7 +138,8 @@ def _accepted(row: Sequence[int], paths: set[tuple[int, ...]]) -> int:
 
 
 def _last_tokens(completion: Sequence[Sequence[int]]) -> list[int]:
-    """For each position, the position of its answer's last token (a conversation holds several answers)."""
+    """Returns, for each position, the position of its answer's last token (a conversation holds
+    several answers)."""
     out = [len(completion) - 1] * len(completion)
     for t in range(len(completion) - 2, -1, -1):
         out[t] = t if completion[t][0] == ENDED else out[t + 1]

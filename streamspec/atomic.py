@@ -43,9 +43,9 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a temporary file, in a folder of its own beside `path`, as libraries write temporary files
-    beside theirs; it replaces `path` on a clean exit, else it is deleted.
-    """
+    """Yields the name of a temporary file, which replaces `path` on a clean exit and is deleted
+    otherwise. It lies in a folder of its own, as libraries write temporary files into the folder of
+    theirs."""
     target = Path(path)
     with _staged(target) as folder:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Runs a function beside what goes on, in a thread of its own."""
+"""Runs a function in a thread of its own while the caller goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """A call under way in a daemon thread. Worth it for functions that let other threads run: hashing, native code."""
+    """A call in progress in a daemon thread. Pays for functions that release other threads:
+    hashing, native code."""
 
     def __init__(self, function: Callable[[], Result]) -> None:
         self._function = function

@@ -88,7 +88,8 @@ class DraftTree:
         return tuple(reversed(out))
 
     def ranks_to(self, node: int) -> tuple[int, ...]:
-        """Ranks along the path below the root: all of these candidates must be right for `node` to be accepted."""
+        """Returns the ranks along the path below the root: `node` is accepted only if all of these
+        candidates are right."""
         return tuple(self.ranks[i] for i in self.path(node)[1:])
 
     @cached_property
@@ -132,12 +133,13 @@ class DraftTree:
 
 
 def chain(gamma: int) -> DraftTree:
-    """A tree of the first candidate of every stream, one below the other: gamma + 1 nodes."""
+    """Builds a tree of the first candidate of every stream, each below the one before: gamma + 1 nodes."""
     return DraftTree((0, *range(gamma)), (0,) * (gamma + 1))
 
 
 def cartesian(k: int, gamma: int) -> DraftTree:
-    """The papers' full tree: every combination of `k` candidates of `gamma` streams, 1 + k + k^2 + ... nodes."""
+    """Builds the papers' full tree: every combination of `k` candidates of `gamma` streams, 1 + k +
+    k^2 + ... nodes."""
     paths: list[tuple[int, ...]] = [()]
     for depth in range(1, gamma + 1):
         paths += product(range(k), repeat=depth)
@@ -148,7 +150,6 @@ def cartesian(k: int, gamma: int) -> DraftTree:
 
 
 def expected_tokens(nodes: Sequence[Sequence[float]], n: int) -> float:
-    """Tokens that a step with the first `n` nodes commits on average: one per accepted node; the root's 1.0 stands for
-    the token that the target adds.
-    """
+    """Computes how many tokens a step with the first `n` nodes commits on average: one for each
+    accepted node; the root's 1.0 stands for the token that the target adds."""
     return float(sum(node[2] for node in nodes[:n]))

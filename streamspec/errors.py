@@ -101,7 +101,7 @@ def one_line(text: str, limit: int = 600) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is most likely a misspelling of; None where none is close."""
+    """Returns the name among `known` that `name` most likely misspells; None where none is close."""
     from difflib import get_close_matches
 
     lower = {candidate.lower(): candidate for candidate in known}
@@ -116,7 +116,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def names_in(folder: str | os.PathLike[str] = ".") -> list[str]:
-    """What a folder holds, for `meant`; nothing where it cannot be read."""
+    """Lists what a folder holds, for `meant`; nothing where it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:

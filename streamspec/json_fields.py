@@ -38,7 +38,7 @@ class Fields:
         return self.error(f"{self.where}.{name} is {_short(found)}", expected, self.fix)
 
     def raw(self, name: str) -> Any:
-        """The value of a field that must be there, unchecked."""
+        """Returns the unchecked value of a field. Raises for a missing one."""
         if name not in self.values:
             raise self.error(f"{self.where} has no {name}", f"the field {name}", self.fix)
         return self.values[name]
@@ -151,9 +151,8 @@ def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str
 
 
 def read_note(file: Path) -> dict[str, Any]:
-    """Reads what the cache notes of a file, a JSON object; an empty one where there is none, or it makes no sense: then
-    what was noted is found out again.
-    """
+    """Reads a note in the cache, a JSON object. Returns an empty one where the file is missing or
+    damaged: the caller then computes anew what was noted."""
     try:
         return parse_object(file.read_bytes(), file.name, BundleError, "")
     except (OSError, StreamspecError):

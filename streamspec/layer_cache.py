@@ -56,7 +56,7 @@ class LayerCache:
 
 
 def window_slots(window: int) -> int:
-    """Slots of the ring of a layer whose rows see `window` tokens."""
+    """Counts the slots of the ring of a layer with a window of `window` tokens."""
     return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
 
 
@@ -69,10 +69,14 @@ def layer_caches(
     sources: Sequence[int] = (),
     bare: Sequence[int] = (),
 ) -> tuple[LayerCache, ...]:
-    """What layers keep whose rows see `windows` tokens (None: all) of a `context`: a ring where that takes fewer slots.
-    `taps`: of each layer, rows that a short convolution sees in place of attention, 0 for attention; `sizes`: its heads
-    and their width, 0 for the model's; `sources`: the layer whose keys it attends to; `bare`: layers without attention.
-    Empty where all layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
+    """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
+    (None: all): a ring where that takes fewer slots.
+
+    `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
+    attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
+    keys it attends to; `bare`: layers without attention. Returns an empty tuple where all layers
+    keep everything in the first of `DTYPES`, as in bundles without the section.
+    """
     taps = taps or [0] * len(windows)
     seen = [count or window for window, count in zip(windows, taps, strict=True)]
     rings = [window if window is not None and window_slots(window) < context else None for window in seen]
@@ -89,7 +93,7 @@ NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own", NONE
 
 
 def in_words(caches: Sequence[LayerCache]) -> str:
-    """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
+    """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
     counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
     return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
 
@@ -99,6 +103,6 @@ def _kept(window: int | None) -> str:
 
 
 def dtype_in_words(caches: Sequence[LayerCache]) -> str:
-    """How a cache is rounded, such as ` with K/V in float16`; empty where it is not."""
+    """Describes how a cache is rounded, such as ` with K/V in float16`; empty where it is not rounded."""
     rounded = caches[0].dtype if caches else DTYPES[0]
     return "" if rounded == DTYPES[0] else f" with K/V in {rounded}"

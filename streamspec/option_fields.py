@@ -44,7 +44,8 @@ def plain_type(hint: Any) -> type:
 
 
 def converted(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` of its field; YAML reads 1e-3 as text. Raises ConfigError where it cannot be that."""
+    """Converts `value` to the type `hint` of its field; YAML reads 1e-3 as text. Raises ConfigError
+    for another value."""
     if value is None and NoneType in get_args(hint):
         return None
     type_ = plain_type(hint)
@@ -82,7 +83,7 @@ def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
 
 
 def expected(rules: Mapping[str, Any]) -> str:
-    """The range of an option, in words; "" where it has none."""
+    """Describes the range of an option in words; "" without one."""
     low, high, above, below = (rules.get(rule) for rule in ("minimum", "maximum", "above", "below"))
     if low is not None and high is not None:
         return f"{low}..{high}"

@@ -12,9 +12,9 @@ from streamspec.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """Root of everything kept between runs: the folder `STREAMSPEC_CACHE`, else the user's cache folder. Raises
-    ConfigError for a user without a home folder, as in containers that run as any user.
-    """
+    """Returns the root of everything kept between runs: the folder `STREAMSPEC_CACHE`, else the
+    user's cache folder. Raises ConfigError for a user without a home folder, as in containers that
+    run as any user."""
     try:
         return Path(os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")).expanduser()
     except RuntimeError:
@@ -24,7 +24,7 @@ def cache_dir() -> Path:
 
 
 def cache_dir_if_any() -> Path | None:
-    """`cache_dir`, or None and a warning: what is only measured anew needs none."""
+    """Returns `cache_dir`, or None with a warning: measurements can be made anew without a cache."""
     try:
         return cache_dir()
     except ConfigError as error:

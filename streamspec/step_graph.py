@@ -133,7 +133,7 @@ class GraphFeatures:
         return self.layers + (self.own_layers or self.draft_rows > 0)
 
     def cache(self, layer: int) -> LayerCache:
-        """What a layer keeps; a draft layer's own sees all tokens."""
+        """Returns what a layer keeps; a draft layer's cache holds all tokens."""
         if layer < len(self.caches):
             return self.caches[layer]
         own = self.own_keys if layer >= self.layers else (0, 0)
@@ -206,7 +206,8 @@ class GraphTensor:
         return replace(self, dims=tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in self.dims))
 
     def filled(self, value: float, symbol: int = 1) -> NDArray[Any]:
-        """`value` in this dtype and shape, symbolic dimensions taken as `symbol`, but no draft rows."""
+        """Fills an array of this dtype and shape with `value`; symbolic dimensions count `symbol`,
+        draft rows 0."""
         shape = [(0 if dim == "m" else symbol) if isinstance(dim, str) else dim for dim in self.dims]
         return np.full(shape, value, self.dtype)
 

@@ -1,7 +1,8 @@
-"""`bench`: plain and speculative decoding of the same prompts, interleaved, in one session; compared token by token.
+"""Measures plain and speculative decoding of the same prompts, interleaved, in one session, and
+compares their tokens.
 
-Arms take turns on every prompt, in an order that changes from prompt to prompt and from repetition to repetition,
-so that a passing disturbance or a warming processor hits all alike.
+Arms take turns on every prompt, in an order that changes from prompt to prompt and from repetition
+to repetition, so that a passing disturbance or a warming processor hits all alike.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class BenchPrompt:
 
 
 def read_cases(path: str | Path, limit: int | None = None) -> list[BenchPrompt]:
-    """At most `limit` rows of a JSONL file. Raises DataError naming file and line."""
+    """Reads at most `limit` rows of a JSONL file. Raises DataError naming file and line."""
     return [_case(example) for example in read_examples(path, limit)]
 
 

@@ -1,4 +1,5 @@
-"""Finds the probability, and whose, below which pruning at the early exit pays here, on validation prompts."""
+"""Finds the probability below which pruning at the early exit pays here, and by which score, on
+validation prompts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Recorder:
             arm.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
 
     def run(self, case: BenchPrompt, repetition: int, number: int) -> None:
-        """All turns of a case, once. The first repetition is also scored and kept."""
+        """Runs all turns of a case, once. Scores and keeps the answers of the first repetition."""
         answers: list[str] = []
         for turn in range(len(case.turns)):
             prompt, session = case.prompt(turn, answers), self.arms[0].session

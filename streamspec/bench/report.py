@@ -18,7 +18,8 @@ from streamspec.runtime.costs.theory import pays_from, predict
 
 @dataclass
 class Comparisons:
-    """Per arm, the worst comparison of every prompt whose output ever differed; the others are identical."""
+    """Holds, by arm, the worst comparison of every prompt with an output that ever differed; the
+    others are identical."""
 
     worst: dict[str, dict[int, Agreement]] = field(default_factory=dict)
     tolerance: float | None = None
@@ -108,7 +109,7 @@ class Summary:
         return replace(figures(name, passes, self.record.passes[PLAIN], mismatches), theory=theory)
 
     def _quality(self) -> dict[str, Any]:
-        """The speculative answers' metrics, plain's beside them; empty without references."""
+        """Returns the speculative answers' metrics and plain's; empty without references."""
         scores = self.record.scores
         if not scores[PLAIN]:
             return {}

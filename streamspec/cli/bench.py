@@ -97,7 +97,7 @@ def parse_probabilities(text: str | None) -> list[float]:
 
 
 def show(report: Report) -> None:
-    """Tables for reading: the two sides, then what was asked for beside them."""
+    """Prints the report as tables: plain and speculative decoding, then the further measurements."""
     from rich.console import Console
 
     console = Console(width=max(Console().width, 112), markup=False)
@@ -142,7 +142,7 @@ def show(report: Report) -> None:
 
 
 def basis(report: Report) -> str:
-    """Says what all figures of a report rest on."""
+    """Describes what all figures of a report rest on."""
     return f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass"
 
 

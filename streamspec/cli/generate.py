@@ -64,8 +64,10 @@ def command(
 
 
 def given_prompt(positional: str | None, flag: str | None) -> str:
-    """The prompt, which one of the two names; `-`: all of stdin, without the newline that ends it. Raises ConfigError
-    for both, neither, stdin that is no text, and an empty prompt.
+    """Returns the prompt from either argument; `-` reads all of stdin, without the newline that
+    ends it.
+
+    Raises ConfigError for both arguments, neither, stdin that is no text, and an empty prompt.
     """
     if (positional is None) == (flag is None):
         found = "no prompt" if flag is None else "a prompt and --prompt"

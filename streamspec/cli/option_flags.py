@@ -47,9 +47,9 @@ class Flags:
     readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def keywords(self, options: type, default: Any) -> dict[str, inspect.Parameter]:
-        """By field, the keyword that typer makes its flag from.
+        """Returns, by field, the keyword that typer makes its flag from.
 
-        `default`: an instance whose values stand for absent flags; None: those of the dataclass do.
+        `default`: an instance with the values of absent flags; None: the defaults of the dataclass.
         """
         by_name = {each.name: each for each in fields(options) if each.init}
         hints = get_type_hints(options)
@@ -66,9 +66,8 @@ class Flags:
 
 
 def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None) -> inspect.Parameter:
-    """`value`: of the field where the flag is absent. The help shows it, unless the dataclass has
-    no default of this type.
-    """
+    """Makes the keyword of a field's flag. `value`: the field's value where the flag is absent; the
+    help shows it, unless the dataclass has no default of this type."""
     rules, type_ = option.metadata, plain_type(hint)
     if "off" in rules:
         spelled = rules.get("flag", opposite(option.name))

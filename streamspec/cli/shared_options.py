@@ -13,7 +13,7 @@ from streamspec.runtime.options import SELF, WINDOW
 
 
 def installed(bundle: Path | None) -> Path | None:
-    """The folder of a bundle that is given as a path, or by the name of an installed one."""
+    """Returns the folder of a bundle from its path, or from the name of an installed one."""
     if bundle is None or bundle.exists():
         return bundle
     from streamspec.library.installed import path_of
@@ -22,7 +22,7 @@ def installed(bundle: Path | None) -> Path | None:
 
 
 def drafting(draft: str | None) -> str | Path | None:
-    """As `LoadOptions.draft` takes it, which also checks it: a name, or the folder of a bundle."""
+    """Converts the flag to `LoadOptions.draft`, which also checks it: a name, or the folder of a bundle."""
     return draft if draft is None or draft.partition(":")[0] in (WINDOW, SELF) else installed(Path(draft))
 
 

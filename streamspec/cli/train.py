@@ -128,7 +128,7 @@ def once_on_each_machine(failure: type[BaseException] = StreamspecError) -> Iter
 
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:
-    """The result of the run as text."""
+    """Puts the result of the run into words."""
     from streamspec.adapters.reporting.verdict import answers, counted
 
     figures = [f"next-token loss {result['val_loss']:.3f} of {counted(result['val_texts'], 'text')}"]
@@ -157,7 +157,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     class Plain(yaml.SafeLoader):
-        """Without aliases, which let a small file grow without bound, and without keys that come twice."""
+        """Loads YAML without aliases, which let a small file grow without bound, and without repeated keys."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):

@@ -98,9 +98,8 @@ def drop(part: Path) -> None:
 
 
 def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
-    """Fetches what is missing of `part`; yields how many bytes are there, and of how many. A note beside it keeps what
-    the server called the file: one that has changed begins anew.
-    """
+    """Fetches what is missing of `part`; yields how many bytes are there, and of how many. A note
+    keeps the server's validator of the file: a changed file begins anew."""
     note = part.with_suffix(".json")
     have, known = _size(part), read_note(note)
     request = urllib.request.Request(url, headers={"User-Agent": f"streamspec/{__version__}"})
@@ -129,7 +128,7 @@ def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
 
 
 def _span(answer: Any, have: int) -> tuple[int, int]:
-    """Where the answer's bytes begin in the file, and how many the whole file has."""
+    """Returns where the answer's bytes begin in the file, and how many bytes the whole file has."""
     if answer.status == 206:
         content_range = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", answer.headers.get("Content-Range", ""))
         if content_range is None or int(content_range[1]) != have:

@@ -18,7 +18,8 @@ VARIABLE = "STREAMSPEC_BUNDLES"
 
 @dataclass(frozen=True)
 class InstalledBundle:
-    """`problem`: why it cannot be used, by its manifest and the sizes of its files; empty where nothing is wrong."""
+    """Describes an installed bundle. `problem`: why it cannot be used, by its manifest and the
+    sizes of its files; empty where nothing is wrong."""
 
     name: str
     path: Path
@@ -39,7 +40,7 @@ def library_dir() -> Path:
 
 
 def installed() -> list[InstalledBundle]:
-    """What is installed, by name. Hashes are not checked: loading does."""
+    """Lists the installed bundles by name. Hashes are not checked: loading checks them."""
     folder = library_dir()
     sweep(folder)
     folders = sorted(path for path in folder.iterdir() if plain_name(path.name)) if folder.is_dir() else []

@@ -77,7 +77,7 @@ def text_name(name: str, stack: str) -> str:
 
 
 def other_part(name: str) -> str:
-    """The module beside the text model that a tensor belongs to; "" for a tensor of the text."""
+    """Returns the module outside the text model that a tensor belongs to; "" for a tensor of the text."""
     module = name.removeprefix("model.").partition(".")[0]
     return module if module in OTHER_PARTS else ""
 
@@ -98,6 +98,6 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def left_out(names: Iterable[str]) -> str:
-    """Of which modules beside the text a LoRA's file holds tensors, and how many, in words; "" for none."""
+    """Counts the tensors of a LoRA's file by the modules outside the text model, in words; "" for none."""
     parts = Counter(part for name in names if (part := other_part(name.removeprefix(WRAPPER))))
     return ", ".join(f"{count} of `{part}`" for part, count in sorted(parts.items()))
