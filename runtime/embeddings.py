@@ -17,10 +17,10 @@ from streamspec.runtime import conversation
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallRows, counted
-from streamspec.runtime.engine.graph_kinds import model_groups
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import SCORE_CHUNK, OrtRunner, causal_mask
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.runtime.stream import CancelToken
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class StatesRunner(OrtRunner):
     def _empty_cache(self) -> Cache:
         if self.model.sharing is None:
             return super()._empty_cache()
-        return KeyValueCache(model_groups(self.model), self.context_length + self.gamma)  # places are for answers
+        # The shared places are for answers.
+        return KeyValueCache(cache_groups(self.model.features), self.context_length + self.gamma)
 
     def pooled(self, ids: Sequence[int], pooling: str, control: CancelToken) -> np.ndarray:
         """float64 [hidden]. Raises Cancelled."""

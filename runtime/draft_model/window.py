@@ -17,10 +17,10 @@ import numpy as np
 
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_model.runner import TwoModelRunner
-from streamspec.runtime.engine.graph_kinds import model_groups
 from streamspec.runtime.engine.memory_estimate import DRAFTED
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
 
 SINKS = 4  # tokens at the beginning that are always kept: softmax needs somewhere to put what it does not use
 
@@ -38,7 +38,7 @@ class WindowRunner(OrtRunner):
     def _empty_cache(self) -> Cache:
         self._copied = 0
         slots = self.kept + DRAFTED
-        return KeyValueCache(model_groups(self.model), slots, first=slots)
+        return KeyValueCache(cache_groups(self.model.features), slots, first=slots)
 
     @property
     def position(self) -> int:

@@ -69,22 +69,20 @@ class LoadedModel:
         threads: int | None = None,
         provider: str = "cpu",
         spin: bool = True,
-        profile: Path | None = None,
         capture: bool = True,
     ) -> None:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers,
         ProviderError where this one cannot be used here or leaves to the CPU what decides the speed.
 
         `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while
-        generating. `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says
-        which). `capture`: lets a provider capture the graph, if it is one that the provider does.
+        generating. `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
         self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
         self.captured = manifest.captured if path.name == CAPTURED else None  # sizes of a graph that can be captured
-        wanted = named(provider)
-        self.captures = capture and path.name == wanted.captured and bool(wanted.capture)
+        chosen = named(provider)
+        self.captures = capture and path.name == chosen.captured and bool(chosen.capture)
         self.why_not_captured = ""  # of a bundle with a graph that can be
         plain = sg.GraphFeatures.of_manifest(manifest)
         self.features = plain if self.captured is None else captured_features(plain, self.captured)
@@ -98,11 +96,11 @@ class LoadedModel:
         self.companion: LoadedModel | None = None  # is unloaded and opened again with this one
         self.hashes = True  # whether files are hashed again before they are opened again
         self._runners: WeakSet[Unloadable] = WeakSet()
-        self._open_sessions(profile)
+        self._open_sessions()
 
-    def _open_sessions(self, profile: Path | None = None) -> None:
+    def _open_sessions(self) -> None:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
-        self.session = self._open(self.path, profile)
+        self.session = self._open(self.path)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
         if self.captures and self.captured is not None and self.on_cpu:
             raise ProviderError(
@@ -164,18 +162,11 @@ class LoadedModel:
         check_placement(compactor, named(self.provider))
         return compactor
 
-    def end_profile(self) -> Path:
-        """Closes the profile and returns its file (Chrome trace events)."""
-        return Path(self.session.end_profiling())
-
-    def _open(self, path: Path, profile: Path | None = None) -> Any:
+    def _open(self, path: Path) -> Any:
         here = usable(named(self.provider), flavour(self.manifest))
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
-        if profile is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(profile)
         try:
             with HugePages() as pages:
                 session = self.ort.InferenceSession(
@@ -234,5 +225,7 @@ class LoadedModel:
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
-        own = {row.name for row in sg.INTERFACES[sg.DYNAMIC][0]}
-        return {value.name: value for value in self.session.get_overridable_initializers() if value.name not in own}
+        optional = {value.name: value for value in self.session.get_overridable_initializers()}
+        for row in sg.INTERFACES[sg.DYNAMIC][0]:
+            optional.pop(row.name, None)
+        return optional

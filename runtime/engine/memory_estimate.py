@@ -171,7 +171,7 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
     )
 
 
-def runs_native(manifest: Manifest, provider: str = AUTO) -> bool:
+def runs_native(manifest: Manifest, provider: str) -> bool:
     """Whether a session of the bundle on `provider` runs native operators on this machine, without opening the standard
     graph to see which is faster.
     """

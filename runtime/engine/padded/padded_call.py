@@ -2,7 +2,7 @@
 
 The graph chooses tokens and drafts after those. Where a grammar masks tokens or the graph is
 `unsure` of one that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
-another token is dropped. `static_call` and `captured_call` bind such graphs; their tests
+another token is dropped. `static_call` and `captured_call` (modules) bind such graphs; their tests
 (tests/runtime/engine/padded/test_static_call.py) cover this module.
 """
 
