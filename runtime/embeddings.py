@@ -57,13 +57,13 @@ class StatesRunner(OrtRunner):
         assert isinstance(self._call, DynamicCall)  # other graphs give none
         end = 0
         while end < len(ids):
-            most = self._prompt_rows() if last else min(self._prompt_rows(), SCORE_CHUNK)
-            start, end = end, min(end + most, len(ids))
+            limit = self._prompt_rows() if last else min(self._prompt_rows(), SCORE_CHUNK)
+            start, end = end, min(end + limit, len(ids))
             self._verified = chunk = ids[start:end]
             n = len(chunk)
-            wanted = np.array([n - 1]) if last else counted(n)
-            positions, parents = self.length + counted(n), np.zeros(len(wanted), np.int64)
-            states = self._call.states(CallRows(chunk, positions, causal_mask(n), parents, wanted))
+            logit_rows = np.array([n - 1]) if last else counted(n)
+            positions, parents = self.length + counted(n), np.zeros(len(logit_rows), np.int64)
+            states = self._call.states(CallRows(chunk, positions, causal_mask(n), parents, logit_rows))
             self.commit(range(n))
             if not last or end == len(ids):
                 yield states
@@ -82,8 +82,8 @@ class Embedding:
             raise ConfigError(f"pooling {pooling!r}", " or ".join(POOLINGS), "choose one of them")
         self._session, self._pooling, self._normalize = session, pooling, normalize
         self._control = CancelToken()
-        given: Sequence[Any] = texts if conversation.several(texts) else [texts]  # type: ignore[assignment]
-        self.token_ids = [self._tokens(text, session.context_length) for text in given]
+        inputs: Sequence[Any] = texts if conversation.several(texts) else [texts]  # type: ignore[assignment]
+        self.token_ids = [self._tokens(text, session.context_length) for text in inputs]
 
     def _tokens(self, text: Any, context: int) -> list[int]:
         session = self._session

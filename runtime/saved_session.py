@@ -88,7 +88,7 @@ def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
     rows = [arrays[group.name] for group in groups]
-    if not all(np.isfinite(part).all() for part in rows) or any(not 0 <= token < vocabulary for token in tokens):
+    if not all(np.isfinite(array).all() for array in rows) or any(not 0 <= token < vocabulary for token in tokens):
         raise ConversationError(
             f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {vocabulary}", AGAIN
         )
@@ -125,11 +125,11 @@ def _groups(manifest: Manifest) -> tuple[CacheGroup, ...]:
 
 
 def _rows_of(group: CacheGroup, length: int, shapes: Mapping[str, tuple[str, list[int]]]) -> int:
-    """Rows of `length` tokens that a file is to hold: of a ring as many as it has, its window at least."""
-    window, found = group.cache.window, shapes.get(group.name, ("", []))[1]
-    if window is None or len(found) != len(group.shape(0)):
+    """Returns how many rows of `length` tokens a file must hold: of a ring as many as it has, its window at least."""
+    window, found_shape = group.cache.window, shapes.get(group.name, ("", []))[1]
+    if window is None or len(found_shape) != len(group.shape(0)):
         return length
-    return min(length, max(window, found[4]))
+    return min(length, max(window, found_shape[4]))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:

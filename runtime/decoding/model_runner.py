@@ -76,15 +76,15 @@ class Pruning:
             return priors
         if self.score == EXIT:
             return np.zeros_like(priors)
-        kept = priors >= math.log(max(self.min_probability, TINY))
-        kept[np.argsort(-priors, kind="stable")[self.rows :] if self.rows else []] = False  # parents come first
-        return np.where(kept, 0, DROPPED).astype(np.float32)
+        passed = priors >= math.log(max(self.min_probability, TINY))
+        passed[np.argsort(-priors, kind="stable")[self.rows :] if self.rows else []] = False  # parents come first
+        return np.where(passed, 0, DROPPED).astype(np.float32)
 
     @property
     def lowest(self) -> float:
         """The score below which the graph prunes a row."""
-        least = math.log(max(self.min_probability, TINY))
-        return {BOTH: least, EXIT: least / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
+        threshold = math.log(max(self.min_probability, TINY))
+        return {BOTH: threshold, EXIT: threshold / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +125,13 @@ class SharedModel(Protocol):
 
     @property
     def sharing(self) -> SharedCalls | None:
-        """Where runners may share calls."""
+        """The calls that runners may share; None where they share none."""
 
 
 class SharedCalls(Protocol):
     """Calls that have rows of several sequences."""
 
-    most: int  # sequences
+    max_sequences: int
 
 
 class ModelRunner(Protocol):

@@ -49,8 +49,8 @@ class StatsObserver(StepObserver):
     def observe(self, outcome: StepOutcome) -> None:
         plan, path, stats = outcome.plan, outcome.path, self._stats
         if not plan.plain:
-            kept = path[: 1 + sum(outcome.committed.drafted)]  # before an end of the text
-            stats.sources = self._sources.count(stats.sources, plan.draft.sources, kept)
+            accepted = path[: 1 + sum(outcome.committed.drafted)]  # before an end of the text
+            stats.sources = self._sources.count(stats.sources, plan.draft.sources, accepted)
             stats.drafts = stats.drafts.after(plan.draft.tree, path, outcome.drafter_calls)
         stats.count(len(outcome.tokens), plan.rows)
         stats.shared_steps += outcome.result.sequences > 1

@@ -33,6 +33,6 @@ def confidence(logits: np.ndarray, largest: float) -> float:
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` largest values, the lower ones of equals."""
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    above, equal = np.flatnonzero(values > threshold), np.flatnonzero(values == threshold)
     return np.concatenate((above, equal[: count - len(above)]))

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
@@ -33,7 +33,7 @@ class TwoModelRunner:
 
     def __init__(self, target: OrtRunner, draft: OrtRunner) -> None:
         self.target, self.draft = target, draft
-        self.gamma = MOST
+        self.gamma = MAX_DEPTH
         self._eos = frozenset(target.model.manifest.model.eos_token_ids)
         self._same = 0  # tokens, at least, that both caches begin with
 
@@ -124,18 +124,18 @@ class TwoModelRunner:
     # ---- calls
 
     def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
-        found = self.target.prefill(replace(request, run_drafter=False), progress)
+        result = self.target.prefill(replace(request, run_drafter=False), progress)
         if not request.run_drafter:
-            return found
-        return found._replace(accepted=0, proposal=self._propose(found.choices, (), request))
+            return result
+        return result._replace(accepted=0, proposal=self._propose(result.choices, (), request))
 
     def verify(self, request: StepRequest) -> StepResult:
         if not request.run_drafter:
             return self.target.verify(request)
-        found = self.target.verify(replace(request, run_drafter=False))
-        node, path = accept(request.tree, request.tokens, found.choices)
-        came = [*(request.tokens[i] for i in path), found.choices[node]]
-        return found._replace(accepted=node, proposal=self._propose(came, path, request))
+        result = self.target.verify(replace(request, run_drafter=False))
+        node, path = accept(request.tree, request.tokens, result.choices)
+        came = [*(request.tokens[i] for i in path), result.choices[node]]
+        return result._replace(accepted=node, proposal=self._propose(came, path, request))
 
     def _propose(self, came: Sequence[int], path: Sequence[int], request: StepRequest) -> TreeProposal | None:
         """Drafts after the target's tokens and `came`: those of rows `path` of its last call, which are about to be
@@ -155,15 +155,15 @@ class TwoModelRunner:
             if end is not None:
                 confidences.append(confidence(logits[0, :vocabulary], float(scores[-1][0])))
                 probability *= end.probability(confidences[-1])
-            unsure = end is not None and probability < end.least
+            unsure = end is not None and probability < end.min_probability
             if unsure or len(tokens) >= depth or drafted in self._eos:
                 break
             logits = self._next(drafted)
         depths = len(tokens)
         # Each row follows the first candidate of the one before.
-        found = TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
-        found.confidences = confidences
-        return found
+        proposal = TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+        proposal.confidences = confidences
+        return proposal
 
     def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
         """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for `depth`

@@ -1,5 +1,5 @@
-"""Defines what a source of drafts is that costs no model call: it looks the end of the text up and returns what may
-follow, as a tree of tokens. How often those come true is learned for each source by itself (`AcceptanceRates`).
+"""Defines sources of drafts that cost no model call: a source looks up the end of the text and returns what may follow
+as a tree of tokens. How often these come true is learned for each source by itself (`AcceptanceRates`).
 
 tests/runtime/draft_sources/test_registry.py covers this module.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-# How a token stands to the drafter's: it proposes nothing here, it proposes the same first, or something else.
+# The drafter proposes nothing at this place, or the same token first, or another one.
 KINDS = ("alone", "agrees", "differs")
 ALONE, AGREES, DIFFERS = range(len(KINDS))
 WEIGHT = 10.0  # observations that an assumption counts for
@@ -96,16 +96,20 @@ class LastingIndex(Protocol):
 
 @dataclass(frozen=True)
 class DraftSource:
-    """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
-    index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens.
-    `explores`: it has rows verified for what they teach; one source of a session may.
+    """A source of drafts.
 
-    A source that remembers texts anywhere but in `lasting`, which each session makes anew, says with `fresh` how one
-    that has seen none of them is made."""
+    - `name`; `assumed` [levels]: its acceptance rates before anything was observed.
+    - `begin`: makes the index of a new text, None where it has nothing to look up. `lasting`: makes the index of a
+      session.
+    - `keep`: takes the tokens of an answer that has ended.
+    - `explores`: it has rows verified for what they teach; at most one source of a session does.
+    - `fresh`: makes this source as it was before it saw a text. A source that remembers texts anywhere but in
+      `lasting`, which each session makes anew, must have it.
+    """
 
     name: str
     assumed: Sequence[Rates]
-    begin: Callable[[], TextIndex] | None = None
+    begin: Callable[[], TextIndex | None] | None = None
     keep: Callable[[Sequence[int]], None] | None = None
     lasting: Callable[[], LastingIndex] | None = None
     explores: bool = False
@@ -121,7 +125,7 @@ class DraftSource:
 
 
 class Found(NamedTuple):
-    """What a source found, and its rates. `bit`: of the source (`CandidateTree.sources`)."""
+    """The continuations that a source found, its rates, and its `bit` in `CandidateTree.sources`."""
 
     continuations: Continuations
     rates: AcceptanceRates

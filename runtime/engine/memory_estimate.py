@@ -17,7 +17,7 @@ from streamspec.bundle.onnx_check import shortened
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
@@ -34,7 +34,7 @@ SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, wher
 ALIVE = 3  # there are so many at a time
 SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
 LOGIT_ROWS = 64  # of the widest call that gives logits
-DRAFTED = MOST + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
+DRAFTED = MAX_DEPTH + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
 STATES = 8  # the same of rows x hidden size
 LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
@@ -108,8 +108,8 @@ def estimate_memory(
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     context = manifest.model.context_length if context is None else context
-    found = _estimate(manifest, context, sessions, provider, window, short)
-    return found if isinstance(bundle, Manifest) else found.with_adapter(Path(bundle), manifest)
+    estimate = _estimate(manifest, context, sessions, provider, window, short)
+    return estimate if isinstance(bundle, Manifest) else estimate.with_adapter(Path(bundle), manifest)
 
 
 def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> MemoryEstimate:
@@ -120,8 +120,8 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
     machine has to give. A machine that does not say what it has is taken to have enough.
     """
     context = min(SURE, manifest.model.context_length) if options.context is None else options.context
-    found = _estimate(manifest, context, 1, options.provider, options.window, options.short)
-    needed = found.with_adapter(folder, manifest)
+    estimate = _estimate(manifest, context, 1, options.provider, options.window, options.short)
+    needed = estimate.with_adapter(folder, manifest)
     limit = options.memory
     room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
@@ -141,12 +141,12 @@ def _estimate(
         raise ConfigError(f"a context of {context!r} tokens", f"2..{longest}, the model's", "correct context")
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
-    found = _of_graph(manifest, context, sessions, provider, window)
+    whole = _of_graph(manifest, context, sessions, provider, window)
     if not short:
-        return found
-    more = _of_graph(shortened(manifest), context, sessions, provider)
-    sums = {name: getattr(found, name) + getattr(more, name) for name in ("packed", "cache", "work")}
-    return replace(found, **sums)  # over the same weights
+        return whole
+    short_graph = _of_graph(shortened(manifest), context, sessions, provider)
+    sums = {name: getattr(whole, name) + getattr(short_graph, name) for name in ("packed", "cache", "work")}
+    return replace(whole, **sums)  # both use the same weights
 
 
 def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, window: int = 0) -> MemoryEstimate:

@@ -94,10 +94,10 @@ def _group_limits() -> list[int]:
 
 def _group_room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
     try:
-        most = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
+        maximum = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
         used = int((folder / use).read_text())
         counted = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, most - used + int(counted.get(droppable, 0)))
+        return max(0, maximum - used + int(counted.get(droppable, 0)))
     except (OSError, ValueError):
         return None
 

@@ -99,9 +99,9 @@ def filled() -> list[Range]:
 def _anonymous(line: str) -> Range | None:
     """The range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be written."""
     addresses, rights, _, _, inode, *name = line.split()
-    own = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+    private = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
     start, end = (int(x, 16) for x in addresses.split("-"))
-    return (start, end) if rights == "rw-p" and own else None
+    return (start, end) if rights == "rw-p" and private else None
 
 
 def without(ranges: list[Range], taken: list[Range]) -> list[Range]:

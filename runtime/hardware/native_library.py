@@ -79,10 +79,10 @@ def _opened(path: Path) -> NativeLibrary:
             return NativeLibrary(path, "built from other sources than native/ has now; pip install -e . again")
         if kernels := _text(opened, KERNELS):
             return NativeLibrary(path, "", kernels)
-        wanted, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
+        asked, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
         return NativeLibrary(
             path,
-            f"STREAMSPEC_KERNELS={wanted!r} names no kernels of this machine, which runs {names}; name one or unset it",
+            f"STREAMSPEC_KERNELS={asked!r} names no kernels of this machine, which runs {names}; name one or unset it",
         )
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         line = (str(error) or type(error).__name__).splitlines()[0]

@@ -63,10 +63,6 @@ HEAVY = frozenset(
 ProviderOptions = dict[str, str]
 
 
-def _none(threads: int) -> ProviderOptions:
-    return {}
-
-
 def _exact(threads: int) -> ProviderOptions:
     return {"use_tf32": "0"}  # 10 bits of a float32's 23: trees and plain decoding would part
 
@@ -115,7 +111,7 @@ class Provider:
     flavours: tuple[str, ...]
     plugin: str = ""
     device: str = "GPU"
-    options: Callable[[int], ProviderOptions] = _none
+    options: Callable[[int], ProviderOptions] = lambda threads: {}
     system: str = ""
     built_in: ProviderOptions = field(default_factory=dict)
     memory: str = ""
@@ -135,8 +131,8 @@ CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIV
 # The CPU with operators of our own in place of ONNX Runtime's
 NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE)
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
-    one.name: one
-    for one in (
+    provider.name: provider
+    for provider in (
         Provider(
             "cuda",
             "CUDAExecutionProvider",
@@ -229,14 +225,14 @@ def import_onnxruntime() -> Any:
 
 
 def named(name: str) -> Provider:
-    """Raises ConfigError for a name that no provider has."""
+    """Returns the provider of this name. Raises ConfigError where there is none."""
     if name not in PROVIDERS:
         raise ConfigError(f"provider {name!r}", f"auto, {', '.join(PROVIDERS)}", "choose one of them")
     return PROVIDERS[name]
 
 
 def on_cpu(name: str) -> bool:
-    """Whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
+    """Tells whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
     return name in (CPU.name, NATIVE_CPU.name)
 
 
@@ -279,13 +275,12 @@ def fitting(kind: str) -> tuple[list[str], dict[str, str]]:
     reason.
     """
     states = {name: find(provider, kind) for name, provider in PROVIDERS.items()}
-    return [name for name, one in states.items() if not one.why_not], {
-        name: one.why_not for name, one in states.items() if one.installed and one.why_not
-    }
+    usable_here = [name for name, state in states.items() if not state.why_not]
+    return usable_here, {name: state.why_not for name, state in states.items() if state.installed and state.why_not}
 
 
 def usable(provider: Provider, kind: str = "") -> UsableProvider:
-    """The same. Raises ProviderError where it cannot be used."""
+    """Looks the provider up as `find` does. Raises ProviderError where it cannot be used."""
     state = find(provider, kind)
     if state.why_not:
         raise ProviderError(
@@ -333,10 +328,10 @@ def check_placement(session: Any, provider: Provider) -> int:
         )
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return 0  # none may, see `prepare`
-    parts = session.get_provider_graph_assignment_info()
-    left = [node for part in parts if part.ep_name != provider.ort for node in part.get_nodes()]
+    graphs = session.get_provider_graph_assignment_info()
+    left = [node for assigned in graphs if assigned.ep_name != provider.ort for node in assigned.get_nodes()]
     heavy = [node for node in left if node.op_type in HEAVY]
-    if heavy or all(part.ep_name != provider.ort for part in parts):
+    if heavy or all(assigned.ep_name != provider.ort for assigned in graphs):
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op_type for node in heavy).most_common())
         what = f"{kinds}, such as {', '.join(node.name for node in heavy[:3])}," if heavy else "the whole graph"
         raise ProviderError(
@@ -348,7 +343,7 @@ def check_placement(session: Any, provider: Provider) -> int:
 
 
 def _devices(ort: Any, provider: Provider) -> tuple[Any, ...]:
-    """Of the plug-ins registered so far."""
+    """Returns the provider's devices in the plug-ins registered so far."""
     if not hasattr(ort, "get_ep_devices"):
         return ()
     return tuple(d for d in ort.get_ep_devices() if d.ep_name == provider.ort and d.device.type.name == provider.device)

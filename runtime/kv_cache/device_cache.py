@@ -77,14 +77,14 @@ class DeviceCache(SequenceRows):
         out = []
         for group in self.groups:
             data = np.stack([np.stack([part.numpy() for part in self.data[layer]]) for layer in group.layers])
-            out.append(data[..., self.kept(group, data.shape[4]) % data.shape[4], :])
+            out.append(data[..., self.held_rows(group, data.shape[4]) % data.shape[4], :])
         return out
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
         self.data = list(self.data)
-        for group, given in zip(self.groups, rows, strict=True):
-            for layer, parts in zip(group.layers, given, strict=True):
+        for group, filled in zip(self.groups, rows, strict=True):
+            for layer, parts in zip(group.layers, filled, strict=True):
                 self.data[layer] = [self._filled(part, self.slots(group)) for part in parts]
         self._binding = self._bind()
 

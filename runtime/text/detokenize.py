@@ -76,7 +76,7 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> tuple[int, str, bool]:
         """Returns how many of the tokens count, the text that may be shown, and whether a stop string ended with the
         last that counts."""
-        if not self._stops.wanted:
+        if not self._stops.stops:
             return len(tokens), self._detokenizer.push(*tokens), False
         shown = ""
         for count, token in enumerate(tokens, start=1):

@@ -88,5 +88,5 @@ def _with_fallback(text: str) -> bytes:
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield decoder
-    for one in decoder.get("decoders") or ():
-        yield from _steps(one)
+    for inner in decoder.get("decoders") or ():
+        yield from _steps(inner)

@@ -13,19 +13,19 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.wanted = [s for s in stops if s]
+        self.stops = [s for s in stops if s]
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown, whether there was a stop string). Text that may begin a stop string is held back."""
-        if not self.wanted:
+        if not self.stops:
             return text, False
         self._held += text
-        ends = [(at + len(stop), at) for stop in self.wanted if (at := self._held.find(stop)) >= 0]
+        ends = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if ends:
             shown, self._held = self._held[: min(ends)[1]], ""
             return shown, True
-        keep = max((_overlap(self._held, stop) for stop in self.wanted), default=0)
+        keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown, False

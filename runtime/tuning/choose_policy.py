@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.runtime.costs.draft_depth import MOST as DEEPEST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -55,7 +55,7 @@ def choose_policy(
         reason=PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams",
         expected=_expected(manifest) if measured and not second else None,
         search=native_search.find() or PYTHON_SEARCH,
-        deepest=DEEPEST if second else 0,
+        deepest=MAX_DEPTH if second else 0,
         window=options.window,
     )
 

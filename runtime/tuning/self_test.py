@@ -67,9 +67,9 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     runner.rewind(len(ids) - len(right))
     priors = np.array([0.0 if node in right else DROPPED for node in range(len(tree))], np.float32)
     choices = runner.verify(StepRequest(tokens, tree, pruning=Pruning(len(right)), priors=priors)).choices
-    kept = tuple(node for node, choice in enumerate(choices) if choice >= 0)
-    if kept != right:
-        raise _wrong(runner.provider, what, f"rows {list(kept)} left", f"rows {list(right)}")
+    left = tuple(node for node, choice in enumerate(choices) if choice >= 0)
+    if left != right:
+        raise _wrong(runner.provider, what, f"rows {list(left)} left", f"rows {list(right)}")
     runner.commit(right[:-1])
     tolerance = CACHE_TOLERANCE[manifest.precision]
     for expected, found in zip(whole, runner.snapshot()[1], strict=True):

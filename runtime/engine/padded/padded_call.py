@@ -1,8 +1,8 @@
 """Calls of step graphs whose row counts are fixed: a call pads its rows to the graph's.
 
 The graph chooses tokens and drafts after those. Where a grammar masks tokens or the graph is
-`unsure` of one that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
-another token is dropped. `static_call` and `captured_call` (modules) bind such graphs; their tests
+`unsure` of a token that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
+another token is dropped. The modules `static_call` and `captured_call` bind such graphs; tests
 (tests/runtime/engine/padded/test_static_call.py) cover this module.
 """
 
