@@ -44,7 +44,7 @@ class StatesRunner(OrtRunner):
         return KeyValueCache(cache_groups(self.model.features), self.context_length + self.gamma)
 
     def pooled(self, ids: Sequence[int], pooling: str, control: CancelToken) -> np.ndarray:
-        """float64 [hidden]. Raises Cancelled."""
+        """Returns float64 [hidden]. Raises Cancelled."""
         self.rewind(0)
         total, count = np.zeros(self.model.manifest.model.hidden_size), 0
         for states in self._states(ids, pooling == LAST):
@@ -94,8 +94,8 @@ class Embedding:
         return ids
 
     def run(self, timeout: float | None = None) -> np.ndarray:
-        """float32 [texts, hidden]. Raises StreamspecError where it was cancelled or took more than `timeout` seconds,
-        ConfigError while the session is busy."""
+        """Returns float32 [texts, hidden]. Raises StreamspecError where it was cancelled or took more than `timeout`
+        seconds, ConfigError while the session is busy."""
         session, control = self._session, self._control
         try:
             with control.within(timeout), session._exclusive(control):

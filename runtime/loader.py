@@ -151,7 +151,7 @@ def _read(folder: Path, options: LoadOptions) -> _Read:
 
 
 def _source_data(folder: Path, manifest: Manifest, options: LoadOptions, draft: Manifest | None) -> SourceData:
-    """The bundle's store of answers, if it has one, past answers, if they are asked for, and `draft`. Raises
+    """Returns the bundle's store of answers, if it has one, past answers, if they are asked for, and `draft`. Raises
     BundleError for a store that is not what the manifest says, ConfigError for a file of past answers that is none.
     """
     info, vocab_size, store, past = manifest.store, manifest.model.vocab_size, None, options.past_answers

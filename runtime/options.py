@@ -18,7 +18,8 @@ from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
 
 MAX_LOGPROBS = 100
-# In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, so many in all.
+# In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, `WINDOW_TOKENS` in
+# all.
 WINDOW, WINDOW_TOKENS, MIN_WINDOW_TOKENS = "window", 512, 128
 MOST_BATCH = 64  # answers that share a call: as many as it can have rows
 SELF = "self"  # the value of `draft` for the short graph of the bundle
@@ -56,8 +57,8 @@ class GenerationKwargs(TypedDict, total=False):
 class GenerationOptions:
     """Options of one generation.
 
-    - `max_new_tokens`: most tokens of the answer.
-    - `stop`: a string or strings that end the answer; it leaves them out.
+    - `max_new_tokens`: maximum number of tokens of the answer.
+    - `stop`: a string or strings that end the answer, which does not include them.
     - `speculate`: False decodes one token per step, with the same result (sampled: given the same seed).
     - `sampling`: how tokens are chosen; greedy by default.
     - `grammar`: constrains the whole answer (docs/guides/structured-output.md).

@@ -96,7 +96,7 @@ def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
 
 
 def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fields:
-    """The fields that say what the file was made for."""
+    """Returns the fields that say what the file was made for."""
     about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
     if about.integer("format", 1, 1 << 31) != FORMAT:
         raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
@@ -108,7 +108,7 @@ def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fiel
 
 
 def _arrays(file: Any, groups: Sequence[CacheGroup], context: int) -> dict[str, np.ndarray]:
-    """The tensors by name. Their types and sizes are checked before they are read."""
+    """Returns the tensors by name. Their types and sizes are checked before they are read."""
     tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     shapes = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in tensors.items()}
     length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0

@@ -145,7 +145,7 @@ class Stream(Iterator[Chunk]):
         return self
 
     async def __anext__(self) -> Chunk:
-        """The model runs in a thread of the event loop's; a task that is cancelled meanwhile closes the stream."""
+        """Runs the model in a thread of the event loop's pool. A task that is cancelled meanwhile closes the stream."""
         import asyncio
 
         call = asyncio.get_running_loop().run_in_executor(None, next, self._chunks, None)

@@ -57,7 +57,7 @@ RISE = 1.1  # of a plain step's seconds: a busy machine must not be kept for goo
 
 @dataclass(frozen=True)
 class CostRecord:
-    """What is known of a bundle's steps on this machine.
+    """The known costs of a bundle's steps on this machine.
 
     - `seconds`: of a step by its rows, 1: a plain one, more: with the drafter; `CONTEXT` tokens in the cache.
     - `price`, `context`: of the drafter in plain steps, and (a, b); None if they were not learned.
@@ -78,7 +78,7 @@ CONTEXT = 64  # tokens in the cache that a record's seconds are for
 
 
 class _Time(NamedTuple):
-    """Of a step: `again`: not the first of its kind, `steps`: those before it."""
+    """The time of a step. `again`: it is not the first of its kind; `steps`: those before it."""
 
     rows: int
     calls: float  # of the drafter
@@ -181,11 +181,11 @@ class LearnedRowCosts(RowCosts):
 
     @property
     def sure(self) -> bool:
-        """Whether more than the first assumption is known."""
+        """Tells whether more than the first assumption is known."""
         return bool(self.known.seconds) or self.steps >= 2 * EVERY
 
     def record(self) -> CostRecord:
-        """What is known by now: of the row counts that were used, and of those that were known before."""
+        """Returns the costs known by now, of the row counts that were used and of those known before."""
         with self._lock:
             self._catch_up()
             without, price, plain = self._ratios(CONTEXT)
@@ -313,8 +313,8 @@ def describe(record: CostRecord) -> str:
 
 
 def _assumed(drafter: bool, common: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """The state before anything was measured, and its covariance. `common`: factor of what all rows have in common,
-    and of price and context."""
+    """Returns the state before anything was measured, and its covariance. `common`: factor of what all rows have in
+    common, and of price and context."""
     further = KNOTS - 1.0
     state = np.array([math.log(0.02), *(mean for mean, _ in ASSUMED), *(1 + ROW * further)])
     prior = np.zeros((len(state), len(state)))

@@ -50,7 +50,7 @@ NO_DRAFTS = DraftCounts()
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
-    """Tokens per step, the target's own included. `alpha` 0 to 1; `gamma` >= 0, also a mean of several."""
+    """Returns the tokens per step, the target's own included. `alpha` 0 to 1; `gamma` >= 0, also a mean of several."""
     return gamma + 1 if alpha >= 1 else float((1 - alpha ** (gamma + 1)) / (1 - alpha))
 
 
@@ -105,8 +105,8 @@ def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, m
 
 
 def pays_from(alpha: float, costs: RowCosts, max_gamma: int, limit: int) -> int:
-    """The fewest tokens of context, in whole `CONTEXTS` up to `limit`, at which drafts of the best length from 1 to
-    `max_gamma` are faster than plain decoding, `costs` at that context; 0 where they never are."""
+    """Returns the fewest tokens of context, in whole `CONTEXTS` up to `limit`, at which drafts of the best length from
+    1 to `max_gamma` are faster than plain decoding, `costs` at that context; 0 where they never are."""
     for cached in range(CONTEXTS, limit + 1, CONTEXTS):
         verify, price = costs.at(cached)
         if speedups(alpha, verify[: max_gamma + 1], price).max() > 1:

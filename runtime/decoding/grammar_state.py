@@ -24,7 +24,7 @@ class Matcher(Protocol):
     """A grammar that has been followed for some tokens."""
 
     def allowed(self) -> tuple[np.ndarray, bool]:
-        """Bool [vocabulary], the caller's own: text that may follow; and whether the text may end here."""
+        """Returns bool [vocabulary], the caller's own: text that may follow; and whether the text may end here."""
 
     def consume(self, token: int) -> bool:
         """Follows one token; False where it is not allowed."""
@@ -91,7 +91,7 @@ class GrammarState:
         return [(token, probability / max(rest, 1e-9), number) for token, probability, number in allowed_candidates]
 
     def allows(self, path: Path, token: int) -> bool:
-        """Whether `token` may be drafted after `path`."""
+        """Tells whether `token` may be drafted after `path`."""
         return self._draftable(self.after(path), token)
 
     def tree_masks(self, tree: DraftTree, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Defines `ModelRunner`: what the decoding loop and a session need of a model. The tests implement it with a toy."""
+"""Defines `ModelRunner`, the interface of a model for the decoding loop and a session. The tests implement it with a
+toy."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT_ONLY = DraftTree((0,), (0,))
 TINY = 1e-30  # a probability of 0
-DROPPED = -1e6  # prior of a row that the early exit is to drop, whatever it makes of it
+DROPPED = -1e6  # prior of a row that the early exit must drop, whatever its own score
 
 
 class Cancelled(Exception):
@@ -70,8 +71,8 @@ class Pruning:
             raise ConfigError(f"pruning by the score {self.score!r}", " or ".join(SCORES), "correct score")
 
     def asked(self, priors: np.ndarray) -> np.ndarray:
-        """What the graph is given for `priors` float32 [n], the drafter's log probabilities, so that its score of both
-        is the one wanted."""
+        """Returns the priors to give to the graph for `priors` float32 [n], the drafter's log probabilities, so that
+        its score of both is the requested `score`."""
         if self.score == BOTH:
             return priors
         if self.score == EXIT:
@@ -89,7 +90,7 @@ class Pruning:
 
 @dataclass(frozen=True, eq=False)
 class StepRequest:
-    """What a call of a model computes: the rows of a draft tree, or part of a prompt.
+    """A call of a model: the rows of a draft tree, or part of a prompt.
 
     - `tokens` [n]: of the tree's nodes, the root first; of a prompt in the order of its text.
     - `tree`: of n nodes. A prompt has none: `prefill` does not read it.
@@ -151,7 +152,7 @@ class ModelRunner(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum number of tokens of a sequence."""
 
     @property
     def length(self) -> int:
@@ -183,7 +184,7 @@ class ModelRunner(Protocol):
         """Empties the cache and gives its memory back."""
 
     def reusable(self, prompt: Sequence[int]) -> int:
-        """How many tokens `begin` would keep."""
+        """Returns how many tokens `begin` would keep."""
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
@@ -217,4 +218,4 @@ class ModelRunner(Protocol):
         """From any thread: stops the call under way, or the next one, with `Cancelled`."""
 
     def generation(self) -> AbstractContextManager[None]:
-        """The body is one generation; earlier cancellations are forgotten."""
+        """Forgets earlier cancellations; the body is one generation."""

@@ -20,7 +20,8 @@ from streamspec.runtime.draft_sources.lookup import SourceLookup
 
 
 def observers_of(planner: Planner, adaptive: AdaptiveState, stats: Stats) -> list[StepObserver]:
-    """Those that an answer needs. The costs come last: their time of a step includes what the others took."""
+    """Returns the observers that an answer needs. The costs come last: their time of a step includes that of the
+    others."""
     observers: list[StepObserver] = [
         StatsObserver(stats, planner.sources),
         ControllerObserver(adaptive.controller),

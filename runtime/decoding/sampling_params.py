@@ -93,17 +93,17 @@ class Sampling:
 
     @property
     def alike(self) -> tuple[float, ...]:
-        """What the graph's inputs depend on, but for the repetition penalty: one call serves those of equal ones."""
+        """The values of `GRAPH_INPUTS` that are no sequence's own: one call serves samplings with equal ones."""
         return tuple(getattr(self, name) for name in GRAPH_INPUTS if name not in PER_SEQUENCE)
 
     @property
     def adjusted(self) -> bool:
-        """Whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
+        """Tells whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
         return any(getattr(self, name) for name in ADJUSTMENTS)
 
     @property
     def plain_argmax(self) -> bool:
-        """Whether graphs are to choose the likeliest token by the model's own logits."""
+        """Tells whether graphs are to choose the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
 
     def check_vocabulary(self, size: int) -> None:

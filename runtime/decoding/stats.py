@@ -58,7 +58,7 @@ class Stats:
             self.plain_steps += 1
 
     def copy(self) -> Stats:
-        """The counts as they are now."""
+        """Returns the counts as they are now."""
         now = object.__new__(Stats)  # at every step: `dataclasses.replace` takes ten times as long
         now.__dict__.update(self.__dict__)
         return now
@@ -76,7 +76,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Returns tokens per second of the decode phase; the first token belongs to the prefill."""
+        """Returns the tokens per second of the decode phase; the first token belongs to the prefill."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 and self.new_tokens > 1 else 0.0
 
     @property

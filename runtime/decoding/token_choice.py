@@ -50,7 +50,7 @@ class TokenChoice:
         return runner.begin(prompt, sampling, options.logprobs is not None or sampling.adjusted)
 
     def mask(self, tokens: Sequence[int] = (-1,), tree: DraftTree = ROOT_ONLY) -> np.ndarray | None:
-        """Bool [n, vocabulary]: what may follow each row; None for anything."""
+        """Returns bool [n, vocabulary]: what may follow each row; None for anything."""
         return None if self._grammar is None else self._grammar.tree_masks(tree, tokens)
 
     def choose(

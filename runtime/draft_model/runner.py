@@ -1,11 +1,10 @@
 """Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own. `window`
 has the target itself in place of the smaller one.
 
-To the decoding loop both are a single model with a drafter: a call verifies with the target, then the draft model
-reads what was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them
-(`early_end`). It proposes a chain with the likeliest tokens beside it. Its cache holds its drafts until the next call,
-and is taken back to the last token that came true.
-"""
+To the decoding loop both are a single model with a drafter: a call verifies with the target, then the draft model reads
+what was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them (`early_end`).
+It proposes a chain and, at each depth, the next likeliest tokens. Its cache holds its drafts until the next call, and
+is taken back to the last token that came true."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class TwoModelRunner:
         self.target, self.draft = target, draft
         self.gamma = MAX_DEPTH
         self._eos = frozenset(target.model.manifest.model.eos_token_ids)
-        self._same = 0  # tokens, at least, that both caches begin with
+        self._same = 0  # both caches begin with at least so many equal tokens
 
     # ---- the target's
 
@@ -96,7 +95,7 @@ class TwoModelRunner:
         self._same = 0
 
     def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
-        """The draft model reads the text when it next drafts."""
+        """Restores the target; the draft model reads the text when it next drafts."""
         self.target.restore(tokens, rows)
         self._same = 0
 
@@ -166,8 +165,8 @@ class TwoModelRunner:
         return proposal
 
     def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
-        """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for `depth`
-        tokens."""
+        """Returns the draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for
+        `depth` tokens."""
         unread = self._rewind(came)
         room = self.draft.context_length - self.draft.length - len(unread)
         if room < depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:

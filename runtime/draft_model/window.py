@@ -79,7 +79,7 @@ class WindowRunner(OrtRunner):
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """The target's is the request that the scheduler counts."""
+        """Forgets earlier cancellations; the scheduler counts the target's request alone."""
         self._executor.clear()
         yield
 

@@ -108,7 +108,7 @@ class LookaheadPool:
             self._columns = [moved.get(i) or [self._tentative()] for i in range(WINDOW)]
 
     def after(self, token: int) -> list[list[int]]:
-        """What followed `token` in the n-grams kept, the newest first."""
+        """Returns the tokens that followed `token` in the stored n-grams, the newest first."""
         at, size = token % ROWS * NGRAMS * (NGRAM - 1), NGRAM - 1
         rows = (self._pool[at + size * i : at + size * (i + 1)].tolist() for i in range(NGRAMS))
         return [[token - 1 for token in row] for row in rows if row[0]]
@@ -123,7 +123,7 @@ class LookaheadPool:
                 at += 1
 
     def _tentative(self) -> int:
-        """A token of the prompt."""
+        """Returns a token of the prompt."""
         self._drawn += STRIDE
         return self._prompt[self._drawn % len(self._prompt)] if self._prompt else 0
 

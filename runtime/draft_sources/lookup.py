@@ -84,7 +84,7 @@ class SourceLookup:
         return self.others
 
     def explore(self, room: int) -> Continuations | None:
-        """Returns rows to verify for what they teach, by the source that has such."""
+        """Returns the rows to verify for what they teach, by the source that has such."""
         return next((index.explore(room) for index, _, bit in self.lasting if bit == self.explorer), None)
 
     def learn(self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]) -> None:

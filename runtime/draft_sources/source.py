@@ -23,9 +23,9 @@ NO_RATES: Rates = (0.0, 0.0, 0.0)  # of a token that no source claims
 
 
 class Continuations(NamedTuple):
-    """What may follow a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the text),
-    siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates; `NO_CLAIM` where others propose
-    the token and the source only what follows it."""
+    """The continuations of a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the
+    text), siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates; `NO_CLAIM` where others
+    propose the token and the source only what follows it."""
 
     tokens: list[int]
     parents: list[int]
@@ -33,8 +33,8 @@ class Continuations(NamedTuple):
 
 
 class AcceptanceRates:
-    """How often a source's tokens come true if those before them did, by level and kind (`KINDS`): `assumed` [levels]
-    at first, observed since. Outlives a text."""
+    """The shares of a source's tokens that come true if those before them did, by level and kind (`KINDS`): `assumed`
+    [levels] at first, observed since. Outlives a text."""
 
     def __init__(self, assumed: Sequence[Rates]) -> None:
         self._hits = [[WEIGHT * rate for rate in rates] for rates in assumed]
@@ -62,8 +62,9 @@ class TextIndex(Protocol):
 
 
 class Stems(NamedTuple):
-    """What the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes), `probabilities`
-    and `sources` (bits of those that propose it) of each node, the root first, the likeliest before others."""
+    """The rows that the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes),
+    `probabilities` and `sources` (bits of those that propose it) of each node, the root first, the likeliest before
+    others."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -140,8 +141,9 @@ class SourceCounts(NamedTuple):
 
 
 class CandidateTree(NamedTuple):
-    """What all sources found, as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how likely
-    each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose it."""
+    """The continuations of all sources as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how
+    likely each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose
+    it."""
 
     tokens: list[int]
     parents: list[int]
@@ -150,8 +152,8 @@ class CandidateTree(NamedTuple):
 
 
 def merged(found: Sequence[Found]) -> CandidateTree | None:
-    """Makes one tree of what the sources found; a token that several propose is as likely as the surest of them
-    says."""
+    """Merges the continuations of all sources into one tree. A token that several sources propose gets the largest of
+    their rates."""
     if not found:
         return None
     tokens, parents, sources = list[int](), list[int](), list[int]()

@@ -40,7 +40,7 @@ STARTS = (0, 3, 11, 19)  # levels of `ALONE`'s rows
 
 
 def _rates(alone: float) -> Rates:
-    """A drafter that says the same is mostly right, one that says something else halves what the store says."""
+    """Returns the rates of a token: a drafter that agrees is mostly right, one that differs halves the store's rate."""
     return alone, max(alone, 0.9), alone / 2
 
 
@@ -80,7 +80,7 @@ class AnswerStore:
         return found if found[0] else self._longest(text, 1)
 
     def _longest(self, text: Sequence[int], places: int) -> tuple[int, int, int]:
-        """As `_match`, of ends that stand at so many `places`."""
+        """Returns the same as `_match` for ends that stand at so many `places`."""
         low, high, found = 1, len(text), (0, 0, 0)
         while low <= high:  # a shorter end stands wherever a longer one does
             length = (low + high) // 2

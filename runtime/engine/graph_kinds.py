@@ -22,7 +22,7 @@ from streamspec.runtime.kv_cache.shared_cache import SharedCache
 
 
 def dynamic_call(context: CallContext) -> GraphCall:
-    """Calls of a dynamic graph: shared with other sequences where the cache lies beside theirs."""
+    """Returns calls of a dynamic graph, which other sequences may share where the caches are in one array."""
     sharing = context.executor.model.sharing
     if sharing is None or not isinstance(context.cache, SharedCache):
         return DynamicCall(context)
@@ -30,13 +30,14 @@ def dynamic_call(context: CallContext) -> GraphCall:
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache of at most `rows` rows in the machine's memory, beside others where calls are shared."""
+    """Returns a cache of at most `rows` rows in the machine's memory, in a shared array where calls are shared."""
     shared = model.sharing and model.sharing.cache(cache_groups(model.features), rows)
     return shared or KeyValueCache(cache_groups(model.features), rows)
 
 
 def device_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache in the memory of the provider's device, where it has any. Raises ProviderError without room for it."""
+    """Returns a cache in the memory of the provider's device, where it has any. Raises ProviderError without room for
+    it."""
     provider = named(model.provider)
     if not provider.memory:
         return host_cache(model, rows)
@@ -52,7 +53,7 @@ def device_cache(model: LoadedModel, rows: int) -> Cache:
 
 
 def static_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache of as many rows as the graph's shape has, all of them at once."""
+    """Returns a cache of as many rows as the graph's shape has, all of them at once."""
     slots = model.manifest.model.context_length
     return KeyValueCache(cache_groups(model.features), slots, first=slots)
 
@@ -74,5 +75,5 @@ GRAPH_KINDS = {
 
 
 def graph_kind(model: LoadedModel) -> GraphKind:
-    """The kind of the open bundle."""
+    """Returns the kind of the open bundle."""
     return GRAPH_KINDS[flavour(model.manifest)] if model.captured is None else CAPTURED

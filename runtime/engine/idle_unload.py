@@ -30,7 +30,7 @@ class IdleUnloader:
 
     @contextmanager
     def in_use(self, reload: bool = True) -> Iterator[bool]:
-        """The body finds the bundle loaded; idle time begins when the last such body ends. Without `reload` an unloaded
+        """Loads the bundle for the body; idle time begins when the last such body ends. Without `reload` an unloaded
         bundle stays unloaded, and the body gets False."""
         with self._lock:
             there = self.loaded or reload

@@ -172,18 +172,16 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
 
 
 def runs_native(manifest: Manifest, provider: str) -> bool:
-    """Whether a session of the bundle on `provider` runs native operators on this machine, without opening the standard
-    graph to see which is faster.
-    """
+    """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
+    standard graph to see which is faster."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
     return provider == NATIVE_CPU.name or (provider == AUTO and native_library.kernels() in FASTER)
 
 
 def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
-    """Bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of those in
-    memory of the process's own.
-    """
+    """Returns the bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of
+    those in memory of the process's own."""
     data = max(0, sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA)) - table)
     if NATIVE in manifest.files:
         return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK[manifest.precision] * data))
@@ -193,9 +191,9 @@ def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
 
 
 def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
-    """Bytes of the table of per-layer inputs without its scales, and of its pages that `tokens` different tokens are
-    looked up in. Both 0 for static bundles, which were not measured: there the table counts like other weights.
-    """
+    """Returns the bytes of the table of per-layer inputs without its scales, and of its pages that `tokens` different
+    tokens are looked up in. Both 0 for static bundles, which were not measured: there the table counts like other
+    weights."""
     model = manifest.model
     row = 0 if manifest.static else STORED[manifest.precision] * model.layers * model.per_layer_width
     table, pages = row * model.vocab_size, PAGE * (-(-row // PAGE) + 1)
@@ -203,7 +201,7 @@ def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
 
 
 def heads(model: ModelInfo) -> int:
-    """Query heads, as nearly as the manifest says."""
+    """Returns query heads, as nearly as the manifest says."""
     return model.heads or max(model.kv_heads, model.hidden_size // model.head_dim)
 
 
@@ -213,7 +211,7 @@ def widest(model: ModelInfo, context: int) -> int:
 
 
 def prompt_rows(model: ModelInfo, context: int) -> int:
-    """The number of rows of a prompt to read in one call that reaches `context` tokens."""
+    """Returns the number of rows of a prompt to read in one call that reaches `context` tokens."""
     return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * widest(model, context))))
 
 
@@ -225,7 +223,7 @@ def _converted(group: CacheGroup, context: int) -> int:
 
 
 def largest_adapter(folder: Path) -> int:
-    """Bytes of the largest file of tensors in a swappable bundle."""
+    """Returns the bytes of the largest file of tensors in a swappable bundle."""
     files = (folder / swappable.ADAPTERS / name / swappable.TENSORS for name in swappable.names(folder))
     return max((file.stat().st_size for file in files if file.is_file()), default=0)
 

@@ -34,7 +34,7 @@ class OrtRunner:
     excepted.
     """
 
-    drafts = False  # for another runner over the same model, whose sequence it belongs to
+    drafts = False  # True: for another runner over the same model, in that one's sequence
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
         """`context`: maximum number of tokens in the cache; default: the model's context.
@@ -238,7 +238,7 @@ class OrtRunner:
 
 
 def causal_mask(n: int) -> np.ndarray:
-    """float32 [n, n]: row i sees rows up to i."""
+    """Returns float32 [n, n]: row i sees rows up to i."""
     return np.triu(np.full((n, n), MASKED, dtype=np.float32), k=1)
 
 

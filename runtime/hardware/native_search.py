@@ -26,7 +26,7 @@ _PROPOSAL = [_IN, _IN, _IN, _IN]
 
 
 def find() -> NativeSearch | None:
-    """The search of the native library, None where there is none to use."""
+    """Returns the search of the native library, None where there is none to use."""
     path = native_library.library()
     return None if path is None else _opened(path)
 

@@ -213,7 +213,7 @@ class ProviderChoice:
 
 
 def import_onnxruntime() -> Any:
-    """The module, its telemetry off. Raises ConfigError where it is not installed."""
+    """Imports and returns ONNX Runtime with its telemetry off. Raises ConfigError where it is not installed."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
@@ -271,9 +271,8 @@ def find(provider: Provider, kind: str = "") -> UsableProvider:
 
 
 def fitting(kind: str) -> tuple[list[str], dict[str, str]]:
-    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the
-    reason.
-    """
+    """Returns the names of the providers that can be used here and run this flavour; and of others that are installed,
+    with the reason."""
     states = {name: find(provider, kind) for name, provider in PROVIDERS.items()}
     usable_here = [name for name, state in states.items() if not state.why_not]
     return usable_here, {name: state.why_not for name, state in states.items() if state.installed and state.why_not}
@@ -316,9 +315,8 @@ def prepare(ort: Any, state: UsableProvider, options: Any, threads: int, capture
 
 
 def check_placement(session: Any, provider: Provider) -> int:
-    """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
-    speed.
-    """
+    """Returns how many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides
+    the speed."""
     if provider in (NATIVE_CPU, CPU):
         return 0
     session.disable_fallback()  # else a failing run starts again on the CPU

@@ -51,7 +51,8 @@ class CapturedCache(SequenceRows):
         self.length += len(path)
 
     def sources(self) -> np.ndarray:
-        """int64 [margin]: the slots that the next call fills the `margin` slots in front of its own rows from."""
+        """Returns int64 [margin]: the slots that the next call fills the `margin` slots in front of its own rows
+        from."""
         out = unmoved(self.sizes, self.length)
         for slot, source in self._moves.items():
             out[slot - self.length] = source

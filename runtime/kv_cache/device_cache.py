@@ -92,15 +92,15 @@ class DeviceCache(SequenceRows):
         return self.data
 
     def _filled(self, rows: np.ndarray, slots: int) -> Any:
-        """The last of `rows` [1, heads, count, width], those before the committed `length`, in their slots on the
-        device."""
+        """Copies the last of `rows` [1, heads, count, width], those before the committed `length`, to their slots on
+        the device."""
         count = min(rows.shape[2], slots)
         room = np.zeros((*rows.shape[:2], slots, rows.shape[3]), rows.dtype)
         room[:, :, np.arange(self.length - count, self.length) % slots] = rows[:, :, rows.shape[2] - count :]
         return self._on_device(room)
 
     def _on_device(self, array: np.ndarray) -> Any:
-        """A copy on the device."""
+        """Returns a copy of `array` on the device."""
         return self._value(array.copy(), self._device, 0)
 
     def _bind(self) -> Any:

@@ -140,7 +140,7 @@ class Vocabulary:
         return GrammarState(_LibraryMatcher(matcher, grammar.kind, self._size, end), self._eos)
 
     def _match(self, grammar: Grammar) -> tuple[Any, int] | str:
-        """The grammar's matcher with the id of the end, or what is wrong with it."""
+        """Returns the grammar's matcher with the id of the end, or what is wrong with it."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         return str(made.get_error()) if made.is_error() else (made, end)
@@ -269,7 +269,7 @@ def _bad(kind: str, message: str) -> ConfigError:
 
 
 def _line(message: str) -> str:
-    """A library's message as one short line."""
+    """Returns a library's message as one short line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]
 
 

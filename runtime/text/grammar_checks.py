@@ -62,7 +62,7 @@ def _check_multiples(schema: Any) -> None:
 
 
 def _units(value: Decimal) -> tuple[int, int]:
-    """A number in units of its last decimal, and how many decimals it has."""
+    """Returns a number in units of its last decimal, and how many decimals it has."""
     decimals = max(0, -int(value.normalize().as_tuple().exponent))
     return int(abs(value).scaleb(decimals)), decimals
 

@@ -84,7 +84,7 @@ def _checked(
 
 
 def speed(calibration: Calibration) -> float:
-    """Tokens per second that the best tree promises, or plain decoding where it is faster."""
+    """Returns the tokens per second that the best tree promises, or plain decoding where it is faster."""
     return max(calibration.expected.get(rows, 1.0) / cost for rows, cost in calibration.costs.items())
 
 
@@ -123,7 +123,8 @@ class _ProviderSearch:
         return self._open(CPU.name)  # says what is wrong
 
     def _speeds(self) -> tuple[dict[str, float], OrtRunner | None]:
-        """Tokens per second of the providers that compute right, and the fastest of those that had to be opened."""
+        """Returns the tokens per second of the providers that compute right, and the fastest of those that had to be
+        opened."""
         speeds: dict[str, float] = {}
         held: OrtRunner | None = None
         for name in self.fitting:
@@ -135,7 +136,8 @@ class _ProviderSearch:
         return speeds, held
 
     def _measured(self, name: str) -> tuple[OrtRunner | None, Calibration | None]:
-        """What steps cost on a provider, and the runner where it had to be opened for that; None for one refused."""
+        """Returns the runner of a provider where it had to be opened to measure it, and its calibration; None for both
+        where it is refused."""
         _, manifest = self._bundle_for(name)
         known = cached_calibration(name, self.threads, manifest, self.cache_dir)
         runner = self._tried(name) if known is None else None

@@ -28,7 +28,7 @@ FEW = ROWS[:3]  # tell providers apart
 BUDGET = 0.5  # seconds
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
-LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
+LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # the chain that n-grams alone draft
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Calibration:
 
     @property
     def reason(self) -> str:
-        """Why these rows were chosen, in words."""
+        """The reason for choosing these rows, in words."""
         trees = [n for n in self.costs if n > 1]
         if not trees:
             return "the bundle's trees have one row"

@@ -34,7 +34,7 @@ END = described().model.eos_token_ids[0]
 
 
 def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
-    assert LoadOptions().past_answers is False and _source_data(tmp_path, described(), LoadOptions()).past is None
+    assert LoadOptions().past_answers is False and _source_data(tmp_path, described(), LoadOptions(), None).past is None
     assert [source.name for source in chosen(LoadOptions(), SourceData())] == ["n-grams", "recycling"]
     with pytest.raises(ConfigError, match="past_answers 1"):
         LoadOptions(past_answers=1)  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ class PaddedCall:
         self.binding.commit(path)
 
     def _chosen(self, rows: CallRows, mask: np.ndarray | None, outputs: PaddedOutputs) -> tuple[np.ndarray, bool]:
-        """int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
+        """Returns int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
         if mask is not None:
             return self._sample(rows, mask, outputs), False
         chosen = outputs.choices[rows.logit_rows]

@@ -55,7 +55,7 @@ class CallSharing:
         self._patience = MAX_WAIT
 
     def cache(self, groups: Sequence[CacheGroup], limit: int) -> SharedCache | None:
-        """A cache whose sequence can share calls; None where no place is left."""
+        """Returns a cache whose sequence can share calls; None where no place is left."""
         with self._changed:  # all are in the same array
             try:
                 self._places = self._places or CachePlaces(groups, limit, self.max_sequences)
