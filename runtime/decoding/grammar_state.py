@@ -24,7 +24,7 @@ class Matcher(Protocol):
     """A grammar that has been followed for some tokens."""
 
     def allowed(self) -> tuple[np.ndarray, bool]:
-        """Returns bool [vocabulary], the caller's own: text that may follow; and whether the text may end here."""
+        """Returns a new bool [vocabulary], the tokens that may follow, and whether the text may end here."""
 
     def consume(self, token: int) -> bool:
         """Follows one token; False where it is not allowed."""

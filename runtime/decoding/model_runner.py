@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.idle_unload import IdleUnloader
 
 ROOT_ONLY = DraftTree((0,), (0,))
-TINY = 1e-30  # a probability of 0
+TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
 DROPPED = -1e6  # prior of a row that the early exit must drop, whatever its own score
 
 

@@ -1,4 +1,4 @@
-"""Feeds what each step shows to whatever learns from it: one small observer for each learner.
+"""Observes the steps of an answer: one small observer for each learner.
 
 A further learner is a class here and a line in `observers_of`. tests/runtime/decoding/test_loop.py covers this module.
 """

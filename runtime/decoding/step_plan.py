@@ -1,4 +1,4 @@
-"""Defines what the parts of the decoding loop hand on: the plan of a call, its outcome, and its observers."""
+"""Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepR
 
 
 class DrafterPlan(NamedTuple):
-    """Whether the drafter runs at the end of a call; of a second model, how many tokens it drafts at most (`depth`) and
-    when it stops before."""
+    """Says whether the drafter runs at the end of a call and, of a second model, how many tokens it drafts at most
+    (`depth`) and when it stops before."""
 
     runs: bool
     depth: int | None = None
@@ -24,7 +24,7 @@ class DrafterPlan(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """Calls of the drafter that this takes, as far as it is known before: a second model takes one for a token."""
+        """Calls of the drafter that this takes, as far as is known before: a second model takes one for each token."""
         return 0 if not self.runs else 1 if self.depth is None else self.depth
 
     def request(self, tokens: Sequence[int], mask: np.ndarray | None) -> StepRequest:
@@ -127,10 +127,10 @@ class StepObserver:
     """Learns from the steps of one answer. The loop calls all observers in their order; none changes the text."""
 
     def begin(self, prompt_tokens: int) -> None:
-        """An answer begins."""
+        """Begins an answer."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """A step has ended."""
+        """Learns from a step that has ended."""
 
     def end(self, answer: Sequence[int]) -> None:
-        """The answer has ended, or its consumer has left. `answer`: token ids."""
+        """Ends the answer, also where its consumer has left. `answer`: token ids."""

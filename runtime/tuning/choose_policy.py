@@ -45,6 +45,9 @@ def choose_policy(
         costs, pruning = _learned(runner, manifest, options, data, rows, pruning)
     elif drafts and isinstance(options.tree, int):
         rows = _at_most(options.tree, runner)
+    expected = None
+    if measured and manifest.trees is not None and not second:
+        expected = np.cumsum([node[2] for node in manifest.trees.nodes])
     return DecodingPolicy(
         eos=manifest.model.eos_token_ids,
         rows=rows,
@@ -53,7 +56,7 @@ def choose_policy(
         pruning=pruning,
         call_rows=manifest.static.rows if manifest.static else None,
         reason=PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams",
-        expected=_expected(manifest) if measured and not second else None,
+        expected=expected,
         search=native_search.find() or PYTHON_SEARCH,
         deepest=MAX_DEPTH if second else 0,
         window=options.window,
@@ -73,10 +76,6 @@ def _longest_draft(manifest: Manifest, sources: tuple[DraftSource, ...], second:
 def _at_most(rows: int, runner: OrtRunner) -> int:
     """Limits `rows` to the rows of the graph's calls."""
     return min(rows, *runner.row_counts[-1:], runner.rows or rows)
-
-
-def _expected(manifest: Manifest) -> np.ndarray | None:
-    return None if manifest.trees is None else np.cumsum([node[2] for node in manifest.trees.nodes])
 
 
 def _learned(
