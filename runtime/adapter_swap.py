@@ -58,7 +58,7 @@ class AdapterSwapper:
         return new
 
     def names(self) -> list[str]:
-        """Names of the adapters in the bundle."""
+        """Returns the names of the adapters in the bundle."""
         return swappable.names(self.folder)
 
     def to(self, adapter: str | Path | None) -> tuple[str | None, Manifest, DecodingPolicy, AdaptiveState]:

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[Completion]:
-    """The answers, in order. All prompts are checked before the first is read. Where one fails the others end, too, and
-    its error is raised."""
-    streams = [session.stream(ids, options) for ids in prompts]
+    """Returns the answers in order. Checks all prompts before the first is read. Where an answer fails, the others are
+    cancelled and its error is raised."""
+    opened = [session.stream(ids, options) for ids in prompts]
     at_once = min(session.batch, len(prompts))
     if at_once < 2:
-        return [Completion.of(list(stream)) for stream in streams]
+        return [Completion.of(list(stream)) for stream in opened]
     others = [session.another() for _ in range(at_once - 1)]
     left, answers, errors = deque(enumerate(prompts)), dict[int, Completion](), list[BaseException]()
 
-    def work(own: Session) -> None:
+    def work(worker: Session) -> None:
         try:
             while not errors:
                 try:
                     number, ids = left.popleft()
                 except IndexError:
                     return
-                answers[number] = Completion.of(list(own.stream(ids, options)))
+                answers[number] = Completion.of(list(worker.stream(ids, options)))
         except BaseException as error:
             errors.append(error)
-            for one in (session, *others):
-                one.cancel()
+            for each in (session, *others):
+                each.cancel()
 
-    threads = [threading.Thread(target=work, args=(own,), name="streamspec", daemon=True) for own in others]
+    threads = [threading.Thread(target=work, args=(worker,), name="streamspec", daemon=True) for worker in others]
     for thread in threads:
         thread.start()
     work(session)

@@ -17,7 +17,7 @@ OVERFLOW = ("refuse", "forget")
 
 
 def message(content: str | Message) -> dict[str, Any]:
-    """The user's input as a message. Raises DataError for anything else."""
+    """Returns the user's input as a message. Raises DataError for anything else."""
     if not isinstance(content, (str, Mapping)):
         raise DataError(
             f"a message of type {type(content).__name__}",
@@ -47,12 +47,12 @@ def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], in
 
 
 def several(prompt: Any) -> bool:
-    """Whether it is a list of prompts, and not of messages or token ids."""
+    """Tells whether `prompt` is a list of prompts, and not of messages or token ids."""
     return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
 
 
 def scorable(ids: list[int], start: int, context: int) -> list[int]:
-    """The tokens, whose logits from `start` on fit into the context. Raises DataError and ContextOverflow."""
+    """Returns the tokens, whose logits from `start` on fit into the context. Raises DataError and ContextOverflow."""
     if not 0 <= start < len(ids):
         raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
     if len(ids) > context:
@@ -76,7 +76,7 @@ def encode(
     specials: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> list[int]:
-    """The prompt as token ids (`Session.encode`)."""
+    """Returns the prompt as token ids (`Session.encode`)."""
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
         raise DataError(
             f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"

@@ -17,10 +17,10 @@ from streamspec.runtime import conversation
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallRows, counted
-from streamspec.runtime.engine.graph_kinds import model_groups
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import SCORE_CHUNK, OrtRunner, causal_mask
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.runtime.stream import CancelToken
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ class StatesRunner(OrtRunner):
     def _empty_cache(self) -> Cache:
         if self.model.sharing is None:
             return super()._empty_cache()
-        return KeyValueCache(model_groups(self.model), self.context_length + self.gamma)  # places are for answers
+        # The shared places are for answers.
+        return KeyValueCache(cache_groups(self.model.features), self.context_length + self.gamma)
 
     def pooled(self, ids: Sequence[int], pooling: str, control: CancelToken) -> np.ndarray:
-        """float64 [hidden]. Raises Cancelled."""
+        """Returns float64 [hidden]. Raises Cancelled."""
         self.rewind(0)
         total, count = np.zeros(self.model.manifest.model.hidden_size), 0
         for states in self._states(ids, pooling == LAST):
@@ -56,13 +57,13 @@ class StatesRunner(OrtRunner):
         assert isinstance(self._call, DynamicCall)  # other graphs give none
         end = 0
         while end < len(ids):
-            most = self._prompt_rows() if last else min(self._prompt_rows(), SCORE_CHUNK)
-            start, end = end, min(end + most, len(ids))
+            limit = self._prompt_rows() if last else min(self._prompt_rows(), SCORE_CHUNK)
+            start, end = end, min(end + limit, len(ids))
             self._verified = chunk = ids[start:end]
             n = len(chunk)
-            wanted = np.array([n - 1]) if last else counted(n)
-            positions, parents = self.length + counted(n), np.zeros(len(wanted), np.int64)
-            states = self._call.states(CallRows(chunk, positions, causal_mask(n), parents, wanted))
+            logit_rows = np.array([n - 1]) if last else counted(n)
+            positions, parents = self.length + counted(n), np.zeros(len(logit_rows), np.int64)
+            states = self._call.states(CallRows(chunk, positions, causal_mask(n), parents, logit_rows))
             self.commit(range(n))
             if not last or end == len(ids):
                 yield states
@@ -81,8 +82,8 @@ class Embedding:
             raise ConfigError(f"pooling {pooling!r}", " or ".join(POOLINGS), "choose one of them")
         self._session, self._pooling, self._normalize = session, pooling, normalize
         self._control = CancelToken()
-        given: Sequence[Any] = texts if conversation.several(texts) else [texts]  # type: ignore[assignment]
-        self.token_ids = [self._tokens(text, session.context_length) for text in given]
+        inputs: Sequence[Any] = texts if conversation.several(texts) else [texts]  # type: ignore[assignment]
+        self.token_ids = [self._tokens(text, session.context_length) for text in inputs]
 
     def _tokens(self, text: Any, context: int) -> list[int]:
         session = self._session
@@ -93,8 +94,8 @@ class Embedding:
         return ids
 
     def run(self, timeout: float | None = None) -> np.ndarray:
-        """float32 [texts, hidden]. Raises StreamspecError where it was cancelled or took more than `timeout` seconds,
-        ConfigError while the session is busy."""
+        """Returns float32 [texts, hidden]. Raises StreamspecError where it was cancelled or took more than `timeout`
+        seconds, ConfigError while the session is busy."""
         session, control = self._session, self._control
         try:
             with control.within(timeout), session._exclusive(control):

@@ -88,7 +88,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     from streamspec.runtime.tuning.select_provider import open_runner
 
     options = LoadOptions.of(options, **keywords)
-    bundles, beside, draft = _read(Path(bundle), options)
+    bundles, cpu_bundle, draft = _read(Path(bundle), options)
     folder, manifest = bundles[0]
     with ExitStack() as checked:
         for each in bundles:
@@ -97,7 +97,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         # From here on: the library lets no other Python run, and opening the graph needs none.
         reading = Background(lambda: read_tokenizer(folder))
         template = read_template(folder, manifest)
-        runner, provider = open_runner(folder, manifest, options, beside)
+        runner, provider = open_runner(folder, manifest, options, cpu_bundle)
         tokenizer = reading.result()
         if provider.bundle:  # of the same tokenizer and template
             folder, manifest = bundles[-1]
@@ -125,10 +125,10 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
 
 
 class _Read(NamedTuple):
-    """What manifests tell. `bundles`: that of the load, then the one `beside` it; `draft`: what drafts for it."""
+    """The manifests of a load. `bundles`: its bundle, then the `cpu_bundle`; `draft`: of the bundle that drafts."""
 
     bundles: list[tuple[Path, Manifest]]
-    beside: CpuBundle | None
+    cpu_bundle: CpuBundle | None
     draft: Manifest | None
 
 
@@ -138,25 +138,25 @@ def _read(folder: Path, options: LoadOptions) -> _Read:
     needed = check_load(folder, manifest, options)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
-    bundles, beside = [(folder, manifest)], None
+    bundles, cpu_bundle = [(folder, manifest)], None
     if options.cpu_bundle is not None:
-        beside = CpuBundle.read(Path(options.cpu_bundle), manifest)
-        check_load(*beside, options)
-        bundles.append(beside)
+        cpu_bundle = CpuBundle.read(Path(options.cpu_bundle), manifest)
+        check_load(*cpu_bundle, options)
+        bundles.append(cpu_bundle)
     draft = read_draft(folder, manifest, options, needed)
     if options.pruning is not None and options.adapter is None:
         for _, each in bundles:
             each.check_prunes()
-    return _Read(bundles, beside, draft)
+    return _Read(bundles, cpu_bundle, draft)
 
 
 def _source_data(folder: Path, manifest: Manifest, options: LoadOptions, draft: Manifest | None) -> SourceData:
-    """The bundle's store of answers, if it has one, past answers, if they are asked for, and `draft`. Raises
+    """Returns the bundle's store of answers, if it has one, past answers, if they are asked for, and `draft`. Raises
     BundleError for a store that is not what the manifest says, ConfigError for a file of past answers that is none.
     """
     info, vocab_size, store, past = manifest.store, manifest.model.vocab_size, None, options.past_answers
     if info is not None and options.store:
         data = read_small(folder, STORE, COPY_AGAIN, info.bytes(vocab_size))
         store = AnswerStore(*decode(data, info, vocab_size), info.separator)
-    kept = PastAnswers(manifest, None if isinstance(past, bool) else past) if past is not False else None
-    return SourceData(store, kept, draft)
+    answers = PastAnswers(manifest, None if isinstance(past, bool) else past) if past is not False else None
+    return SourceData(store, answers, draft)

@@ -18,8 +18,9 @@ from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
 
 MAX_LOGPROBS = 100
-# In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, so many in all.
-WINDOW, KEPT, LEAST_KEPT = "window", 512, 128
+# In place of a draft model: the model itself over the sinks and the newest tokens of its KV cache, `WINDOW_TOKENS` in
+# all.
+WINDOW, WINDOW_TOKENS, MIN_WINDOW_TOKENS = "window", 512, 128
 MOST_BATCH = 64  # answers that share a call: as many as it can have rows
 SELF = "self"  # the value of `draft` for the short graph of the bundle
 Progress = Callable[[int, int], None]
@@ -56,8 +57,8 @@ class GenerationKwargs(TypedDict, total=False):
 class GenerationOptions:
     """Options of one generation.
 
-    - `max_new_tokens`: most tokens of the answer.
-    - `stop`: a string or strings that end the answer; it leaves them out.
+    - `max_new_tokens`: maximum number of tokens of the answer.
+    - `stop`: a string or strings that end the answer, which does not include them.
     - `speculate`: False decodes one token per step, with the same result (sampled: given the same seed).
     - `sampling`: how tokens are chosen; greedy by default.
     - `grammar`: constrains the whole answer (docs/guides/structured-output.md).
@@ -89,28 +90,28 @@ class GenerationOptions:
         """Builds the options of a call from a whole object or from keywords, among them the fields of `Sampling`.
 
         Raises ConfigError for an object together with keywords, for `sampling` together with its own fields, and for
-        keywords that there are not.
+        unknown keywords.
         """
-        given: dict[str, Any] = dict(keywords)
+        values: dict[str, Any] = dict(keywords)
         if options is not None:
-            return _whole(options, given, cls)
-        for name in given.keys() - (known := GenerationKwargs.__annotations__):
+            return _whole(options, values, cls)
+        for name in values.keys() - (known := GenerationKwargs.__annotations__):
             from difflib import get_close_matches
 
             near = get_close_matches(name, known, 1) or sorted(known)
             raise ConfigError(f"an option {name}", " or ".join(near), "correct its name")
-        if "max_tokens" in given:
-            if "max_new_tokens" in given:
+        if "max_tokens" in values:
+            if "max_new_tokens" in values:
                 raise ConfigError("max_tokens beside max_new_tokens", "one of them", "leave one out")
-            if type(given["max_tokens"]) is not int or given["max_tokens"] < 1:
-                raise _too_few("max_tokens", given["max_tokens"])
-            given["max_new_tokens"] = given.pop("max_tokens")
-        flat = {field.name: given.pop(field.name) for field in fields(Sampling) if field.name in given}
-        if flat and "sampling" in given:
+            if type(values["max_tokens"]) is not int or values["max_tokens"] < 1:
+                raise _too_few("max_tokens", values["max_tokens"])
+            values["max_new_tokens"] = values.pop("max_tokens")
+        flat = {field.name: values.pop(field.name) for field in fields(Sampling) if field.name in values}
+        if flat and "sampling" in values:
             raise ConfigError(
                 f"sampling beside {', '.join(flat)}", "one or the other", "put them into sampling=Sampling()"
             )
-        return cls(**given, sampling=Sampling(**flat)) if flat else cls(**given)
+        return cls(**values, sampling=Sampling(**flat)) if flat else cls(**values)
 
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
@@ -242,9 +243,9 @@ class LoadOptions:
         self._check_limits()
         window_tokens(self.draft)
         others = {"provider": self.provider != "auto", "adapter": self.adapter, "draft": self.draft}
-        if self.cpu_bundle is not None and (beside := [name for name, given in others.items() if given]):
+        if self.cpu_bundle is not None and (chosen := [name for name, value in others.items() if value]):
             raise ConfigError(
-                f"cpu_bundle beside {' and '.join(beside)}", "provider auto, and neither", "leave one out"
+                f"cpu_bundle beside {' and '.join(chosen)}", "provider auto, and neither", "leave one out"
             )
 
     def _check_limits(self) -> None:
@@ -257,25 +258,26 @@ class LoadOptions:
 
     @property
     def window(self) -> int:
-        """Tokens that the window of `draft` keeps; 0 where `draft` is a bundle or None."""
+        """Returns the tokens in the window of `draft`; 0 where `draft` is a bundle or None."""
         return window_tokens(self.draft)
 
     @property
     def short(self) -> bool:
-        """Whether the short graph of the bundle drafts."""
+        """Tells whether the short graph of the bundle drafts."""
         return self.draft == SELF
 
 
 def window_tokens(draft: str | Path | None) -> int:
-    """The tokens that `window` or `window:TOKENS` asks for; 0 for anything else, such as the path of a bundle. Raises
-    ConfigError for numbers that are none or too small."""
+    """Returns the tokens of `window` or `window:TOKENS`; 0 for anything else, such as the path of a bundle. Raises
+    ConfigError for a number that is none or too small."""
     name, colon, count = draft.partition(":") if isinstance(draft, str) else ("", "", "")
     if name != WINDOW:
         return 0
     if not colon:
-        return KEPT
-    if not count.isdecimal() or int(count) < LEAST_KEPT:
-        raise ConfigError(f"draft {draft!r}", f"{WINDOW}, or {WINDOW}:N with {LEAST_KEPT} tokens or more", "correct it")
+        return WINDOW_TOKENS
+    if not count.isdecimal() or int(count) < MIN_WINDOW_TOKENS:
+        expected = f"{WINDOW}, or {WINDOW}:N with {MIN_WINDOW_TOKENS} tokens or more"
+        raise ConfigError(f"draft {draft!r}", expected, "correct it")
     return int(count)
 
 

@@ -24,7 +24,7 @@ from streamspec.bundle.store_section import suffix_array
 from streamspec.errors import ConfigError
 from streamspec.runtime.draft_sources.store import AnswerStore
 
-MOST = 100_000  # tokens that are drafted from; the newest, after they were ordered in 0.07 s
+MAX_TOKENS = 100_000  # tokens that are drafted from; the newest, after they were ordered in 0.07 s
 FIRST, SHARE = 128, 8  # tokens that wait to be ordered: this many, or this share of those that are
 MAX_FILE = 64 << 20  # bytes
 KIND = "streamspec answers 1"
@@ -73,8 +73,8 @@ class PastAnswers:
 
     def _order(self) -> None:
         """Drops the oldest answers and makes the store anew."""
-        if len(self._tokens) > MOST:
-            first = self._tokens.index(self._end, len(self._tokens) - MOST - 1) + 1
+        if len(self._tokens) > MAX_TOKENS:
+            first = self._tokens.index(self._end, len(self._tokens) - MAX_TOKENS - 1) + 1
             del self._tokens[:first]
         self._ordered = len(self._tokens)
         if self._ordered >= FIRST:
@@ -99,8 +99,8 @@ class PastAnswers:
             raise ConfigError(f"{path} has token {tokens.max()}", f"tokens 0..{self._vocab - 1}", "name another file")
         ends = np.flatnonzero(tokens == self._end) + 1
         whole = int(ends[-1]) if len(ends) else 0
-        if len(tokens) > 2 * MOST:  # from the first answer that begins among the newest tokens
-            tokens = tokens[int(ends[np.searchsorted(ends, whole - MOST)]) : whole]
+        if len(tokens) > 2 * MAX_TOKENS:  # from the first answer that begins among the newest tokens
+            tokens = tokens[int(ends[np.searchsorted(ends, whole - MAX_TOKENS)]) : whole]
         if len(tokens[:whole]) * 4 != len(ids):
             tokens = tokens[:whole]
             with new_file(path) as new, _private(new) as file:

@@ -88,7 +88,7 @@ def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
     rows = [arrays[group.name] for group in groups]
-    if not all(np.isfinite(part).all() for part in rows) or any(not 0 <= token < vocabulary for token in tokens):
+    if not all(np.isfinite(array).all() for array in rows) or any(not 0 <= token < vocabulary for token in tokens):
         raise ConversationError(
             f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {vocabulary}", AGAIN
         )
@@ -96,7 +96,7 @@ def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
 
 
 def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fields:
-    """The fields that say what the file was made for."""
+    """Returns the fields that say what the file was made for."""
     about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
     if about.integer("format", 1, 1 << 31) != FORMAT:
         raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
@@ -108,7 +108,7 @@ def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fiel
 
 
 def _arrays(file: Any, groups: Sequence[CacheGroup], context: int) -> dict[str, np.ndarray]:
-    """The tensors by name. Their types and sizes are checked before they are read."""
+    """Returns the tensors by name. Their types and sizes are checked before they are read."""
     tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     shapes = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in tensors.items()}
     length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
@@ -125,11 +125,11 @@ def _groups(manifest: Manifest) -> tuple[CacheGroup, ...]:
 
 
 def _rows_of(group: CacheGroup, length: int, shapes: Mapping[str, tuple[str, list[int]]]) -> int:
-    """Rows of `length` tokens that a file is to hold: of a ring as many as it has, its window at least."""
-    window, found = group.cache.window, shapes.get(group.name, ("", []))[1]
-    if window is None or len(found) != len(group.shape(0)):
+    """Returns how many rows of `length` tokens a file must hold: of a ring as many as it has, its window at least."""
+    window, found_shape = group.cache.window, shapes.get(group.name, ("", []))[1]
+    if window is None or len(found_shape) != len(group.shape(0)):
         return length
-    return min(length, max(window, found[4]))
+    return min(length, max(window, found_shape[4]))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:

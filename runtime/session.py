@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -62,22 +62,26 @@ class Session:
         swapper: AdapterSwapper | None = None,
     ) -> None:
         """Called by `load`. `policy` defaults to plain decoding; `swapper` is set for swappable bundles."""
-        self.runner, self.manifest, self.tokenizer, self.template = runner, manifest, tokenizer, template
+        self.runner = runner
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.template = template
         self.policy = policy or DecodingPolicy(manifest.model.eos_token_ids)
         self.adaptive = AdaptiveState(self.policy)
         self.provider = provider or ProviderChoice(CPU.name)
         self.messages: list[Message] = []
-        self.adapter: str | None = None  # the active one, by the name or path it was given by
+        self.adapter: str | None = None  # the name or path that `swap` got
         self.vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         self._busy = threading.Lock()
         self._control: CancelToken | None = None  # of the generation under way
-        self._swapper, self._swaps = swapper, 0
+        self._swapper = swapper
+        self._swaps = 0
 
     def another(self) -> Session:
         """Returns a new session over the same weights, with the same adapter and an empty KV cache, for another thread
         or another conversation.
         """
-        with self._in_use():
+        with self.runner.model.unloader.in_use():
             runner = self.runner.fork()
         swapper = None if self._swapper is None else self._swapper.over(runner)
         new = Session(runner, self.manifest, self.tokenizer, self.template, self.policy, self.provider, swapper)
@@ -132,7 +136,7 @@ class Session:
     def batch(self) -> int:
         """Returns how many answers may share a model call (option of `load`); 1 where none can."""
         sharing = self.runner.model.sharing
-        return 1 if sharing is None else sharing.most
+        return 1 if sharing is None else sharing.max_sequences
 
     @property
     def threads(self) -> int:
@@ -173,7 +177,7 @@ class Session:
         a prompt and ConfigError for options that are not valid, ConfigError while another generation runs.
         """
         if conversation.several(prompt):
-            ids = [self.encode(one) for one in cast(list[Prompt], prompt)]
+            ids = [self.encode(each) for each in cast(list[Prompt], prompt)]
             return answer_all(self, ids, GenerationOptions.of(options, **keywords))
         return Completion.of(list(self.stream(cast(Prompt, prompt), options, **keywords)))
 
@@ -184,7 +188,7 @@ class Session:
 
         Prompt and options are checked here; the model runs as the chunks are read.
         """
-        swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
+        swaps = self._swaps  # read before the adapter's prompt format: another thread may swap the adapter
         return self._stream(self.encode(prompt), GenerationOptions.of(options, **keywords), swaps)
 
     def chat(
@@ -352,8 +356,8 @@ class Session:
         decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive)
 
         def prepare(control: CancelToken) -> None:
-            given = options.grammar
-            decoder.grammar = None if given is None else self.vocabulary.start(given, control.check)
+            if options.grammar is not None:
+                decoder.grammar = self.vocabulary.start(options.grammar, control.check)
 
         @contextmanager
         def exclusive(control: CancelToken) -> Iterator[None]:
@@ -368,22 +372,18 @@ class Session:
 
     @contextmanager
     def _exclusive(self, control: CancelToken | None = None, reload: bool = True) -> Iterator[bool]:
-        """Holds the session without waiting for it, for a generation that `control` ends. The model is loaded, unless
-        it was not and is not to `reload`: the body is told."""
+        """Holds the session for a generation that `control` ends; raises ConfigError where it is busy. Without `reload`
+        an unloaded model stays unloaded, and the body gets False."""
         if not self._busy.acquire(blocking=False):
             fix = "finish or close the other one first, or ask `another()`"
             raise ConfigError("the session is busy", "one generation at a time", fix)
         try:
-            self._control = control  # already now: loading takes seconds
-            with self._in_use(reload) as loaded:
+            self._control = control  # before the model is loaded, which takes seconds
+            with self.runner.model.unloader.in_use(reload) as loaded:
                 yield loaded
         finally:
             self._control = None
             self._busy.release()
-
-    def _in_use(self, reload: bool = True) -> AbstractContextManager[bool]:
-        """Keeps the model loaded while the body runs (`IdleUnloader.in_use`)."""
-        return self.runner.model.unloader.in_use(reload)
 
     def special_tokens(self) -> dict[str, str]:
         """Returns the texts of `bos_token` and `eos_token`, for the chat template."""

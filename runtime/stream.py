@@ -16,7 +16,7 @@ from streamspec.runtime.decoding.sampling_params import Logprob
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.text.detokenize import TextStream, TokenDecoder
 
-EXIT_SECONDS = 10.0  # that threads have to end in, when the interpreter does
+EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CancelToken:
 
     @contextmanager
     def within(self, timeout: float | None) -> Iterator[None]:
-        """Ends the body, a generation and all it needs first, after `timeout` seconds."""
+        """Ends the generation in the body, its preparation included, after `timeout` seconds."""
         if timeout is None:
             yield
             return
@@ -100,7 +100,7 @@ class CancelToken:
 
     @contextmanager
     def over(self, runner: ModelRunner) -> Iterator[None]:
-        """The body is a generation on `runner`, which `end` reaches."""
+        """Lets `end` cancel the body, a generation on `runner`."""
         with runner.generation():
             with self._lock:
                 self._runner = runner
@@ -111,7 +111,7 @@ class CancelToken:
                     self._runner = None
 
     def check(self) -> None:
-        """Between two calls of the model. Raises Cancelled."""
+        """Raises Cancelled once the generation has been ended; called between two calls of the model."""
         if self.reason:
             raise Cancelled
 
@@ -127,8 +127,8 @@ class Stream(Iterator[Chunk]):
         prompt: Sequence[int],
         tokenizer: TokenDecoder,
         exclusive: Callable[[CancelToken], AbstractContextManager[None]],
-        finished: Callable[[list[Chunk]], None] = lambda chunks: None,
-        prepare: Callable[[CancelToken], None] = lambda control: None,
+        finished: Callable[[list[Chunk]], None],
+        prepare: Callable[[CancelToken], None],
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
         of an answer that the chat keeps. `prepare` runs before the model does and may be cancelled as it may.
@@ -145,7 +145,7 @@ class Stream(Iterator[Chunk]):
         return self
 
     async def __anext__(self) -> Chunk:
-        """The model runs in a thread of the event loop's; a task that is cancelled meanwhile closes the stream."""
+        """Runs the model in a thread of the event loop's pool. A task that is cancelled meanwhile closes the stream."""
         import asyncio
 
         call = asyncio.get_running_loop().run_in_executor(None, next, self._chunks, None)
@@ -184,7 +184,7 @@ def _exclusively(
     exclusive: Callable[[CancelToken], AbstractContextManager[None]],
     finished: Callable[[list[Chunk]], None],
 ) -> Generator[Chunk, None, None]:
-    """Yields the chunks of `answer`, while the session is held and for as long as the options allow."""
+    """Yields the chunks of `answer` while it holds the session, for as long as the options allow."""
     chunks = list[Chunk]()
     with control.within(decoder.options.timeout), exclusive(control), control.over(decoder.runner):
         for chunk in answer:
@@ -213,8 +213,9 @@ def _answer(
             if reason and not stopped:
                 rest, stopped = text.finish()
                 shown, reason = shown + rest, "stop" if stopped else reason
-            if len(tokens) < len(done.tokens):
-                _uncount(decoder.stats, len(done.tokens) - len(tokens))
+            dropped = len(done.tokens) - len(tokens)  # those after a stop string do not count
+            decoder.stats.new_tokens -= dropped
+            decoder.stats.step_tokens -= dropped
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
             drafted, of_prompt = done.drafted[: len(tokens)], done.prompt_logprobs
@@ -287,7 +288,7 @@ class Running:
                     self._chunks.append(chunk)
                     self._changed.notify_all()
                 self._notify()
-        except BaseException as error:  # whatever it is, the reader is to see it, not this thread
+        except BaseException as error:  # the reader raises it, whatever it is
             self._stream.close()
             self._error = error
         with self._changed:
@@ -310,9 +311,3 @@ def _end_all() -> None:
         running.cancel()
     for running in left:
         running._thread.join(max(0.0, end - time.monotonic()))
-
-
-def _uncount(stats: Stats, tokens: int) -> None:
-    """Leaves the tokens after a stop string out of the counts."""
-    stats.new_tokens -= tokens
-    stats.step_tokens -= tokens

@@ -19,7 +19,7 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import ConfigError
 from streamspec.export.spec.decoder_spec import Skipped
 from streamspec.model_families import switched
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
 AUTO = "auto"
@@ -111,7 +111,7 @@ def search(model: Any, texts: Sequence[Sequence[int]], say: Callable[[str], None
         taken |= best
         skipped = skipped_of({*taken})
         c = price(model, skipped)
-        speedup = expected_speedup(alpha, best_gamma(alpha, c, MOST), c)
+        speedup = expected_speedup(alpha, best_gamma(alpha, c, MAX_DEPTH), c)
         say(f"without layers {said(skipped)}: {alpha:.0%} the same tokens, {speedup:.2f} x expected")
         found.append((speedup, skipped))
     speedup, skipped = max(found)

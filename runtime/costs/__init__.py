@@ -1,1 +1,1 @@
-"""What a step costs by its rows, learned from the times of steps, and whether drafting pays."""
+"""Costs of steps by their rows, learned from the times of steps, and decisions whether drafting pays."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamspec.runtime.costs.row_costs import RowCosts
 
-MOST = 16  # tokens drafted for a step
+MAX_DEPTH = 16  # tokens drafted for a step
 # Share of drafts that come true, before any did, also of a window's, which the target itself writes; observations that
 # this counts for.
 ASSUMED, ASSUMED_WINDOW, WEIGHT = 0.7, 0.9, 10.0
@@ -20,14 +20,14 @@ GAIN = 1.05  # speed-up that must be predicted for drafts to be made: costs and 
 
 
 class EarlyEnd(NamedTuple):
-    """When a draft ends before its last token: once the probability that all of it comes true is below `least`. That
-    of a token is what the draft model gives it, its confidence, times `trust`, at most 1."""
+    """Ends a draft before its last token, once the probability that all of it comes true is below `min_probability`.
+    The probability of a token is the draft model's, its confidence, times `trust`, at most 1."""
 
-    least: float
+    min_probability: float
     trust: float
 
     def probability(self, confidence: float) -> float:
-        """That a token of this confidence comes true where those before it do."""
+        """Returns the probability that a token of this confidence comes true where those before it do."""
         return min(1.0, confidence * self.trust)
 
 
@@ -60,14 +60,14 @@ class DraftDepth:
                 return
 
     def best(self, costs: RowCosts | None, rows: int) -> int:
-        """How many tokens to draft for steps of at most `rows` rows; without costs as many as there is room for."""
-        most = max(1, min(MOST, rows - 1))
+        """Returns how many tokens to draft for steps of at most `rows` rows; without costs as many as have room."""
+        max_depth = max(1, min(MAX_DEPTH, rows - 1))
         if costs is None:
-            return most
-        return 1 + int(np.argmax(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price)))
+            return max_depth
+        return 1 + int(np.argmax(speedups(self.alpha, costs.without_drafter[: max_depth + 1], costs.price)))
 
     def early_end(self, costs: RowCosts | None, rows: int) -> EarlyEnd | None:
-        """When drafts for steps of at most `rows` rows end before `best`; None without costs.
+        """Returns when drafts for steps of at most `rows` rows end before `best`; None without costs.
 
         Another token pays while what it brings, the probability that all before it come true times alpha, is worth more
         than what its call and its row take, at the speed that the theory expects. Of tokens that are as sure as ever
@@ -83,9 +83,9 @@ class DraftDepth:
         return EarlyEnd(speed * (costs.price + row) / max(self.alpha, 0.001), self.trust)
 
     def pays(self, costs: RowCosts, rows: int) -> bool:
-        """Whether the best depth makes steps of at most `rows` rows faster than plain ones, by `GAIN`."""
-        most = max(1, min(MOST, rows - 1))
-        return bool(speedups(self.alpha, costs.without_drafter[: most + 1], costs.price).max() > GAIN)
+        """Tells whether the best depth makes steps of at most `rows` rows faster than plain ones, by `GAIN`."""
+        max_depth = max(1, min(MAX_DEPTH, rows - 1))
+        return bool(speedups(self.alpha, costs.without_drafter[: max_depth + 1], costs.price).max() > GAIN)
 
 
 def speedups(alpha: float, verify: np.ndarray, price: float) -> np.ndarray:

@@ -31,12 +31,12 @@ class DrafterGate:
 
     @property
     def open(self) -> bool:
-        """Whether the drafter is to run in the next step."""
+        """Tells whether the drafter is to run in the next step."""
         return self._advantage > 0 or self.due
 
     @property
     def due(self) -> bool:
-        """Whether the drafter did not run for so long that it is to run once, whatever is known of it."""
+        """Tells whether the drafter did not run for so long that it is to run once, whatever is known of it."""
         return self._since >= PAUSE
 
     def costs(self, calls: float) -> np.ndarray:
@@ -70,7 +70,7 @@ class ExplorationGate:
 
     @property
     def open(self) -> bool:
-        """Whether the next step is to have such rows."""
+        """Tells whether the next step is to have such rows."""
         return self._advantage > 0
 
     def step(self, tokens: int, cost: float, brought: int, extra: float) -> None:

@@ -50,14 +50,14 @@ USED_WEIGHT = 1 / 16  # of the newest step in the rows that are used
 # Spreads that are added to the cost of more rows than are used, so that few and noisy times do not make large drafts
 # look cheap; and those that a trial hopes for, and fears.
 CAUTION, OPTIMISM = 0.5, 1.0
-SHARE, MOST = 0.01, 1.0  # share of the time that trials may lose, and plain steps that may be saved up for them
+SHARE, MAX_SAVED_UP = 0.01, 1.0  # share of the time that trials may lose, and plain steps that may be saved up for them
 SURE = 2  # steps with so many rows that make their cost a measured one
 RISE = 1.1  # of a plain step's seconds: a busy machine must not be kept for good
 
 
 @dataclass(frozen=True)
 class CostRecord:
-    """What is known of a bundle's steps on this machine.
+    """The known costs of a bundle's steps on this machine.
 
     - `seconds`: of a step by its rows, 1: a plain one, more: with the drafter; `CONTEXT` tokens in the cache.
     - `price`, `context`: of the drafter in plain steps, and (a, b); None if they were not learned.
@@ -78,7 +78,7 @@ CONTEXT = 64  # tokens in the cache that a record's seconds are for
 
 
 class _Time(NamedTuple):
-    """Of a step: `again`: not the first of its kind, `steps`: those before it."""
+    """The time of a step. `again`: it is not the first of its kind; `steps`: those before it."""
 
     rows: int
     calls: float  # of the drafter
@@ -111,15 +111,15 @@ class LearnedRowCosts(RowCosts):
         self._state, prior = _assumed(drafter)
         self._spread = prior.copy()
         self._spread[PLAIN, PLAIN] = 9.0
-        kept = np.full(len(prior), math.sqrt(1 - FORGET))
-        kept[PLAIN] = 1.0
-        self._kept, self._own = np.outer(kept, kept), FORGET * _assumed(drafter, 0.0)[1]
+        retained = np.full(len(prior), math.sqrt(1 - FORGET))
+        retained[PLAIN] = 1.0
+        self._retained, self._own = np.outer(retained, retained), FORGET * _assumed(drafter, 0.0)[1]
         self._common = FORGET * prior - self._own
         self._noise = NOISE**2
         self._times: list[_Time] = []  # that were not learned from yet
         self._called: set[tuple[int, bool]] = set()  # rows, and whether the drafter ran
         self._seen: dict[int, int] = {}  # steps by rows
-        self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MOST / 2, 0
+        self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MAX_SAVED_UP / 2, 0
 
         self._learn(self.known)
         self._make()
@@ -149,11 +149,11 @@ class LearnedRowCosts(RowCosts):
                 self._used += USED_WEIGHT * (rows - self._used)
             if self.steps % EVERY == 0 or self.steps < EVERY:
                 self._catch_up()
-                self._spread *= self._kept
+                self._spread *= self._retained
                 self._spread += self._own
                 self._spread += self._common * max(SLOWLY, SOON / (self.steps + 1))
                 spent = EVERY * float(self.with_drafter[round(self._used) - 1])
-                self._saved_up = min(MOST, self._saved_up + SHARE * spent)
+                self._saved_up = min(MAX_SAVED_UP, self._saved_up + SHARE * spent)
                 self._make()
         finally:
             self._lock.release()
@@ -181,11 +181,11 @@ class LearnedRowCosts(RowCosts):
 
     @property
     def sure(self) -> bool:
-        """Whether more than the first assumption is known."""
+        """Tells whether more than the first assumption is known."""
         return bool(self.known.seconds) or self.steps >= 2 * EVERY
 
     def record(self) -> CostRecord:
-        """What is known by now: of the row counts that were used, and of those that were known before."""
+        """Returns the costs known by now, of the row counts that were used and of those known before."""
         with self._lock:
             self._catch_up()
             without, price, plain = self._ratios(CONTEXT)
@@ -313,8 +313,8 @@ def describe(record: CostRecord) -> str:
 
 
 def _assumed(drafter: bool, common: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """The state before anything was measured, and its covariance. `common`: factor of what all rows have in common,
-    and of price and context."""
+    """Returns the state before anything was measured, and its covariance. `common`: factor of what all rows have in
+    common, and of price and context."""
     further = KNOTS - 1.0
     state = np.array([math.log(0.02), *(mean for mean, _ in ASSUMED), *(1 + ROW * further)])
     prior = np.zeros((len(state), len(state)))

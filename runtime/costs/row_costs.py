@@ -1,4 +1,5 @@
-"""What a step costs by its number of rows, over a plain step: a curve that stays as it is, and what all curves have."""
+"""Defines the cost of a step by its number of rows, over a plain step: a fixed curve, and the interface of all
+curves."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ class Trial:
     loss: float = 0.0
 
     def size(self, expected: np.ndarray, costs: np.ndarray, best: int) -> int:
-        """Rows of the draft to make: the best ones if costs are as low as they may be, or `best`, which the `costs`
-        [rows] speak for, where others may lose too much. `expected` [n]: tokens that drafts of 1.. rows bring."""
+        """Returns the rows of the draft to make: the best ones if costs are as low as they may be, or `best`, which the
+        `costs` [rows] speak for, where others may lose too much. `expected` [n]: tokens that drafts of 1.. rows
+        bring."""
         size = 2 + int(np.argmax(expected[1:] / self.low[1 : len(expected)]))
         loss = float(self.high[size - 1] - expected[size - 1] * costs[best - 1] / expected[best - 1])
         if size == best or loss > self.allowed:
@@ -49,20 +51,20 @@ class RowCosts:
         self.with_drafter = without_drafter + price
 
     def with_calls(self, calls: float) -> np.ndarray:
-        """The cost [rows] of steps in which the drafter takes so many calls: 0 or 1, or of a second model one for each
-        token that it drafts."""
+        """Returns the cost [rows] of steps in which the drafter takes so many calls: 0 or 1, or of a second model one
+        for each token that it drafts."""
         if calls in (0, 1):
             return self.with_drafter if calls else self.without_drafter
         return self.without_drafter + calls * self.price
 
     def shared(self, sequences: int) -> np.ndarray:
-        """The cost of a call in which each of so many sequences has 1.. rows, without the drafter, over a call in which
-        each has one; at least [1]."""
+        """Returns the cost of a call in which each of so many sequences has 1.. rows, without the drafter, over a call
+        in which each has one; at least [1]."""
         together = self.without_drafter[sequences - 1 :: sequences]
         return np.asarray(together / together[0]) if len(together) else np.ones(1)
 
     def verify(self, rows: float) -> float:
-        """What a step of so many rows, also a mean of several, takes without the drafter, in plain steps."""
+        """Returns the plain steps that a step of so many rows, also a mean of several, takes without the drafter."""
         return float(np.interp(rows, np.arange(1, len(self.without_drafter) + 1), self.without_drafter))
 
     def at(self, cached: int) -> tuple[np.ndarray, float]:
@@ -70,7 +72,7 @@ class RowCosts:
         return self.without_drafter, self.price
 
     def begin(self, cached: int = 0) -> None:
-        """An answer begins, after a prompt of `cached` tokens."""
+        """Begins an answer, after a prompt of `cached` tokens."""
 
     def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
         """Reports the time of a step of `rows` rows with `cached` tokens in the cache and so many calls of the drafter
@@ -78,22 +80,22 @@ class RowCosts:
 
     @property
     def plain_due(self) -> bool:
-        """Whether nothing is known before a plain step was timed."""
+        """Tells whether nothing is known before a plain step was timed."""
         return False
 
     def trial(self, calls: float) -> Trial | None:
-        """What the next step may try in order to learn, if anything, with so many calls of the drafter."""
+        """Returns what the next step may try in order to learn, with so many calls of the drafter; None for nothing."""
         return None
 
     def tried(self, loss: float) -> None:
-        """A step tried something that may lose this many plain steps."""
+        """Reports that a step tried something that may lose this many plain steps."""
 
     def end(self, closing: bool = False) -> None:
-        """An answer ends; or, `closing`, a session."""
+        """Ends an answer or, `closing`, a session."""
 
     @property
     def sure(self) -> bool:
-        """Whether they are more than a first assumption."""
+        """Tells whether they are more than a first assumption."""
         return True
 
     def describe(self) -> str:

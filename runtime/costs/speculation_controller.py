@@ -47,7 +47,7 @@ class SpeculationController:
 
     @property
     def probe_due(self) -> bool:
-        """Whether the next step is to be a plain one, to be timed."""
+        """Tells whether the next step is to be a plain one, to be timed."""
         further = len(PROBES)
         due = (
             PROBES[self._probed] if self._probed < further else PROBES[-1] + PROBE_EVERY * (self._probed - further + 1)
@@ -63,7 +63,7 @@ class SpeculationController:
 
     @property
     def about_to_resume(self) -> bool:
-        """Whether this is the last plain step of a pause, which has to draft for the step after it."""
+        """Tells whether this is the last plain step of a pause, which has to draft for the step after it."""
         return not self.on and self._budget + REFILL >= self._needed
 
     @property

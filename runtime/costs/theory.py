@@ -50,7 +50,7 @@ NO_DRAFTS = DraftCounts()
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
-    """Tokens per step, the target's own included. `alpha` 0 to 1; `gamma` >= 0, also a mean of several."""
+    """Returns the tokens per step, the target's own included. `alpha` 0 to 1; `gamma` >= 0, also a mean of several."""
     return gamma + 1 if alpha >= 1 else float((1 - alpha ** (gamma + 1)) / (1 - alpha))
 
 
@@ -59,14 +59,15 @@ def expected_speedup(alpha: float, gamma: float, c: float, verify: float = 1.0) 
     return expected_tokens(alpha, gamma) / (gamma * c + verify)
 
 
-def best_gamma(alpha: float, c: float, most: int, verify: Callable[[int], float] = lambda gamma: 1.0) -> int:
-    """The gamma from 1 to `most` with the largest `expected_speedup`; `verify` says what checking so many takes."""
-    return max(range(1, most + 1), key=lambda gamma: expected_speedup(alpha, gamma, c, verify(gamma)))
+def best_gamma(alpha: float, c: float, max_gamma: int, verify: Callable[[int], float] = lambda gamma: 1.0) -> int:
+    """Returns the gamma from 1 to `max_gamma` with the largest `expected_speedup`. `verify`: plain steps that checking
+    so many draft tokens takes."""
+    return max(range(1, max_gamma + 1), key=lambda gamma: expected_speedup(alpha, gamma, c, verify(gamma)))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the theory says of a measurement.
+    """The theory's prediction for a measurement.
 
     - `alpha`: share of the draft tokens looked at that were accepted; those after a rejected one are not looked at. Of
       a tree: of the depths, where any candidate may be right.
@@ -86,9 +87,9 @@ class Prediction:
     pays_from: int | None = None
 
 
-def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, most: int = 0) -> Prediction | None:
-    """Predicts the speed of answers from their drafts and plain steps, and what steps cost. `most`: the largest `gamma`
-    to choose from; 0: there is nothing to choose. None without drafts or costs."""
+def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, max_gamma: int = 0) -> Prediction | None:
+    """Predicts the speed of answers from their drafts and plain steps, and the costs of steps. `max_gamma`: the largest
+    `gamma` to choose from; 0: there is nothing to choose. None without drafts or costs."""
     drafts, plain_steps = DraftCounts.sum(drafts for drafts, _ in counts), sum(plain for _, plain in counts)
     if costs is None or not drafts.tried:
         return None
@@ -96,18 +97,18 @@ def predict(counts: Sequence[tuple[DraftCounts, int]], costs: RowCosts | None, m
     draft, verify = costs.price * drafts.calls / drafts.steps, costs.verify(drafts.rows / drafts.steps)
     tokens = drafts.steps * expected_tokens(alpha, gamma) + plain_steps
     speedup = tokens / (drafts.steps * (draft + verify) + plain_steps)
-    if not most:
+    if not max_gamma:
         return Prediction(alpha, gamma, draft, verify, speedup)
-    best = best_gamma(alpha, costs.price, most, lambda depth: costs.verify(depth + 1))
+    best = best_gamma(alpha, costs.price, max_gamma, lambda depth: costs.verify(depth + 1))
     reached = expected_speedup(alpha, best, costs.price, costs.verify(best + 1))
     return Prediction(alpha, gamma, draft, verify, speedup, best, reached)
 
 
-def pays_from(alpha: float, costs: RowCosts, most: int, limit: int) -> int:
-    """The fewest tokens of context, in whole `CONTEXTS` up to `limit`, at which drafts of the best length from 1 to
-    `most` are faster than plain decoding, `costs` at that context; 0 where they never are."""
+def pays_from(alpha: float, costs: RowCosts, max_gamma: int, limit: int) -> int:
+    """Returns the fewest tokens of context, in whole `CONTEXTS` up to `limit`, at which drafts of the best length from
+    1 to `max_gamma` are faster than plain decoding, `costs` at that context; 0 where they never are."""
     for cached in range(CONTEXTS, limit + 1, CONTEXTS):
         verify, price = costs.at(cached)
-        if speedups(alpha, verify[: most + 1], price).max() > 1:
+        if speedups(alpha, verify[: max_gamma + 1], price).max() > 1:
             return cached
     return 0

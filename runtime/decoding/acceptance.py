@@ -78,14 +78,9 @@ def committed_tokens(
 
     Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
     """
-    accepted = [tokens[node] for node in path[1:]]
-    return cut([*accepted, choices[path[-1]]], [True] * len(accepted) + [False], eos, limit)
-
-
-def cut(tokens: list[int], drafted: list[bool], eos: Collection[int], limit: int) -> Committed:
-    """Ends a run of new tokens at the first end-of-text token or after `limit` tokens."""
-    for i, token in enumerate(tokens[:limit]):
+    added = [*(tokens[node] for node in path[1:]), choices[path[-1]]]
+    drafted = [True] * (len(added) - 1) + [False]
+    for i, token in enumerate(added[:limit]):
         if token in eos:
-            return Committed(tokens[: i + 1], drafted[: i + 1], "eos")
-    reason = "length" if len(tokens) >= limit else None
-    return Committed(tokens[:limit], drafted[:limit], reason)
+            return Committed(added[: i + 1], drafted[: i + 1], "eos")
+    return Committed(added[:limit], drafted[:limit], "length" if len(added) >= limit else None)

@@ -71,7 +71,7 @@ class DraftProposal(ABC):
 
     @cached_property
     def firsts(self) -> list[int]:
-        """Of each depth the first candidate, where those before it came true."""
+        """The first candidate of each depth, where those before it came true."""
         rows = (self.row(depth, 0) for depth in range(self.depths))
         return [self._tokens[row[0]][0] for row in rows if row is not None]
 
@@ -81,8 +81,9 @@ class DraftProposal(ABC):
 
     @abstractmethod
     def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int] | None:
-        """The candidates for `depth` after candidate `parent` of the depth before (None: another token came there):
-        their row in `tokens`, their logits [C], the number of the first of them. None where there are no candidates."""
+        """Returns the candidates for `depth` after candidate `parent` of the depth before (None: another token came
+        there): their row in `tokens`, their logits [C], the number of the first of them. None where there are no
+        candidates."""
 
     def after(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
         """Returns (token, probability, number) of the candidates for `depth`, likeliest first, as if no other token
@@ -164,7 +165,7 @@ class TreeProposal(DraftProposal):
 
     @cached_property
     def _rows(self) -> list[tuple[int, dict[int, int]]]:
-        """Of each depth: its first row, and the rows after it by their origins."""
+        """The first row of each depth, and its rows by their origins."""
         origins: list[int] = np.frombuffer(self.more or b"", np.int64).tolist()
         starts = accumulate(self._levels, initial=0)
         return [
@@ -179,7 +180,7 @@ class TreeProposal(DraftProposal):
 
 
 def held(array: np.ndarray, kind: type[np.generic]) -> bytes:
-    """A copy of numbers of this kind; a library takes bytes as they are."""
+    """Returns a copy of numbers of this kind; a library takes bytes as they are."""
     return (array if array.dtype.type is kind else array.astype(kind)).tobytes()
 
 

@@ -89,11 +89,12 @@ class DraftCalibration:
     lasting: dict[str, LastingIndex] = field(default_factory=dict)
 
     def rates_of(self, source: DraftSource) -> AcceptanceRates:
-        """The rates of a source, assumed where nothing was observed."""
+        """Returns the rates of a source, assumed where nothing was observed."""
         return self.rates.setdefault(source.name, AcceptanceRates(source.assumed))
 
     def lasting_index(self, source: DraftSource) -> LastingIndex | None:
-        """The index that a source keeps from text to text, at the beginning of a new one; None where it keeps none."""
+        """Returns the index that a source keeps from text to text, at the beginning of a new one; None where it keeps
+        none."""
         if source.lasting is None:
             return None
         if source.name not in self.lasting:
@@ -162,9 +163,8 @@ class Draft(NamedTuple):
     expected: float
 
     def pays(self, costs: np.ndarray) -> bool:
-        """Whether it brings no fewer tokens per time than one row does. `costs` [rows]: time of a step with 1..
-        rows.
-        """
+        """Tells whether the draft brings no fewer tokens per time than one row does. `costs` [rows]: time of a step
+        with 1.. rows."""
         return self.expected * costs.item(0) >= costs.item(len(self.tree) - 1)
 
 
@@ -223,7 +223,7 @@ def with_rows(draft: Draft, rows: Continuations, bit: int) -> Draft:
 
 @lru_cache(maxsize=512)
 def _laid_out(parents: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[DraftTree, list[int]]:
-    """The tree depth-first, and each node's number before; trees come again, with their masks."""
+    """Returns the tree depth-first, and each node's number before; trees come again, with their masks."""
     return DraftTree(parents, ranks).depth_first()
 
 
@@ -303,7 +303,7 @@ class _TreeSearch:
         return taken, size, brings
 
     def sources(self) -> list[int]:
-        """Bits of the sources that propose each node taken; none for the root."""
+        """Returns the bits of the sources that propose each node taken; none for the root."""
         masks = [] if self._others is None else self._others.sources
         return [0] + [
             (DRAFTER if node.number is not None else 0) | (masks[node.at - 1] if node.at > ROOT else 0)

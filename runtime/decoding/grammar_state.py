@@ -24,7 +24,7 @@ class Matcher(Protocol):
     """A grammar that has been followed for some tokens."""
 
     def allowed(self) -> tuple[np.ndarray, bool]:
-        """Bool [vocabulary], the caller's own: text that may follow; and whether the text may end here."""
+        """Returns a new bool [vocabulary], the tokens that may follow, and whether the text may end here."""
 
     def consume(self, token: int) -> bool:
         """Follows one token; False where it is not allowed."""
@@ -64,10 +64,10 @@ class GrammarState:
             mask, ends = self._matcher.allowed()
             mask[self._eos] = ends and bool(self._eos)
             count = int(np.count_nonzero(mask))
-            one = int(np.argmax(mask)) if count == 1 else -1
+            only = int(np.argmax(mask)) if count == 1 else -1
             mask |= not count
             self._cached[path] = AllowedNext(
-                mask, None if one < 0 or one in self._eos else one, not count and ends, not count and not ends
+                mask, None if only < 0 or only in self._eos else only, not count and ends, not count and not ends
             )
         allowed = self._cached[path]
         if allowed.dead and not path:
@@ -83,15 +83,15 @@ class GrammarState:
             return []
         if (forced := allowed.forced) is not None:
             return [(forced, 1.0, next((number for token, _, number in candidates if token == forced), None))]
-        kept = [candidate for candidate in candidates if self._draftable(allowed, candidate[0])]
-        if len(kept) == len(candidates):
-            return [*kept]
+        allowed_candidates = [candidate for candidate in candidates if self._draftable(allowed, candidate[0])]
+        if len(allowed_candidates) == len(candidates):
+            return [*allowed_candidates]
         # Tokens that are allowed and no candidates are as likely as the least of the candidates, all together.
-        rest = sum(probability for _, probability, _ in kept) + candidates[-1][1]
-        return [(token, probability / max(rest, 1e-9), number) for token, probability, number in kept]
+        rest = sum(probability for _, probability, _ in allowed_candidates) + candidates[-1][1]
+        return [(token, probability / max(rest, 1e-9), number) for token, probability, number in allowed_candidates]
 
     def allows(self, path: Path, token: int) -> bool:
-        """Whether `token` may be drafted after `path`."""
+        """Tells whether `token` may be drafted after `path`."""
         return self._draftable(self.after(path), token)
 
     def tree_masks(self, tree: DraftTree, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Runs the decoding loop: prefill, then plan, verify, accept and commit until the text ends.
 
-The loop is the algorithm alone (`reference` has it in forty lines). What a call computes is decided by the `planner`,
-what can be learned from it goes to the `observers`, and what graphs do not know of choosing tokens is `token_choice`.
+The loop is the algorithm alone (`reference` has it in forty lines). The `planner` decides what a call computes,
+the `observers` learn from its outcome, and `token_choice` chooses tokens in ways that graphs do not know.
 Works on any `ModelRunner`: token ids in, token ids out.
 """
 
@@ -48,9 +48,9 @@ class SpeculativeDecoder:
         self.adaptive = adaptive or AdaptiveState()
         self.grammar = grammar
         self.stats = Stats(call_rows=self.policy.call_rows)
-        self.consumer_seconds = 0.0  # that the consumer spent between calls: no decode time
+        self.consumer_seconds = 0.0  # spent by the consumer between calls: no decode time
         rows = min(self.policy.rows, self.policy.call_rows or self.policy.rows)
-        self.rows = rows if options.speculate else 1  # most of a verification step; 1: plain
+        self.rows = rows if options.speculate else 1  # maximum of a verification step; 1: plain
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""

@@ -1,4 +1,5 @@
-"""Defines `ModelRunner`: what the decoding loop and a session need of a model. The tests implement it with a toy."""
+"""Defines `ModelRunner`, the interface of a model for the decoding loop and a session. The tests implement it with a
+toy."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.idle_unload import IdleUnloader
 
 ROOT_ONLY = DraftTree((0,), (0,))
-TINY = 1e-30  # a probability of 0
-DROPPED = -1e6  # prior of a row that the early exit is to drop, whatever it makes of it
+TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
+DROPPED = -1e6  # prior of a row that the early exit must drop, whatever its own score
 
 
 class Cancelled(Exception):
@@ -70,26 +71,26 @@ class Pruning:
             raise ConfigError(f"pruning by the score {self.score!r}", " or ".join(SCORES), "correct score")
 
     def asked(self, priors: np.ndarray) -> np.ndarray:
-        """What the graph is given for `priors` float32 [n], the drafter's log probabilities, so that its score of both
-        is the one wanted."""
+        """Returns the priors to give to the graph for `priors` float32 [n], the drafter's log probabilities, so that
+        its score of both is the requested `score`."""
         if self.score == BOTH:
             return priors
         if self.score == EXIT:
             return np.zeros_like(priors)
-        kept = priors >= math.log(max(self.min_probability, TINY))
-        kept[np.argsort(-priors, kind="stable")[self.rows :] if self.rows else []] = False  # parents come first
-        return np.where(kept, 0, DROPPED).astype(np.float32)
+        passed = priors >= math.log(max(self.min_probability, TINY))
+        passed[np.argsort(-priors, kind="stable")[self.rows :] if self.rows else []] = False  # parents come first
+        return np.where(passed, 0, DROPPED).astype(np.float32)
 
     @property
     def lowest(self) -> float:
         """The score below which the graph prunes a row."""
-        least = math.log(max(self.min_probability, TINY))
-        return {BOTH: least, EXIT: least / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
+        threshold = math.log(max(self.min_probability, TINY))
+        return {BOTH: threshold, EXIT: threshold / (1 + PRIOR_WEIGHT), PRIOR: DROPPED / (1 + PRIOR_WEIGHT)}[self.score]
 
 
 @dataclass(frozen=True, eq=False)
 class StepRequest:
-    """What a call of a model computes: the rows of a draft tree, or part of a prompt.
+    """A call of a model: the rows of a draft tree, or part of a prompt.
 
     - `tokens` [n]: of the tree's nodes, the root first; of a prompt in the order of its text.
     - `tree`: of n nodes. A prompt has none: `prefill` does not read it.
@@ -125,13 +126,13 @@ class SharedModel(Protocol):
 
     @property
     def sharing(self) -> SharedCalls | None:
-        """Where runners may share calls."""
+        """The calls that runners may share; None where they share none."""
 
 
 class SharedCalls(Protocol):
     """Calls that have rows of several sequences."""
 
-    most: int  # sequences
+    max_sequences: int
 
 
 class ModelRunner(Protocol):
@@ -151,7 +152,7 @@ class ModelRunner(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum number of tokens of a sequence."""
 
     @property
     def length(self) -> int:
@@ -183,7 +184,7 @@ class ModelRunner(Protocol):
         """Empties the cache and gives its memory back."""
 
     def reusable(self, prompt: Sequence[int]) -> int:
-        """How many tokens `begin` would keep."""
+        """Returns how many tokens `begin` would keep."""
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
@@ -217,4 +218,4 @@ class ModelRunner(Protocol):
         """From any thread: stops the call under way, or the next one, with `Cancelled`."""
 
     def generation(self) -> AbstractContextManager[None]:
-        """The body is one generation; earlier cancellations are forgotten."""
+        """Forgets earlier cancellations; the body is one generation."""

@@ -1,4 +1,4 @@
-"""Feeds what each step shows to whatever learns from it: one small observer for each learner.
+"""Observes the steps of an answer: one small observer for each learner.
 
 A further learner is a class here and a line in `observers_of`. tests/runtime/decoding/test_loop.py covers this module.
 """
@@ -20,7 +20,8 @@ from streamspec.runtime.draft_sources.lookup import SourceLookup
 
 
 def observers_of(planner: Planner, adaptive: AdaptiveState, stats: Stats) -> list[StepObserver]:
-    """Those that an answer needs. The costs come last: their time of a step includes what the others took."""
+    """Returns the observers that an answer needs. The costs come last: their time of a step includes that of the
+    others."""
     observers: list[StepObserver] = [
         StatsObserver(stats, planner.sources),
         ControllerObserver(adaptive.controller),
@@ -49,8 +50,8 @@ class StatsObserver(StepObserver):
     def observe(self, outcome: StepOutcome) -> None:
         plan, path, stats = outcome.plan, outcome.path, self._stats
         if not plan.plain:
-            kept = path[: 1 + sum(outcome.committed.drafted)]  # before an end of the text
-            stats.sources = self._sources.count(stats.sources, plan.draft.sources, kept)
+            accepted = path[: 1 + sum(outcome.committed.drafted)]  # before an end of the text
+            stats.sources = self._sources.count(stats.sources, plan.draft.sources, accepted)
             stats.drafts = stats.drafts.after(plan.draft.tree, path, outcome.drafter_calls)
         stats.count(len(outcome.tokens), plan.rows)
         stats.shared_steps += outcome.result.sequences > 1

@@ -15,7 +15,7 @@ from streamspec.runtime.decoding.acceptance import follow, off_borders
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.grammar_state import GrammarState
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, TINY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
 from streamspec.runtime.draft_sources.lookup import SourceLookup
@@ -23,7 +23,6 @@ from streamspec.runtime.draft_sources.source import CandidateTree, Continuations
 
 STEMS = 24  # rows of a draft that lasting sources add to
 ROOT_PROBABILITY, ROOT_SOURCES = [1.0], [0]  # of a draft without drafted tokens; never changed
-TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
 
 
 class Planner:
@@ -84,8 +83,8 @@ class Planner:
     # ---- the draft
 
     def _draft(self, plan: StepPlan) -> StepPlan | None:
-        """The plan with the draft that pays most, and with rows that teach a source where those pay; None where there
-        is nothing to verify, or no room left in the context."""
+        """Returns the plan with the draft that pays most, and with rows that teach a source where those pay; None where
+        there is nothing to verify, or no room left in the context."""
         room = self._runner.context_length - plan.cached - self._runner.gamma - 1
         rows = self.rows if plan.together == 1 or plan.costs is None else len(plan.costs)
         lessons = self._lessons(plan, room)
@@ -108,14 +107,14 @@ class Planner:
         return plan._replace(draft=draft, drafter=drafter, explored=spare, pruning=pruning, priors=priors)
 
     def _lessons(self, plan: StepPlan, room: int) -> Continuations | None:
-        """Rows to verify for what they teach a source, fewer than a step has; None for none."""
+        """Returns the rows to verify for what they teach a source, fewer than a step has; None for none."""
         if self._grammar is not None or plan.together > 1 or plan.paused or not self._adaptive.exploration.open:
             return None
         found = self.sources.explore(room)
         return found if found is not None and 0 < len(found.tokens) < self.rows else None
 
     def _likeliest(self, plan: StepPlan, room: int, rows: int, spare: int) -> Draft | None:
-        """The draft of at most so many rows that pays most beside `spare` others; None where none does. While
+        """Returns the draft of at most so many rows that pays most beside `spare` others; None where none does. While
         speculation pauses only what a grammar forces is drafted."""
         grammar, root = self._grammar, plan.draft.tokens[0]
         costs = None if plan.costs is None else plan.costs[spare:]
@@ -138,7 +137,7 @@ class Planner:
         return draft if costs is None or drafter_runs_anyway or draft.pays(costs) else None
 
     def _continuations(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
-        """What the sources propose, at most `room` tokens deep; nothing while speculation pauses."""
+        """Returns what the sources propose, at most `room` tokens deep; nothing while speculation pauses."""
         if plan.paused or room <= 0:
             return self.sources.look_up(0)
         found = self.sources.look_up(room)
@@ -148,13 +147,13 @@ class Planner:
         return self.sources.graft(room, plan.draft.tokens[0], plan.proposal, min(rows, STEMS), costs, alone)
 
     def _promising(self, plan: StepPlan, others: CandidateTree | None) -> bool:
-        """Whether there is anything to draft. Beside a drafter that no gate compares with them, sources alone are not
-        drafted from."""
+        """Tells whether there is anything to draft. Together with a drafter that no gate compares with them, sources
+        alone are not drafted from."""
         compared = not self._runner.gamma or self.gate is not None
         return not plan.paused and (plan.proposal is not None or (others is not None and compared))
 
     def _trial(self, plan: StepPlan) -> Trial | None:
-        """What the step may try in order to learn what rows cost; None for nothing."""
+        """Returns the trial with which the step may learn what rows cost; None for none."""
         costs = self.policy.costs
         if costs is None or plan.paused or plan.together > 1:
             return None
@@ -174,7 +173,7 @@ class Planner:
     # ---- whether the drafter runs
 
     def _drafter(self, together: int) -> DrafterPlan:
-        """Whether the drafter is worth running in the next call, whatever kind of call it is, and how far it drafts."""
+        """Tells whether the drafter is worth running in the next call, of either kind, and how far it drafts."""
         gate, costs = self.gate, self.policy.costs
         runs = (
             self.rows > 1
@@ -208,7 +207,7 @@ class Planner:
         return not self.policy.window or costs is None or depth is None or depth.pays(costs, self.rows)
 
     def _fits(self, position: int) -> bool:
-        """Whether tokens drafted after the row at `position` can be used, and stay within the context."""
+        """Tells whether tokens drafted after the row at `position` can be used, and stay within the context."""
         return self._runner.gamma < self._runner.context_length - position
 
     # ---- costs
@@ -218,7 +217,7 @@ class Planner:
         return self._runner.together if self._grammar is None and self.policy.pruning is None else 1
 
     def _timing_due(self) -> bool:
-        """Whether the next step is to be a plain one, to be timed."""
+        """Tells whether the next step is to be a plain one, to be timed."""
         costs = self.policy.costs
         return self._controller.probe_due or (costs is not None and costs.plain_due)
 

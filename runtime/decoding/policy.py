@@ -70,7 +70,7 @@ class AdaptiveState:
 
 
 def _best(expected: np.ndarray, costs: np.ndarray) -> tuple[float, float]:
-    """Tokens per step of the tree that pays most, and its cost."""
+    """Returns the tokens per step of the tree that pays most, and its cost."""
     rows = min(len(expected), len(costs))
     best = 1 + int(np.argmax(expected[1:rows] / costs[1:rows])) if rows > 1 else 0
     return float(expected[best]), float(costs[best])

@@ -93,17 +93,17 @@ class Sampling:
 
     @property
     def alike(self) -> tuple[float, ...]:
-        """What the graph's inputs depend on, but for the repetition penalty: one call serves those of equal ones."""
+        """The values of `GRAPH_INPUTS` that are no sequence's own: one call serves samplings with equal ones."""
         return tuple(getattr(self, name) for name in GRAPH_INPUTS if name not in PER_SEQUENCE)
 
     @property
     def adjusted(self) -> bool:
-        """Whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
+        """Tells whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
         return any(getattr(self, name) for name in ADJUSTMENTS)
 
     @property
     def plain_argmax(self) -> bool:
-        """Whether graphs are to choose the likeliest token by the model's own logits."""
+        """Tells whether graphs are to choose the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
 
     def check_vocabulary(self, size: int) -> None:
@@ -162,31 +162,31 @@ class AdjustedSampler:
         """Returns the token after `path`, tokens after the answer so far, by its `logits` [vocabulary], out of those
         `allowed` (bool [vocabulary]).
         """
-        own, counts = self._sampling, self._counts + Counter(path)
+        sampling, counts = self._sampling, self._counts + Counter(path)
         scores = logits.astype(np.float64)
         scores[self._biased] += self._biases
-        if own.repetition_penalty != 1:
+        if sampling.repetition_penalty != 1:
             seen = list(self._seen | counts.keys())
-            scores[seen] *= np.where(scores[seen] < 0, own.repetition_penalty, 1 / own.repetition_penalty)
+            scores[seen] *= np.where(scores[seen] < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
         if counts:
             times = np.array(list(counts.values()))
-            scores[list(counts)] -= own.presence_penalty + own.frequency_penalty * times
+            scores[list(counts)] -= sampling.presence_penalty + sampling.frequency_penalty * times
         if allowed is not None:
             scores[~allowed] = -np.inf
-        if not own.random:
+        if not sampling.random:
             return int(np.argmax(scores))
-        weights = np.exp((scores - scores.max()) / own.temperature)
-        floor, total, ranked = own.min_p, weights.sum(), None
-        if 0 < own.top_k < len(weights):
-            ranked = -np.sort(-np.partition(weights, -own.top_k)[-own.top_k :])
+        weights = np.exp((scores - scores.max()) / sampling.temperature)
+        floor, total, ranked = sampling.min_p, weights.sum(), None
+        if 0 < sampling.top_k < len(weights):
+            ranked = -np.sort(-np.partition(weights, -sampling.top_k)[-sampling.top_k :])
             floor, total = max(floor, ranked[-1]), ranked.sum()
-        if own.top_p < 1:
+        if sampling.top_p < 1:
             ranked = -np.sort(-weights) if ranked is None else ranked
             before = np.cumsum(ranked) - ranked
-            floor = max(floor, ranked[np.count_nonzero(before < own.top_p * total) - 1])
+            floor = max(floor, ranked[np.count_nonzero(before < sampling.top_p * total) - 1])
         weights[weights < floor] = 0
         ends = np.cumsum(weights)
-        drawn = np.searchsorted(ends, own.uniform(self._length + len(path)) * ends[-1], side="right")
+        drawn = np.searchsorted(ends, sampling.uniform(self._length + len(path)) * ends[-1], side="right")
         return int(min(drawn, np.flatnonzero(weights)[-1]))
 
 

@@ -30,22 +30,22 @@ class Stats:
     """
 
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt, which were in the cache
+    reused_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0
     shared_steps: int = 0
-    rows: int = 0  # that the newest call verified; 1: a plain step, 0: it read the prompt
-    sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # never changed, but replaced
-    drafts: DraftCounts = NO_DRAFTS  # likewise
-    forced_tokens: int = 0  # that a grammar left no choice about
+    rows: int = 0
+    sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # replaced, never changed
+    drafts: DraftCounts = NO_DRAFTS
+    forced_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    graph_seconds: float = 0.0  # inside the model, decode phase only,
-    waited_seconds: float = 0.0  # and in line for it, after other sessions
-    speculation: str = "off"  # whether it was on, and why not
-    call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
+    graph_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    speculation: str = "off"
+    call_rows: int | None = None
 
     def count(self, tokens: int, rows: int) -> None:
         """Adds a call that brought `tokens` and verified `rows`; 1: a plain step, 0: it read the prompt."""
@@ -58,7 +58,7 @@ class Stats:
             self.plain_steps += 1
 
     def copy(self) -> Stats:
-        """The counts as they are now."""
+        """Returns the counts as they are now."""
         now = object.__new__(Stats)  # at every step: `dataclasses.replace` takes ten times as long
         now.__dict__.update(self.__dict__)
         return now
@@ -76,7 +76,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Returns tokens per second of the decode phase; the first token belongs to the prefill."""
+        """Returns the tokens per second of the decode phase; the first token belongs to the prefill."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 and self.new_tokens > 1 else 0.0
 
     @property
@@ -89,13 +89,11 @@ class Stats:
         shares = ", ".join(f"{name} {n.accepted} of {n.drafted}" for name, n in self.sources.items())
         shared = f" ({self.shared_steps} in shared calls)" if self.shared_steps else ""
         fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
+        host = 100 * self.host_seconds / max(self.decode_seconds, 1e-9)
         return (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} "
-            f"steps "
-            f"and {self.plain_steps} plain{shared}, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} "
-            f"tokens{reused}, "
-            f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % "
-            f"host); "
+            f"steps and {self.plain_steps} plain{shared}, prefill {self.prefill_seconds:.2f} s for "
+            f"{self.prompt_tokens} tokens{reused}, decode {self.decode_seconds:.2f} s ({host:.0f} % host); "
             f"{f'drafts accepted: {shares}; ' if shares else ''}"
             f"{f'{self.forced_tokens} tokens forced by the grammar; ' if self.forced_tokens else ''}"
             f"speculation: {self.speculation}{fixed}"

@@ -1,4 +1,4 @@
-"""Defines what the parts of the decoding loop hand on: the plan of a call, its outcome, and its observers."""
+"""Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepR
 
 
 class DrafterPlan(NamedTuple):
-    """Whether the drafter runs at the end of a call; of a second model, how many tokens it drafts at most (`depth`) and
-    when it stops before."""
+    """Says whether the drafter runs at the end of a call and, of a second model, how many tokens it drafts at most
+    (`depth`) and when it stops before."""
 
     runs: bool
     depth: int | None = None
@@ -24,11 +24,11 @@ class DrafterPlan(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """Calls of the drafter that this takes, as far as it is known before: a second model takes one for a token."""
+        """Calls of the drafter that this takes, as far as is known before: a second model takes one for each token."""
         return 0 if not self.runs else 1 if self.depth is None else self.depth
 
     def request(self, tokens: Sequence[int], mask: np.ndarray | None) -> StepRequest:
-        """The call that reads the end of a prompt, `tokens`."""
+        """Returns the call that reads the end of a prompt, `tokens`."""
         return StepRequest(
             tokens,
             run_drafter=self.runs,
@@ -39,7 +39,7 @@ class DrafterPlan(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """What the next call of the model computes.
+    """The next call of the model.
 
     - `draft`: the rows to verify, the text's last token first. A plain step has that row alone.
     - `drafter`: what the drafter does after the rows.
@@ -73,11 +73,11 @@ class StepPlan(NamedTuple):
 
     @property
     def cost(self) -> float | None:
-        """What the step should take, in plain steps; None where costs are not known."""
+        """The time that the step should take, in plain steps; None where costs are not known."""
         return None if self.costs is None else self.costs.item(self.rows - 1)
 
     def request(self, mask: np.ndarray | None) -> StepRequest:
-        """The call; `mask` bool [rows, vocabulary]: the tokens that may be chosen, None for all."""
+        """Returns the call; `mask` bool [rows, vocabulary]: the tokens that may be chosen, None for all."""
         return StepRequest(
             self.draft.tokens,
             self.draft.tree,
@@ -91,7 +91,7 @@ class StepPlan(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What came of a plan. `path`: nodes of the draft that were accepted, the root first. `constrained`: a grammar
+    """The outcome of a plan. `path`: nodes of the draft that were accepted, the root first. `constrained`: a grammar
     limited the choices, which say nothing about other texts then."""
 
     plan: StepPlan
@@ -108,7 +108,7 @@ class StepOutcome(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether no other sequence shared the call, so that its time is that of this step."""
+        """Tells whether no other sequence shared the call, so that its time is that of this step."""
         return self.plan.together == 1
 
     @property
@@ -119,7 +119,7 @@ class StepOutcome(NamedTuple):
         return 0 if self.result.proposal is None else self.result.proposal.depths
 
     def seconds(self) -> float:
-        """What the step has taken up to now, without the time in the scheduler's queue."""
+        """The seconds that the step has taken up to now, without those in the scheduler's queue."""
         return self.clock() - self.plan.began
 
 
@@ -127,10 +127,10 @@ class StepObserver:
     """Learns from the steps of one answer. The loop calls all observers in their order; none changes the text."""
 
     def begin(self, prompt_tokens: int) -> None:
-        """An answer begins."""
+        """Begins an answer."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """A step has ended."""
+        """Learns from a step that has ended."""
 
     def end(self, answer: Sequence[int]) -> None:
-        """The answer has ended, or its consumer has left. `answer`: token ids."""
+        """Ends the answer, also where its consumer has left. `answer`: token ids."""

@@ -1,4 +1,4 @@
-"""Applies what graphs do not know to the choice of tokens: grammars, adjusted logits, and log-probabilities.
+"""Chooses tokens in ways that graphs do not know: grammars, adjusted logits, and log-probabilities.
 
 tests/runtime/decoding/test_grammar_state.py and tests/runtime/decoding/test_sampling_params.py cover this module.
 """
@@ -50,7 +50,7 @@ class TokenChoice:
         return runner.begin(prompt, sampling, options.logprobs is not None or sampling.adjusted)
 
     def mask(self, tokens: Sequence[int] = (-1,), tree: DraftTree = ROOT_ONLY) -> np.ndarray | None:
-        """Bool [n, vocabulary]: what may follow each row; None for anything."""
+        """Returns bool [n, vocabulary]: the tokens that may follow each row; None for all."""
         return None if self._grammar is None else self._grammar.tree_masks(tree, tokens)
 
     def choose(

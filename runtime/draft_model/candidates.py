@@ -27,12 +27,12 @@ def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
 
 
 def confidence(logits: np.ndarray, largest: float) -> float:
-    """The probability of the likeliest token, whose logit is the `largest` of `logits` float32 [vocabulary]."""
+    """Returns the probability of the likeliest token, whose logit is the `largest` of `logits` float32 [vocabulary]."""
     return 1 / float(np.exp(logits - np.float32(largest)).sum())
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` largest values, the lower ones of equals."""
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    """Returns the indices of `count` largest values, the lower ones of equals."""
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    above, equal = np.flatnonzero(values > threshold), np.flatnonzero(values == threshold)
     return np.concatenate((above, equal[: count - len(above)]))

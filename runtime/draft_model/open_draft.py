@@ -46,7 +46,7 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
     other = Path(options.draft)
     draft = read_manifest(other)
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
-        ours, theirs = (read_tokenizer(one).get_vocab(with_added_tokens=True) for one in (folder, other))
+        ours, theirs = (read_tokenizer(each).get_vocab(with_added_tokens=True) for each in (folder, other))
         if ours != theirs:
             differing = len(ours.items() ^ theirs.items())
             raise ConfigError(
@@ -79,14 +79,14 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
     if options.window:
         return WindowDraftRunner(runner, options.window)
     model = runner.model
-    folder, own = (model.path.parent, True) if options.short else (Path(options.draft), False)
-    with verified(folder, draft, options.verify and not own):  # the target's files were, a moment ago
+    folder, same_files = (model.path.parent, True) if options.short else (Path(options.draft), False)
+    with verified(folder, draft, options.verify and not same_files):  # the target's files were, a moment ago
         check_graphs(folder, draft)
-        if own:
+        if same_files:
             graph = folder / SHORT_OF[model.path.name]
             second = OrtRunner(LoadedModel(graph, draft, runner.threads, runner.provider, options.spin))
         else:
             second, _ = open_runner(folder, draft, options)
-    second.model.hashes = options.verify and not own
+    second.model.hashes = options.verify and not same_files
     runner.model.companion = second.model
     return TwoModelRunner(runner, second)

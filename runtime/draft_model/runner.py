@@ -1,11 +1,10 @@
 """Runs two models: the target, and a smaller one that drafts by plain decoding, with a KV cache of its own. `window`
 has the target itself in place of the smaller one.
 
-To the decoding loop both are a single model with a drafter: a call verifies with the target, then the draft model
-reads what was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them
-(`early_end`). It proposes a chain with the likeliest tokens beside it. Its cache holds its drafts until the next call,
-and is taken back to the last token that came true.
-"""
+To the decoding loop both are a single model with a drafter: a call verifies with the target, then the draft model reads
+what was accepted and writes `draft_depth` tokens, one call each, or fewer where it is not sure of them (`early_end`).
+It proposes a chain and, at each depth, the next likeliest tokens. Its cache holds its drafts until the next call, and
+is taken back to the last token that came true."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
@@ -33,9 +32,9 @@ class TwoModelRunner:
 
     def __init__(self, target: OrtRunner, draft: OrtRunner) -> None:
         self.target, self.draft = target, draft
-        self.gamma = MOST
+        self.gamma = MAX_DEPTH
         self._eos = frozenset(target.model.manifest.model.eos_token_ids)
-        self._same = 0  # tokens, at least, that both caches begin with
+        self._same = 0  # both caches begin with at least so many equal tokens
 
     # ---- the target's
 
@@ -96,7 +95,7 @@ class TwoModelRunner:
         self._same = 0
 
     def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
-        """The draft model reads the text when it next drafts."""
+        """Restores the target; the draft model reads the text when it next drafts."""
         self.target.restore(tokens, rows)
         self._same = 0
 
@@ -124,18 +123,18 @@ class TwoModelRunner:
     # ---- calls
 
     def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
-        found = self.target.prefill(replace(request, run_drafter=False), progress)
+        result = self.target.prefill(replace(request, run_drafter=False), progress)
         if not request.run_drafter:
-            return found
-        return found._replace(accepted=0, proposal=self._propose(found.choices, (), request))
+            return result
+        return result._replace(accepted=0, proposal=self._propose(result.choices, (), request))
 
     def verify(self, request: StepRequest) -> StepResult:
         if not request.run_drafter:
             return self.target.verify(request)
-        found = self.target.verify(replace(request, run_drafter=False))
-        node, path = accept(request.tree, request.tokens, found.choices)
-        came = [*(request.tokens[i] for i in path), found.choices[node]]
-        return found._replace(accepted=node, proposal=self._propose(came, path, request))
+        result = self.target.verify(replace(request, run_drafter=False))
+        node, path = accept(request.tree, request.tokens, result.choices)
+        came = [*(request.tokens[i] for i in path), result.choices[node]]
+        return result._replace(accepted=node, proposal=self._propose(came, path, request))
 
     def _propose(self, came: Sequence[int], path: Sequence[int], request: StepRequest) -> TreeProposal | None:
         """Drafts after the target's tokens and `came`: those of rows `path` of its last call, which are about to be
@@ -155,19 +154,19 @@ class TwoModelRunner:
             if end is not None:
                 confidences.append(confidence(logits[0, :vocabulary], float(scores[-1][0])))
                 probability *= end.probability(confidences[-1])
-            unsure = end is not None and probability < end.least
+            unsure = end is not None and probability < end.min_probability
             if unsure or len(tokens) >= depth or drafted in self._eos:
                 break
             logits = self._next(drafted)
         depths = len(tokens)
         # Each row follows the first candidate of the one before.
-        found = TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
-        found.confidences = confidences
-        return found
+        proposal = TreeProposal(np.array(tokens), np.array(scores), np.zeros(depths, np.int64), (1,) * depths)
+        proposal.confidences = confidences
+        return proposal
 
     def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
-        """The draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for `depth`
-        tokens."""
+        """Returns the draft model's logits [1, vocabulary] after `came`, or None (`_propose`), also without room for
+        `depth` tokens."""
         unread = self._rewind(came)
         room = self.draft.context_length - self.draft.length - len(unread)
         if room < depth or max(unread) >= self.draft.vocab_size or came[-1] in self._eos:

@@ -17,32 +17,32 @@ import numpy as np
 
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_model.runner import TwoModelRunner
-from streamspec.runtime.engine.graph_kinds import model_groups
 from streamspec.runtime.engine.memory_estimate import DRAFTED
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
 
 SINKS = 4  # tokens at the beginning that are always kept: softmax needs somewhere to put what it does not use
 
 
 class WindowRunner(OrtRunner):
-    """Runs a target's graph over the sinks and the newest tokens of its cache, `kept` tokens at most."""
+    """Runs a target's graph over the sinks and the newest tokens of its cache, at most `window` tokens in all."""
 
     drafts = True
 
-    def __init__(self, target: OrtRunner, kept: int) -> None:
-        self.kept, self._target = kept, target
-        self._copied = 0  # tokens of the text so far, kept or not
+    def __init__(self, target: OrtRunner, window: int) -> None:
+        self.window, self._target = window, target
+        self._copied = 0  # tokens of the text so far, in the window or not
         super().__init__(target.model, target.context_length)
 
     def _empty_cache(self) -> Cache:
         self._copied = 0
-        slots = self.kept + DRAFTED
-        return KeyValueCache(model_groups(self.model), slots, first=slots)
+        slots = self.window + DRAFTED
+        return KeyValueCache(cache_groups(self.model.features), slots, first=slots)
 
     @property
     def position(self) -> int:
-        return self._copied + self.length - min(self._copied, self.kept)
+        return self._copied + self.length - min(self._copied, self.window)
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         """Forgets all rows and takes up the target's adapter. Returns 0."""
@@ -57,7 +57,7 @@ class WindowRunner(OrtRunner):
     def follow(self, path: Sequence[int] = ()) -> None:
         """Drops its drafts and copies the target's rows that are new: those committed, and those of `path` of its last
         call, which are about to be."""
-        end, ring = self._target.length, self.kept - SINKS
+        end, ring = self._target.length, self.window - SINKS
         sinks = min(end, SINKS)
         self._copy(self._copied, self._copied, sinks - self._copied)
         first = max(self._copied, sinks, end - ring)
@@ -65,21 +65,21 @@ class WindowRunner(OrtRunner):
         for slot, node in enumerate(path):
             self._copy(end + node, end + slot, 1)
         self._copied = end + len(path)
-        self.cache.length = min(self._copied, self.kept)
+        self.cache.length = min(self._copied, self.window)
         self.tokens.clear()
 
     def _copy(self, source: int, position: int, count: int) -> None:
         """Copies `count` neighbouring rows of the target's cache to where tokens from `position` on belong."""
         while count > 0:
-            slot = position if position < SINKS else SINKS + (position - SINKS) % (self.kept - SINKS)
-            some = min(count, self.kept - slot)
+            slot = position if position < SINKS else SINKS + (position - SINKS) % (self.window - SINKS)
+            run = min(count, self.window - slot)
             for mine, rows in zip(self.cache.data, self._target.cache.data, strict=True):
-                mine[..., slot : slot + some, :] = rows[..., source : source + some, :]
-            source, position, count = source + some, position + some, count - some
+                mine[..., slot : slot + run, :] = rows[..., source : source + run, :]
+            source, position, count = source + run, position + run, count - run
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """The target's is the request that the scheduler counts."""
+        """Forgets earlier cancellations; the scheduler counts the target's request alone."""
         self._executor.clear()
         yield
 
@@ -89,11 +89,11 @@ class WindowDraftRunner(TwoModelRunner):
 
     draft: WindowRunner
 
-    def __init__(self, target: OrtRunner, kept: int) -> None:
-        super().__init__(target, WindowRunner(target, kept))
+    def __init__(self, target: OrtRunner, window: int) -> None:
+        super().__init__(target, WindowRunner(target, window))
 
     def fork(self, context: int | None = None) -> Self:
-        return type(self)(self.target.fork(context), self.draft.kept)
+        return type(self)(self.target.fork(context), self.draft.window)
 
     def _read(self, came: Sequence[int], path: Sequence[int], depth: int) -> np.ndarray | None:
         """One row: what came before lies in the target's cache."""

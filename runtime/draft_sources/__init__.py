@@ -1,1 +1,1 @@
-"""What drafts come from without a call of the model; `registry` has them all."""
+"""Sources of drafts that need no call of the model; `registry` lists them."""

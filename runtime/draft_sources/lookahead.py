@@ -25,9 +25,9 @@ from streamspec.runtime.draft_sources.source import (
 
 WINDOW = 4  # columns (the paper's W),
 NGRAM = 3  # tokens of an n-gram (N), the one that it is looked up by included,
-KEPT = 4  # and n-grams kept of each first token (G), the newest first
+NGRAMS = 4  # and n-grams kept of each first token (G), the newest first
 ROWS = 1 << 15  # of the pool; tokens that share a row spoil candidates, never answers
-BYTES = ROWS * KEPT * (NGRAM - 1) * 4  # of the pool, in memory once it was written
+BYTES = ROWS * NGRAMS * (NGRAM - 1) * 4  # of the pool, in memory once it was written
 STRIDE = 31  # tokens of the prompt between two first tokens of columns
 
 # Levels: the n-gram's place among those kept, then the depth. Assumed rates by `source.KINDS`.
@@ -41,7 +41,7 @@ class LookaheadPool:
 
     def __init__(self) -> None:
         # Token + 1, 0 for none. The system gives pages of zeros as they are written.
-        self._pool = np.zeros(ROWS * KEPT * (NGRAM - 1), np.int32).data
+        self._pool = np.zeros(ROWS * NGRAMS * (NGRAM - 1), np.int32).data
         self.begin()
 
     def begin(self) -> None:
@@ -108,22 +108,22 @@ class LookaheadPool:
             self._columns = [moved.get(i) or [self._tentative()] for i in range(WINDOW)]
 
     def after(self, token: int) -> list[list[int]]:
-        """What followed `token` in the n-grams kept, the newest first."""
-        at, size = token % ROWS * KEPT * (NGRAM - 1), NGRAM - 1
-        rows = (self._pool[at + size * i : at + size * (i + 1)].tolist() for i in range(KEPT))
+        """Returns the tokens that followed `token` in the stored n-grams, the newest first."""
+        at, size = token % ROWS * NGRAMS * (NGRAM - 1), NGRAM - 1
+        rows = (self._pool[at + size * i : at + size * (i + 1)].tolist() for i in range(NGRAMS))
         return [[token - 1 for token in row] for row in rows if row[0]]
 
     def _keep(self, ngram: Sequence[int]) -> None:
         """Puts an n-gram first among those of its first token."""
         newest, known = list(ngram[1:]), self.after(ngram[0])
-        at = ngram[0] % ROWS * KEPT * (NGRAM - 1)
-        for row in [newest, *(row for row in known if row != newest)][:KEPT]:
+        at = ngram[0] % ROWS * NGRAMS * (NGRAM - 1)
+        for row in [newest, *(row for row in known if row != newest)][:NGRAMS]:
             for token in row:
                 self._pool[at] = token + 1
                 at += 1
 
     def _tentative(self) -> int:
-        """A token of the prompt."""
+        """Returns a token of the prompt."""
         self._drawn += STRIDE
         return self._prompt[self._drawn % len(self._prompt)] if self._prompt else 0
 

@@ -38,7 +38,11 @@ class SourceLookup:
     def __init__(self, sources: Sequence[DraftSource], learned: DraftCalibration, search: DraftSearch) -> None:
         self._learned, self._search = learned, search
         rated = [(source, learned.rates_of(source), 2 << i) for i, source in enumerate(sources)]
-        self._indices = [(source.begin(), rates, bit) for source, rates, bit in rated if source.begin]
+        self._indices = [
+            (text_index, rates, bit)
+            for source, rates, bit in rated
+            if source.begin is not None and (text_index := source.begin()) is not None
+        ]
         self.lasting: list[tuple[LastingIndex, AcceptanceRates, int]] = [
             (index, rates, bit) for source, rates, bit in rated if (index := learned.lasting_index(source)) is not None
         ]
@@ -52,8 +56,8 @@ class SourceLookup:
         """Adds tokens to the text."""
         for index, _, _ in self._indices:
             index.extend(tokens)
-        for kept, _, _ in self.lasting:
-            kept.extend(tokens)
+        for lasting_index, _, _ in self.lasting:
+            lasting_index.extend(tokens)
 
     def look_up(self, room: int) -> CandidateTree | None:
         """Returns what may follow by the sources of this text, at most `room` tokens deep."""
@@ -65,13 +69,13 @@ class SourceLookup:
         return self.others
 
     def graft(
-        self, room: int, root: int, proposal: DraftProposal | None, most: int, costs: np.ndarray | None, alone: bool
+        self, room: int, root: int, proposal: DraftProposal | None, rows: int, costs: np.ndarray | None, alone: bool
     ) -> CandidateTree | None:
-        """Adds what may follow, by the sources that last, the `most` rows that would be drafted without them after
+        """Adds what may follow, by the sources that last, the `rows` rows that would be drafted without them after
         `root`, or `root` alone; at most `room` tokens deep. Returns `others`."""
         stems = Stems((root,), (0,), (1.0,), (0,))
         if not alone and (proposal is not None or self.others is not None):
-            taken = self._search.take(root, proposal, self.others, most, costs, self._learned.sharpness)
+            taken = self._search.take(root, proposal, self.others, rows, costs, self._learned.sharpness)
             stems = Stems(taken.tokens, taken.parents, taken.probabilities, taken.sources)
         for index, rates, bit in self.lasting:
             if (continuations := index.graft(room, stems, rates)) is not None:
@@ -80,7 +84,7 @@ class SourceLookup:
         return self.others
 
     def explore(self, room: int) -> Continuations | None:
-        """Returns rows to verify for what they teach, by the source that has such."""
+        """Returns the rows to verify for what they teach, by the source that has such."""
         return next((index.explore(room) for index, _, bit in self.lasting if bit == self.explorer), None)
 
     def learn(self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]) -> None:

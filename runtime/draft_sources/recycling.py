@@ -24,11 +24,11 @@ from streamspec.runtime.draft_sources.source import (
 )
 
 ROWS = 1 << 16  # of a table; tokens that share a row spoil candidates, never answers
-KEPT = 3  # choices of a row, the newest first
-BYTES = 2 * ROWS * KEPT * 4  # of both tables, in memory once they were written
+CHOICES = 3  # choices of a row, the newest first
+BYTES = 2 * ROWS * CHOICES * 4  # of both tables, in memory once they were written
 OFFERED = 4  # tokens after a node: those after its two last tokens, then others after its last one
 ADDED = 12  # nodes beyond those that other sources propose
-LEAST = 0.05  # probability of such a node: a row that comes true more rarely never pays
+MIN_PROBABILITY = 0.05  # probability of such a node: a row that comes true more rarely never pays
 DEPTH = 16  # tokens after the text
 
 # Levels: a candidate's place among those offered, by the table of the first of them; the second half where another
@@ -41,12 +41,12 @@ RIVALLED = len(_OTHERS)  # its first level
 
 
 class RecyclingTable:
-    """The newest `KEPT` distinct choices after a token and after two, kept from text to text."""
+    """The newest `CHOICES` distinct choices after a token and after two, kept from text to text."""
 
     def __init__(self) -> None:
         # Token + 1, 0 for none. The system gives pages of zeros as they are written.
-        self._pairs = np.zeros(ROWS * KEPT, np.int32).data
-        self._singles = np.zeros(ROWS * KEPT, np.int32).data
+        self._pairs = np.zeros(ROWS * CHOICES, np.int32).data
+        self._singles = np.zeros(ROWS * CHOICES, np.int32).data
         self._before = self._last = 0  # tokens of the text
 
     def begin(self) -> None:
@@ -72,10 +72,12 @@ class RecyclingTable:
     def candidates(self, before: int, token: int) -> tuple[list[int], int]:
         """Returns what was chosen after the two tokens, then what else after the last, and the level of the first."""
         at = _pair(before, token)
-        found = [choice - 1 for choice in self._pairs[at : at + KEPT].tolist() if choice]
+        found = [choice - 1 for choice in self._pairs[at : at + CHOICES].tolist() if choice]
         level = 0 if found else len(_PAIR)
         at = _single(token)
-        found += [choice - 1 for choice in self._singles[at : at + KEPT].tolist() if choice and choice - 1 not in found]
+        found += [
+            choice - 1 for choice in self._singles[at : at + CHOICES].tolist() if choice and choice - 1 not in found
+        ]
         return found[:OFFERED], level
 
     def graft(self, limit: int, stems: Stems, rates: AcceptanceRates) -> Continuations | None:
@@ -91,13 +93,13 @@ class RecyclingTable:
             bits[parent] |= stems.sources[node]  # of what is proposed after it
         alone = [rates.of(level)[ALONE] for level in range(len(ASSUMED))]
         offers: list[tuple[float, int, int, int, int]] = []  # -probability, age, token, parent, level
-        deepest, least, claimed = min(limit, DEPTH), LEAST / max(alone), False
+        deepest, min_probability, claimed = min(limit, DEPTH), MIN_PROBABILITY / max(alone), False
 
         def expand(node: int) -> None:
             """Offers what may follow a node; claims the tokens of it that the drafter proposes."""
             nonlocal claimed
             among, probability = bits[node] if node < count else 0, probabilities[node]
-            if depths[node] >= deepest or (probability < least and not among):
+            if depths[node] >= deepest or (probability < min_probability and not among):
                 return
             found, level = self.candidates(befores[node], tokens[node])
             level += RIVALLED if among & ~DRAFTER else 0
@@ -107,7 +109,9 @@ class RecyclingTable:
                     levels[child], claimed = level, True
                 elif child is None and not among & DRAFTER:
                     likely = probability * alone[level]
-                    if likely >= LEAST or node == 0:  # whatever follows the text, so that its rates stay known
+                    if (
+                        likely >= MIN_PROBABILITY or node == 0
+                    ):  # whatever follows the text, so that its rates stay known
                         heappush(offers, (-likely, len(offers), token, node, level))
                 level += 1
 
@@ -128,11 +132,11 @@ class RecyclingTable:
 
 
 def _pair(before: int, token: int) -> int:
-    return (before * 40_503 + token) % ROWS * KEPT
+    return (before * 40_503 + token) % ROWS * CHOICES
 
 
 def _single(token: int) -> int:
-    return token % ROWS * KEPT
+    return token % ROWS * CHOICES
 
 
 def _keep(table: memoryview[int], at: int, choice: int) -> None:

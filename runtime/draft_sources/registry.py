@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a loaded bundle has to draft with. `store`: its answers; `past`: those given since; `draft`: the manifest of
-    the bundle that drafts for it, which is no source but a drafter."""
+    """The data that a loaded bundle drafts from. `store`: its answers; `past`: those given since; `draft`: the manifest
+    of the bundle that drafts for it, which is no source but a drafter."""
 
     store: AnswerStore | None = None
     past: GrowingStore | None = None
@@ -38,6 +38,6 @@ NO_DATA = SourceData()
 
 
 def chosen(options: Any, data: SourceData = NO_DATA) -> tuple[DraftSource, ...]:
-    """The sources that `options`, of `load`, leave on."""
+    """Returns the sources that `options`, of `load`, leave on."""
     made = [make(data) for option, make in SOURCES.items() if getattr(options, option)]
     return tuple(source for source in made if source is not None)

@@ -1,5 +1,5 @@
-"""Defines what a source of drafts is that costs no model call: it looks the end of the text up and returns what may
-follow, as a tree of tokens. How often those come true is learned for each source by itself (`AcceptanceRates`).
+"""Defines sources of drafts that cost no model call: a source looks up the end of the text and returns what may follow
+as a tree of tokens. How often these come true is learned for each source by itself (`AcceptanceRates`).
 
 tests/runtime/draft_sources/test_registry.py covers this module.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-# How a token stands to the drafter's: it proposes nothing here, it proposes the same first, or something else.
+# The drafter proposes nothing at this place, or the same token first, or another one.
 KINDS = ("alone", "agrees", "differs")
 ALONE, AGREES, DIFFERS = range(len(KINDS))
 WEIGHT = 10.0  # observations that an assumption counts for
@@ -23,9 +23,9 @@ NO_RATES: Rates = (0.0, 0.0, 0.0)  # of a token that no source claims
 
 
 class Continuations(NamedTuple):
-    """What may follow a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the text),
-    siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates; `NO_CLAIM` where others propose
-    the token and the source only what follows it."""
+    """The continuations of a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the
+    text), siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates; `NO_CLAIM` where others
+    propose the token and the source only what follows it."""
 
     tokens: list[int]
     parents: list[int]
@@ -33,8 +33,8 @@ class Continuations(NamedTuple):
 
 
 class AcceptanceRates:
-    """How often a source's tokens come true if those before them did, by level and kind (`KINDS`): `assumed` [levels]
-    at first, observed since. Outlives a text."""
+    """The shares of a source's tokens that come true if those before them did, by level and kind (`KINDS`): `assumed`
+    [levels] at first, observed since. Outlives a text."""
 
     def __init__(self, assumed: Sequence[Rates]) -> None:
         self._hits = [[WEIGHT * rate for rate in rates] for rates in assumed]
@@ -62,8 +62,9 @@ class TextIndex(Protocol):
 
 
 class Stems(NamedTuple):
-    """What the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes), `probabilities`
-    and `sources` (bits of those that propose it) of each node, the root first, the likeliest before others."""
+    """The rows that the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes),
+    `probabilities` and `sources` (bits of those that propose it) of each node, the root first, the likeliest before
+    others."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -96,16 +97,20 @@ class LastingIndex(Protocol):
 
 @dataclass(frozen=True)
 class DraftSource:
-    """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
-    index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens.
-    `explores`: it has rows verified for what they teach; one source of a session may.
+    """A source of drafts.
 
-    A source that remembers texts anywhere but in `lasting`, which each session makes anew, says with `fresh` how one
-    that has seen none of them is made."""
+    - `name`; `assumed` [levels]: its acceptance rates before anything was observed.
+    - `begin`: makes the index of a new text, None where it has nothing to look up. `lasting`: makes the index of a
+      session.
+    - `keep`: takes the tokens of an answer that has ended.
+    - `explores`: it has rows verified for what they teach; at most one source of a session does.
+    - `fresh`: makes this source as it was before it saw a text. A source that remembers texts anywhere but in
+      `lasting`, which each session makes anew, must have it.
+    """
 
     name: str
     assumed: Sequence[Rates]
-    begin: Callable[[], TextIndex] | None = None
+    begin: Callable[[], TextIndex | None] | None = None
     keep: Callable[[Sequence[int]], None] | None = None
     lasting: Callable[[], LastingIndex] | None = None
     explores: bool = False
@@ -121,7 +126,7 @@ class DraftSource:
 
 
 class Found(NamedTuple):
-    """What a source found, and its rates. `bit`: of the source (`CandidateTree.sources`)."""
+    """The continuations that a source found, its rates, and its `bit` in `CandidateTree.sources`."""
 
     continuations: Continuations
     rates: AcceptanceRates
@@ -136,8 +141,9 @@ class SourceCounts(NamedTuple):
 
 
 class CandidateTree(NamedTuple):
-    """What all sources found, as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how likely
-    each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose it."""
+    """The continuations of all sources as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how
+    likely each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose
+    it."""
 
     tokens: list[int]
     parents: list[int]
@@ -146,8 +152,8 @@ class CandidateTree(NamedTuple):
 
 
 def merged(found: Sequence[Found]) -> CandidateTree | None:
-    """Makes one tree of what the sources found; a token that several propose is as likely as the surest of them
-    says."""
+    """Merges the continuations of all sources into one tree. A token that several sources propose gets the largest of
+    their rates."""
     if not found:
         return None
     tokens, parents, sources = list[int](), list[int](), list[int]()

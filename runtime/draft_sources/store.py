@@ -18,14 +18,14 @@ from typing import Protocol
 
 import numpy as np
 
-from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates, TextIndex
+from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates
 
 LONGEST = 8  # tokens of the text's end that are looked up
 ENOUGH = 8  # places of a match, where a shorter one has as many
 SAMPLE = 32  # places that are looked at,
 CONTINUATION = 16  # tokens after each of them,
 NODES = 24  # most tokens proposed,
-LEAST = 0.06  # and the share of the sample that a path has at least
+MIN_SHARE = 0.06  # and the share of the sample that a path has at least
 # What a token's acceptance depends on: the places that its predecessor was seen at (1, 2-3, 4-15, more), and the share
 # of them that it follows, up to these bounds. Where there is one place, the length of all that agrees before the token.
 PLACES, SHARES, LENGTHS = (2, 4, 16), (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95), (4, 8)
@@ -40,7 +40,7 @@ STARTS = (0, 3, 11, 19)  # levels of `ALONE`'s rows
 
 
 def _rates(alone: float) -> Rates:
-    """A drafter that says the same is mostly right, one that says something else halves what the store says."""
+    """Returns the rates of a token: a drafter that agrees is mostly right, one that differs halves the store's rate."""
     return alone, max(alone, 0.9), alone / 2
 
 
@@ -80,7 +80,7 @@ class AnswerStore:
         return found if found[0] else self._longest(text, 1)
 
     def _longest(self, text: Sequence[int], places: int) -> tuple[int, int, int]:
-        """As `_match`, of ends that stand at so many `places`."""
+        """Returns the same as `_match` for ends that stand at so many `places`."""
         low, high, found = 1, len(text), (0, 0, 0)
         while low <= high:  # a shorter end stands wherever a longer one does
             length = (low + high) // 2
@@ -92,22 +92,22 @@ class AnswerStore:
         return found
 
     def _places(self, key: Sequence[int]) -> tuple[int, int]:
-        """Where in the suffix array `key` stands."""
-        tokens, order, size, wanted = self._tokens, self._order, len(key), array("I", key)
+        """Returns the range of the suffix array where `key` stands."""
+        tokens, order, size, tokens_of_key = self._tokens, self._order, len(key), array("I", key)
 
         def at(place: int) -> array[int]:
             return tokens[place : place + size]
 
-        first = bisect_left(order, wanted, key=at)
-        if first == len(order) or at(order[first]) != wanted:
+        first = bisect_left(order, tokens_of_key, key=at)
+        if first == len(order) or at(order[first]) != tokens_of_key:
             return first, first
-        return first, bisect_right(order, wanted, first, key=at)
+        return first, bisect_right(order, tokens_of_key, first, key=at)
 
     def _tree(self, rows: list[array[int]], length: int, weight: float) -> Continuations:
         """Makes a tree of `rows`, what followed at places that each stand for `weight` of them, in order; likeliest
         paths first."""
         tokens, parents, levels = list[int](), list[int](), list[int]()
-        least = LEAST * len(rows)
+        least = MIN_SHARE * len(rows)
         # By falling number of rows: begin and end of those that go on alike, their node, the depth of what follows.
         waiting = [(-len(rows), 0, -1, len(rows), 0)]
         while waiting and len(tokens) < NODES:
@@ -173,23 +173,15 @@ class GrowingStore(Protocol):
         """Returns a store of the answers that this one began with, which grows by itself."""
 
 
-class NothingYet:
-    """The index of a store without answers."""
-
-    def extend(self, tokens: Iterable[int]) -> None: ...
-
-    def find(self, limit: int) -> None: ...
-
-
 def past_source(past: GrowingStore) -> DraftSource:
-    """Answers given so far as a source."""
+    """Makes a source of the answers given so far."""
 
-    def begin() -> TextIndex:
-        return NothingYet() if past.store is None else StoreIndex(past.store)
+    def begin() -> StoreIndex | None:
+        return None if past.store is None else StoreIndex(past.store)
 
     return DraftSource("past answers", ASSUMED, begin, past.add, fresh=lambda: past_source(past.as_loaded()))
 
 
 def store_source(store: AnswerStore) -> DraftSource:
-    """The store of a bundle as a source."""
+    """Makes a source of a bundle's store."""
     return DraftSource("store", ASSUMED, lambda: StoreIndex(store))

@@ -1,4 +1,4 @@
-"""Reads the tensors of an adapter and compares them with the inputs of the graph that is to take them.
+"""Reads the tensors of an adapter and compares them with the inputs of the graph that takes them.
 
 Covered by tests/runtime/test_adapter_swap.py and tests/attacks/test_adapters.py.
 """
@@ -25,29 +25,29 @@ class Tensors(dict[str, Any]):
 
 
 def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> Tensors:
-    """OrtValues by name, views of the mapped file. `inputs`: what the graph has for adapters, by name, with `type` and
-    `shape`.
+    """Returns the OrtValues of an adapter by name, views of the mapped file. `inputs`: the graph's inputs for adapters
+    by name, with `type` and `shape`.
 
-    Raises AdapterError where names, types, sizes or numbers are not what the graph and the manifest ask for.
+    Raises AdapterError where names, types, sizes or numbers are not those that the graph and the manifest ask for.
     """
     try:
         values = Tensors(import_onnxruntime().AdapterFormat.read_adapter(str(file)).get_parameters())
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
-    streams = manifest.streams
+    drafter = manifest.streams
     needed = {
         row.name
         for row in step_graph.ADAPTER_INPUTS
-        if streams and row.name in inputs and (streams.pruning or row.needs != "early_exit")
+        if drafter and row.name in inputs and (drafter.pruning or row.needs != "early_exit")
     }
     faults = [f"unknown {name}" for name in values if name not in inputs] + [
         f"no {name}" for name in sorted(needed - set(values))
     ]
-    sizes: dict[str, int] = {"gamma": streams.gamma, "root": manifest.model.hidden_size} if streams else {}
+    sizes: dict[str, int] = {"gamma": drafter.gamma, "root": manifest.model.hidden_size} if drafter else {}
     for name, value in values.items() if not faults else ():
         faults += _faults(name, value, inputs[name], sizes)
-    if not faults and streams:
-        faults += _odd_streams({name: values[name].numpy() for name in needed}, manifest)
+    if not faults and drafter:
+        faults += _drafter_faults({name: values[name].numpy() for name in needed}, manifest)
     if faults:
         raise AdapterError(
             f"{file}: {'; '.join(faults[:4])}", "the tensors that the bundle's graph takes", swappable.AGAIN
@@ -56,7 +56,7 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
 
 
 def _faults(name: str, value: Any, declared: Any, sizes: dict[str, int]) -> list[str]:
-    """`sizes`: those that names of dimensions stand for so far; is added to."""
+    """Compares a tensor with the input that takes it. `sizes`: sizes of named dimensions so far; it adds new ones."""
     shape = value.shape()
     if value.data_type() != declared.type or len(shape) != len(declared.shape):
         return [f"{name} is {value.data_type()} {shape}, not {declared.type} {declared.shape}"]
@@ -67,23 +67,23 @@ def _faults(name: str, value: Any, declared: Any, sizes: dict[str, int]) -> list
     return [f"{name} is not finite"] if array.dtype.kind == "f" and not np.isfinite(array).all() else []
 
 
-def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
-    streams, model = manifest.streams, manifest.model
-    assert streams is not None
+def _drafter_faults(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
+    drafter, model = manifest.streams, manifest.model
+    assert drafter is not None
     capacity = manifest.swappable
     begin, shift = (int(tensors[name][0]) for name in (step_graph.STREAM_BEGIN, step_graph.STREAM_SHIFT))
     assert capacity is not None
-    out = []
-    if begin != capacity.ns.index(streams.ns):
-        out.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {streams.ns} layers")
-    if shift != (streams.positions == "shifted"):
-        out.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {streams.positions}")
+    faults = []
+    if begin != capacity.ns.index(drafter.ns):
+        faults.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {drafter.ns} layers")
+    if shift != (drafter.positions == "shifted"):
+        faults.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {drafter.positions}")
     vocabulary = tensors.get(step_graph.DRAFT_VOCAB)
     if vocabulary is not None and not (
-        len(vocabulary) >= streams.candidates and 0 <= vocabulary.min() <= vocabulary.max() < model.vocab_size
+        len(vocabulary) >= drafter.candidates and 0 <= vocabulary.min() <= vocabulary.max() < model.vocab_size
     ):
-        out.append(
+        faults.append(
             f"a draft vocabulary of {len(vocabulary)} tokens, some outside 0..{model.vocab_size - 1}, or fewer than "
-            f"{streams.candidates}"
+            f"{drafter.candidates}"
         )
-    return out
+    return faults

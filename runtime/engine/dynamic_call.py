@@ -42,7 +42,7 @@ class DynamicCall:
         self._survivors: list[int] | None = None  # rows of the last call that passed the early exit; None for all
         self._logits_bound = False
         self._binding = self._bind()
-        self._scoring: dict[str, IoBinding] = {}  # by an output: calls for it alone
+        self._scoring: dict[str, IoBinding] = {}  # by the output that a call computes alone
 
     def begin(self) -> None:
         if self._choice.logits != self._logits_bound:  # an output that is bound once stays so
@@ -86,7 +86,7 @@ class DynamicCall:
         return np.multiply(out, scale, out=out)
 
     def states(self, rows: CallRows) -> np.ndarray:
-        """Runs the rows; returns what the head reads, float32 [r, hidden], of those with logits."""
+        """Runs the rows; returns the states that the LM head reads, float32 [r, hidden], of the rows with logits."""
         out = np.empty((len(rows.logit_rows), self._executor.model.manifest.model.hidden_size), np.float32)
         self._executor.run(self._bind_alone(sg.HIDDEN_STATES, rows, out).io)
         return out
@@ -102,7 +102,7 @@ class DynamicCall:
         return IoBinding(model.ort, model.session, self._cache, self._adapter, model.in_place)
 
     def _bind_alone(self, output: str, rows: CallRows, out: np.ndarray) -> IoBinding:
-        """Binds the rows, and `out` as the one output beside the cache."""
+        """Binds the rows, and `out` as the only output except the cache."""
         self._survivors = None
         self._reserve(len(rows.tokens))
         if output not in self._scoring:
@@ -131,14 +131,14 @@ class DynamicCall:
         binding.input(sg.LOGIT_ROWS, rows.logit_rows)
         settings = n, draft, forced_node, pruning
         if settings == binding.settings and rows.next_ids is None:
-            return  # the others are as they were
+            return  # the other inputs are bound already
         binding.settings = settings if rows.next_ids is None else ()
-        most, above = n, NO_LIMIT
+        max_rows, above = n, NO_LIMIT
         if pruning is not None:
-            most = min(n, pruning.rows or n)
+            max_rows = min(n, pruning.rows or n)
             above = np.array([pruning.lowest], np.float32)
         binding.input(sg.NEXT_IDS, repeated(-1, n) if rows.next_ids is None else rows.next_ids)
-        binding.input(sg.KEEP_ROWS, repeated(most))
+        binding.input(sg.KEEP_ROWS, repeated(max_rows))
         binding.input(sg.KEEP_ABOVE, above)
         if gamma:
             binding.input(sg.STREAM_IDS, counted(gamma if draft else 0))
@@ -146,7 +146,7 @@ class DynamicCall:
             binding.input(sg.FORCED_ROOT, repeated(-1))
 
     def _bind_choice(self, binding: IoBinding, rows: CallRows, mask: np.ndarray | None) -> None:
-        """Binds what choosing tokens needs, out of those that `mask` allows."""
+        """Binds the inputs that choose tokens, out of those that `mask` allows."""
         binding.input(sg.FREE, FREE if mask is None else BOUND)
         if mask is not None:
             binding.input(sg.ALLOWED, mask)
@@ -157,5 +157,5 @@ class DynamicCall:
             binding.input(sg.SEEN, self._choice.seen)
 
     def _bind_logits(self, binding: IoBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Buffers of raw logits [rows, vocabulary] and their scale [rows, 1]."""
+        """Binds buffers for raw logits [rows, vocabulary] and their scale [rows, 1]; returns both."""
         return binding.output(sg.RAW_LOGITS, (rows, self._vocab)), binding.output(sg.LOGIT_SCALE, (rows, 1))

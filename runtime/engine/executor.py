@@ -67,7 +67,7 @@ class GraphExecutor:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """The body is one generation; earlier cancellations are forgotten."""
+        """Forgets earlier cancellations and counts the body as one request, a generation."""
         self.clear()
         with self.model.scheduler.request():
             try:
@@ -89,5 +89,5 @@ def run_options(ort: Any, shrink: bool = False) -> Any:
 
 
 def graph_failed(error: Exception) -> BundleError:
-    """The error of a call that ONNX Runtime refused."""
+    """Returns the error of a call that ONNX Runtime refused."""
     return BundleError(f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again")

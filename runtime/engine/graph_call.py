@@ -70,13 +70,13 @@ class GraphCall(Protocol):
 
 @lru_cache(maxsize=1024)
 def counted(n: int) -> np.ndarray:
-    """int64 [n]: 0, 1, .. Read-only."""
+    """Returns int64 [n]: 0, 1, .. Read-only."""
     return frozen(np.arange(n))
 
 
 @lru_cache(maxsize=1024)
 def repeated(value: int, n: int = 1) -> np.ndarray:
-    """int64 [n] of one value. Read-only."""
+    """Returns int64 [n] of one value. Read-only."""
     return frozen(np.full(n, value))
 
 
@@ -100,8 +100,8 @@ class DrafterShape:
         return cls(drafter.gamma, drafter.candidates, tuple(drafter.levels), drafter.bigram, exit_layer)
 
     def outputs(self, runs: bool = True) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the drafter's outputs in a call that `runs` it or not: the accepted node, candidates,
-        their logits and, with a bigram, their pairs', of a draft layer their origins."""
+        """Returns the names and shapes of the drafter's outputs in a call that `runs` it or not: the accepted node,
+        candidates, their logits and, with a bigram, their pairs', of a draft layer their origins."""
         if not self.gamma:
             return []
         shape = (sum(self.levels) or self.gamma) if runs else 0, self.candidates
@@ -124,8 +124,8 @@ class DrafterShape:
 
 
 class SamplingState:
-    """How the tokens of a generation are chosen. `seen` bool [vocabulary]: tokens of the text so far, kept only where
-    they are penalised. `logits`: whether every call returns its logits."""
+    """The way in which the tokens of a generation are chosen. `seen` bool [vocabulary]: tokens of the text so far, kept
+    only where they are penalised. `logits`: whether every call returns its logits."""
 
     def __init__(self, vocab_size: int) -> None:
         self.sampling, self.logits = GREEDY, False
@@ -143,14 +143,14 @@ class SamplingState:
             self.seen[tokens] = True
 
     def uniforms(self, rows: CallRows) -> np.ndarray:
-        """float32 [r]: what the tokens after the `logit_rows` of `rows` are drawn with."""
+        """Returns float32 [r]: what the tokens after the `logit_rows` of `rows` are drawn with."""
         positions = [int(rows.positions[row]) for row in rows.logit_rows.tolist()]
         drawn = {p: self.sampling.uniform(p + 1) for p in set(positions)}
         return np.array([drawn[p] for p in positions], np.float32)
 
 
 class CallContext(NamedTuple):
-    """What a sequence's calls work on. `adapter`: OrtValues by name of an input, bound to every call."""
+    """The parts that a sequence's calls work on. `adapter`: OrtValues by name of an input, bound to every call."""
 
     executor: GraphExecutor
     cache: Cache
@@ -160,7 +160,7 @@ class CallContext(NamedTuple):
 
 
 def checked_tokens(choices: np.ndarray, vocab_size: int) -> list[int]:
-    """The choices where they are tokens; those of rows other than the first, the root, may be -1: they were pruned.
+    """Returns the choices as tokens; those of rows after the first, the root, may be -1: these rows were pruned.
 
     Raises BundleError for anything else.
     """

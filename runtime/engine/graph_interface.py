@@ -21,7 +21,7 @@ EXPORT_AGAIN = "export the bundle again"
 
 
 def shares_calls(session: Any) -> bool:
-    """Whether calls of the graph may have rows of several sequences."""
+    """Tells whether calls of the graph may have rows of several sequences."""
     return sg.SEQUENCE_ROWS in {value.name for value in session.get_overridable_initializers()}
 
 
@@ -42,22 +42,22 @@ def check_interface(session: Any, manifest: Manifest, kind: str, features: sg.Gr
 
 
 def _check_shapes(inputs: Mapping[str, Any], expected: Mapping[str, sg.GraphTensor], fixed: bool) -> None:
-    """Checks the cache, and of a graph of `fixed` shapes its rows."""
+    """Checks the shapes of the cache and, in a graph of `fixed` shapes, those of its rows."""
     for name in filter(sg.is_cache, expected):
-        found, row = inputs[name], expected[name]
-        if not _fits(found.shape, row.dims):
-            raise _misstated(f"a graph with {name} of shape {found.shape}", list(row.dims))
-        if TYPES[found.type] != np.dtype(row.dtype):
-            raise _misstated(f"a graph with {name} of type {found.type}", row.dtype)
+        tensor, row = inputs[name], expected[name]
+        if not _fits(tensor.shape, row.dims):
+            raise _misstated(f"a graph with {name} of shape {tensor.shape}", list(row.dims))
+        if TYPES[tensor.type] != np.dtype(row.dtype):
+            raise _misstated(f"a graph with {name} of type {tensor.type}", row.dtype)
     if not fixed:
         return
-    found, dims = inputs[sg.INPUT_IDS], list(expected[sg.INPUT_IDS].dims)
-    if list(found.shape) != dims:
-        raise _misstated(f"{sg.INPUT_IDS} of shape {found.shape}", dims)
+    tensor, dims = inputs[sg.INPUT_IDS], list(expected[sg.INPUT_IDS].dims)
+    if list(tensor.shape) != dims:
+        raise _misstated(f"{sg.INPUT_IDS} of shape {tensor.shape}", dims)
 
 
 def _check_metadata(stated: Mapping[str, str], manifest: Manifest) -> None:
-    """Checks what the graph's export stated: its context, its streams, a hash of each section of the manifest."""
+    """Checks the metadata that export wrote: the context, when the drafter runs, a hash of each manifest section."""
     context = manifest.model.context_length
     if (length := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
         raise _misstated(f"a graph for a context of {one_line(length, 40)} tokens", context)
@@ -81,8 +81,8 @@ def _misstated(found: str, expected: object) -> BundleError:
 
 
 def _fits(found: Sequence[int | str | None], expected: Sequence[int | str]) -> bool:
-    """Whether a cache's shape is the one expected; slots that are not a ring's may have any name."""
+    """Tells whether a cache has the expected shape; slots that are not a ring's may have any name."""
     return len(found) == len(expected) and all(
-        size == wanted or (wanted == sg.EVERY_TOKEN and isinstance(size, str))
-        for size, wanted in zip(found, expected, strict=True)
+        size == dim or (dim == sg.EVERY_TOKEN and isinstance(size, str))
+        for size, dim in zip(found, expected, strict=True)
     )

@@ -9,19 +9,20 @@ from streamspec.errors import ProviderError
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallContext, GraphCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.padded.captured_call import captured_call
+from streamspec.runtime.engine.padded.captured_call import CapturedBinding
 from streamspec.runtime.engine.padded.device_buffers import captured_cache
-from streamspec.runtime.engine.padded.static_call import static_call
+from streamspec.runtime.engine.padded.padded_call import PaddedCall
+from streamspec.runtime.engine.padded.static_call import StaticBinding
 from streamspec.runtime.engine.shared.shareable_call import ShareableCall
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
-from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
 
 
 def dynamic_call(context: CallContext) -> GraphCall:
-    """Calls of a dynamic graph: shared with other sequences where the cache lies beside theirs."""
+    """Returns calls of a dynamic graph, which other sequences may share where the caches are in one array."""
     sharing = context.executor.model.sharing
     if sharing is None or not isinstance(context.cache, SharedCache):
         return DynamicCall(context)
@@ -29,19 +30,20 @@ def dynamic_call(context: CallContext) -> GraphCall:
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache of at most `rows` rows in the machine's memory, beside others where calls are shared."""
-    shared = model.sharing and model.sharing.cache(model_groups(model), rows)
-    return shared or KeyValueCache(model_groups(model), rows)
+    """Returns a cache of at most `rows` rows in the machine's memory, in a shared array where calls are shared."""
+    shared = model.sharing and model.sharing.cache(cache_groups(model.features), rows)
+    return shared or KeyValueCache(cache_groups(model.features), rows)
 
 
 def device_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache in the memory of the provider's device, where it has any. Raises ProviderError without room for it."""
+    """Returns a cache in the memory of the provider's device, where it has any. Raises ProviderError without room for
+    it."""
     provider = named(model.provider)
     if not provider.memory:
         return host_cache(model, rows)
     compactor = model.open_compactor()
     try:
-        return DeviceCache(model.ort, compactor, provider.memory, model_groups(model), rows)
+        return DeviceCache(model.ort, compactor, provider.memory, cache_groups(model.features), rows)
     except Exception as error:  # no memory, or a graph that moves something else
         raise ProviderError(
             f"provider {provider.name} cannot hold the cache: {error}",
@@ -51,9 +53,9 @@ def device_cache(model: LoadedModel, rows: int) -> Cache:
 
 
 def static_cache(model: LoadedModel, rows: int) -> Cache:
-    """A cache of as many rows as the graph's shape has, all of them at once."""
+    """Returns a cache of as many rows as the graph's shape has, all of them at once."""
     slots = model.manifest.model.context_length
-    return KeyValueCache(model_groups(model), slots, first=slots)
+    return KeyValueCache(cache_groups(model.features), slots, first=slots)
 
 
 class GraphKind(NamedTuple):
@@ -63,20 +65,15 @@ class GraphKind(NamedTuple):
     cache: Callable[[LoadedModel, int], Cache]
 
 
-CAPTURED = GraphKind(captured_call, captured_cache)
+CAPTURED = GraphKind(lambda context: PaddedCall(context, CapturedBinding(context)), captured_cache)
 GRAPH_KINDS = {
     DYNAMIC: GraphKind(dynamic_call, host_cache),
     NATIVE_OPS: GraphKind(dynamic_call, host_cache),
     DEVICE: GraphKind(dynamic_call, device_cache),
-    STATIC: GraphKind(static_call, static_cache),
+    STATIC: GraphKind(lambda context: PaddedCall(context, StaticBinding(context)), static_cache),
 }
 
 
 def graph_kind(model: LoadedModel) -> GraphKind:
-    """The kind of the open bundle."""
+    """Returns the kind of the open bundle."""
     return GRAPH_KINDS[flavour(model.manifest)] if model.captured is None else CAPTURED
-
-
-def model_groups(model: LoadedModel) -> tuple[CacheGroup, ...]:
-    """What the layers keep of the tokens before: the decoder's, and a draft layer's own."""
-    return cache_groups(model.features)

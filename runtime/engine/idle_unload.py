@@ -23,15 +23,14 @@ class IdleUnloader:
         self.seconds: float | None = None
         self.loaded = True
         self._unload, self._reload = WeakMethod(unload), WeakMethod(reload)
-        self._lock = (
-            threading.RLock()
-        )  # while it is held, a body that nobody holds any longer may end in the same thread
+        # Reentrant: while it is held, an abandoned body may end in the same thread.
+        self._lock = threading.RLock()
         self._users = 0
         self._timer: threading.Timer | None = None
 
     @contextmanager
     def in_use(self, reload: bool = True) -> Iterator[bool]:
-        """The body finds the bundle loaded; idle time begins when the last such body ends. Without `reload` an unloaded
+        """Loads the bundle for the body; idle time begins when the last such body ends. Without `reload` an unloaded
         bundle stays unloaded, and the body gets False."""
         with self._lock:
             there = self.loaded or reload
@@ -66,9 +65,8 @@ class IdleUnloader:
     def _end(self) -> None:
         with self._lock:
             self._users -= 1
-            if (
-                self._users == 0 and self.seconds is not None and not sys.is_finalizing()
-            ):  # a thread begun then never comes to run
+            # A thread that is started while the interpreter ends never runs.
+            if self._users == 0 and self.seconds is not None and not sys.is_finalizing():
                 self._start(self.seconds)
 
     def _start(self, seconds: float) -> None:

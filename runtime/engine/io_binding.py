@@ -36,7 +36,7 @@ class IoBinding:
         self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
         self._constant: dict[str, np.ndarray | None] = {}  # the read-only arrays that inputs hold
         self._cache: Any = None
-        self.settings: tuple[object, ...] = ()  # what the inputs that seldom change were bound for, as the caller says
+        self.settings: tuple[object, ...] = ()  # the caller's key of what the inputs that seldom change are bound to
         self._adapter = adapter  # the binding does not keep it alive
         for name, value in adapter.items():
             self.io.bind_ortvalue_input(name, value)
@@ -55,7 +55,7 @@ class IoBinding:
         self._cache = cache.data
 
     def has(self, name: str) -> bool:
-        """Whether the graph has an input of this name."""
+        """Tells whether the graph has an input of this name."""
         return name in self._names
 
     def input(self, name: str, value: np.ndarray) -> None:

@@ -41,21 +41,21 @@ from streamspec.runtime.hardware.providers import (
 if TYPE_CHECKING:
     from streamspec.runtime.engine.shared.call_sharing import CallSharing
 
-# microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the
-# next
+# Microseconds that a worker spins: longer than a step's work on the host. After that it costs nothing until the next
+# step.
 SPIN = 1000
 
 
 class Unloadable(Protocol):
-    """Holds on to an open model."""
+    """An object that holds references to an open model."""
 
-    drafts: bool  # for another one, whose sequence it belongs to
+    drafts: bool  # it drafts for another runner, and belongs to that one's sequence
 
     def unload(self) -> None:
-        """Lets go of the model, as far as it holds it."""
+        """Releases the model."""
 
     def reload(self) -> None:
-        """Takes hold of the model, which may have been opened again."""
+        """Binds to the model, which may have been opened again."""
 
 
 class LoadedModel:
@@ -69,40 +69,38 @@ class LoadedModel:
         threads: int | None = None,
         provider: str = "cpu",
         spin: bool = True,
-        profile: Path | None = None,
         capture: bool = True,
     ) -> None:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers,
         ProviderError where this one cannot be used here or leaves to the CPU what decides the speed.
 
         `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while
-        generating. `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says
-        which). `capture`: lets a provider capture the graph, if it is one that the provider does.
+        generating. `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
         self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
-        self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
+        self.rows = manifest.static.rows if manifest.static else None  # rows of every call, where shapes are fixed
         self.captured = manifest.captured if path.name == CAPTURED else None  # sizes of a graph that can be captured
-        wanted = named(provider)
-        self.captures = capture and path.name == wanted.captured and bool(wanted.capture)
-        self.why_not_captured = ""  # of a bundle with a graph that can be
+        chosen = named(provider)
+        self.captures = capture and path.name == chosen.captured and bool(chosen.capture)
+        self.why_not_captured = ""  # reason, of a bundle with a graph for capture
         plain = sg.GraphFeatures.of_manifest(manifest)
         self.features = plain if self.captured is None else captured_features(plain, self.captured)
-        self.graph_ids = itertools.count(1)  # of captured graphs
-        self.spare_buffers: list[Any] = []  # captured over, of sequences that are gone
+        self.graph_ids = itertools.count(1)  # ids of captured graphs
+        self.spare_buffers: list[Any] = []  # that graphs were captured over, of sequences that are gone
         self.scheduler = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
         self.unloader = IdleUnloader(self._close, self._reopen)
-        self.sharing: CallSharing | None = None  # of calls among sequences
+        self.sharing: CallSharing | None = None  # calls that sequences share
         self.companion: LoadedModel | None = None  # is unloaded and opened again with this one
         self.hashes = True  # whether files are hashed again before they are opened again
         self._runners: WeakSet[Unloadable] = WeakSet()
-        self._open_sessions(profile)
+        self._open_sessions()
 
-    def _open_sessions(self, profile: Path | None = None) -> None:
+    def _open_sessions(self) -> None:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
-        self.session = self._open(self.path, profile)
+        self.session = self._open(self.path)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
         if self.captures and self.captured is not None and self.on_cpu:
             raise ProviderError(
@@ -111,7 +109,7 @@ class LoadedModel:
                 "export without --capture",
             )
         if self.path.name in (MODEL, SHORT) and NATIVE in self.manifest.files:
-            trim()  # what was made while tiles were turned back
+            trim()  # frees what turning tiles back took
         kind = sg.DYNAMIC if self.rows is None else sg.STATIC
         self.features = replace(self.features, sequences=shares_calls(self.session))
         check_interface(self.session, self.manifest, kind if self.captured is None else sg.CAPTURED, self.features)
@@ -150,12 +148,12 @@ class LoadedModel:
         return sum(not runner.drafts for runner in self._runners)
 
     def attach(self, runner: Unloadable) -> None:
-        """Unloads and reloads `runner` with this model from now on, as long as anybody else holds it."""
+        """Unloads and reloads `runner` with this model from now on; holds a weak reference to it."""
         self._runners.add(runner)
 
     @property
     def in_place(self) -> bool:
-        """Whether the provider reads and writes this process's memory where it lies."""
+        """Tells whether the provider reads and writes this process's memory where it lies."""
         return named(self.provider).ort == CPU.ort
 
     def open_compactor(self) -> Any:
@@ -164,18 +162,11 @@ class LoadedModel:
         check_placement(compactor, named(self.provider))
         return compactor
 
-    def end_profile(self) -> Path:
-        """Closes the profile and returns its file (Chrome trace events)."""
-        return Path(self.session.end_profiling())
-
-    def _open(self, path: Path, profile: Path | None = None) -> Any:
+    def _open(self, path: Path) -> Any:
         here = usable(named(self.provider), flavour(self.manifest))
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
-        if profile is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(profile)
         try:
             with HugePages() as pages:
                 session = self.ort.InferenceSession(
@@ -234,5 +225,7 @@ class LoadedModel:
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
-        own = {row.name for row in sg.INTERFACES[sg.DYNAMIC][0]}
-        return {value.name: value for value in self.session.get_overridable_initializers() if value.name not in own}
+        optional = {value.name: value for value in self.session.get_overridable_initializers()}
+        for row in sg.INTERFACES[sg.DYNAMIC][0]:
+            optional.pop(row.name, None)
+        return optional

@@ -17,7 +17,7 @@ from streamspec.bundle.onnx_check import shortened
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
-from streamspec.runtime.costs.draft_depth import MOST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
@@ -34,7 +34,7 @@ SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, wher
 ALIVE = 3  # there are so many at a time
 SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
 LOGIT_ROWS = 64  # of the widest call that gives logits
-DRAFTED = MOST + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
+DRAFTED = MAX_DEPTH + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
 STATES = 8  # the same of rows x hidden size
 LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
@@ -108,8 +108,8 @@ def estimate_memory(
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     context = manifest.model.context_length if context is None else context
-    found = _estimate(manifest, context, sessions, provider, window, short)
-    return found if isinstance(bundle, Manifest) else found.with_adapter(Path(bundle), manifest)
+    estimate = _estimate(manifest, context, sessions, provider, window, short)
+    return estimate if isinstance(bundle, Manifest) else estimate.with_adapter(Path(bundle), manifest)
 
 
 def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> MemoryEstimate:
@@ -120,8 +120,8 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
     machine has to give. A machine that does not say what it has is taken to have enough.
     """
     context = min(SURE, manifest.model.context_length) if options.context is None else options.context
-    found = _estimate(manifest, context, 1, options.provider, options.window, options.short)
-    needed = found.with_adapter(folder, manifest)
+    estimate = _estimate(manifest, context, 1, options.provider, options.window, options.short)
+    needed = estimate.with_adapter(folder, manifest)
     limit = options.memory
     room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
@@ -141,12 +141,12 @@ def _estimate(
         raise ConfigError(f"a context of {context!r} tokens", f"2..{longest}, the model's", "correct context")
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
-    found = _of_graph(manifest, context, sessions, provider, window)
+    whole = _of_graph(manifest, context, sessions, provider, window)
     if not short:
-        return found
-    more = _of_graph(shortened(manifest), context, sessions, provider)
-    sums = {name: getattr(found, name) + getattr(more, name) for name in ("packed", "cache", "work")}
-    return replace(found, **sums)  # over the same weights
+        return whole
+    short_graph = _of_graph(shortened(manifest), context, sessions, provider)
+    sums = {name: getattr(whole, name) + getattr(short_graph, name) for name in ("packed", "cache", "work")}
+    return replace(whole, **sums)  # both use the same weights
 
 
 def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, window: int = 0) -> MemoryEstimate:
@@ -171,19 +171,17 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
     )
 
 
-def runs_native(manifest: Manifest, provider: str = AUTO) -> bool:
-    """Whether a session of the bundle on `provider` runs native operators on this machine, without opening the standard
-    graph to see which is faster.
-    """
+def runs_native(manifest: Manifest, provider: str) -> bool:
+    """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
+    standard graph to see which is faster."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
     return provider == NATIVE_CPU.name or (provider == AUTO and native_library.kernels() in FASTER)
 
 
 def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
-    """Bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of those in
-    memory of the process's own.
-    """
+    """Returns the bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of
+    those in memory of the process's own."""
     data = max(0, sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA)) - table)
     if NATIVE in manifest.files:
         return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK[manifest.precision] * data))
@@ -193,9 +191,9 @@ def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
 
 
 def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
-    """Bytes of the table of per-layer inputs without its scales, and of its pages that `tokens` different tokens are
-    looked up in. Both 0 for static bundles, which were not measured: there the table counts like other weights.
-    """
+    """Returns the bytes of the table of per-layer inputs without its scales, and of its pages that `tokens` different
+    tokens are looked up in. Both 0 for static bundles, which were not measured: there the table counts like other
+    weights."""
     model = manifest.model
     row = 0 if manifest.static else STORED[manifest.precision] * model.layers * model.per_layer_width
     table, pages = row * model.vocab_size, PAGE * (-(-row // PAGE) + 1)
@@ -203,7 +201,7 @@ def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
 
 
 def heads(model: ModelInfo) -> int:
-    """Query heads, as nearly as the manifest says."""
+    """Returns query heads, as nearly as the manifest says."""
     return model.heads or max(model.kv_heads, model.hidden_size // model.head_dim)
 
 
@@ -213,7 +211,7 @@ def widest(model: ModelInfo, context: int) -> int:
 
 
 def prompt_rows(model: ModelInfo, context: int) -> int:
-    """The number of rows of a prompt to read in one call that reaches `context` tokens."""
+    """Returns the number of rows of a prompt to read in one call that reaches `context` tokens."""
     return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * widest(model, context))))
 
 
@@ -225,7 +223,7 @@ def _converted(group: CacheGroup, context: int) -> int:
 
 
 def largest_adapter(folder: Path) -> int:
-    """Bytes of the largest file of tensors in a swappable bundle."""
+    """Returns the bytes of the largest file of tensors in a swappable bundle."""
     files = (folder / swappable.ADAPTERS / name / swappable.TENSORS for name in swappable.names(folder))
     return max((file.stat().st_size for file in files if file.is_file()), default=0)
 

@@ -25,7 +25,7 @@ from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
 from streamspec.runtime.kv_cache.host_cache import Cache
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
 
-SHARED_CHUNK = 64  # most prompt rows per call while other requests wait
+SHARED_CHUNK = 64  # maximum prompt rows per call while other requests wait
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 
 
@@ -34,17 +34,19 @@ class OrtRunner:
     excepted.
     """
 
-    drafts = False  # for another runner over the same model, whose sequence it belongs to
+    drafts = False  # True: for another runner over the same model, in that one's sequence
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
-        """`context`: most tokens that the cache is to hold, by default as many as the model can.
+        """`context`: maximum number of tokens in the cache; default: the model's context.
 
         Raises ConfigError for a context that the model does not have, ProviderError for a device without room for the
         cache.
         """
         manifest = model.manifest
         self.model, self.provider, self.threads, self.rows = model, model.provider, model.threads, model.rows
-        self.row_counts = model.captured.rows if model.captured else ()  # of calls, where shapes are some fixed ones
+        self.row_counts = (
+            model.captured.rows if model.captured else ()
+        )  # of calls, where the graph has a few fixed shapes
         self.context_length = manifest.model.context_length if context is None else context
         if type(self.context_length) is not int or not 2 <= self.context_length <= manifest.model.context_length:
             raise ConfigError(
@@ -71,8 +73,8 @@ class OrtRunner:
         return type(self)(self.model, self.context_length if context is None else context)
 
     def use(self, manifest: Manifest, adapter: Mapping[str, Any]) -> None:
-        """Computes with the tensors of `adapter` from now on, OrtValues by name of an input, as `manifest` describes
-        it, from an empty cache. Where they cannot be bound nothing changes: raises BundleError."""
+        """Switches to the tensors of `adapter`, OrtValues by input name, as `manifest` describes it, and empties the
+        cache. Raises BundleError where they cannot be bound; nothing changes then."""
         drafter = DrafterShape.of_manifest(manifest)
         try:
             call = self._new_call(drafter, adapter)
@@ -85,13 +87,13 @@ class OrtRunner:
         self.rewind(0)
 
     def unload(self) -> None:
-        """Forgets all tokens and lets go of cache and model, as far as it holds them."""
+        """Forgets all tokens and releases cache and model."""
         self.tokens = []
         for held in ("cache", "_call"):
             vars(self).pop(held, None)
 
     def reload(self) -> None:
-        """Takes up the model, which may have been opened again, with an empty cache."""
+        """Binds to the model, which may have been opened again, with an empty cache."""
         self.cache = self._empty_cache()
         self._call = self._new_call(self._drafter, self._adapter)
 
@@ -112,7 +114,7 @@ class OrtRunner:
 
     @property
     def position(self) -> int:
-        """Of the next token in the text."""
+        """Position of the next token in the text."""
         return self.cache.length
 
     def reusable(self, prompt: Sequence[int]) -> int:
@@ -126,7 +128,7 @@ class OrtRunner:
         return self.length
 
     def reset(self, sampling: Sampling = GREEDY) -> None:
-        """Empties the cache, forgets a cancellation, and chooses tokens as `sampling` says from now on."""
+        """Empties the cache, forgets a cancellation, and chooses tokens by `sampling` from now on."""
         self._executor.clear()
         self.rewind(0)
         self._choose_by(sampling)
@@ -202,9 +204,9 @@ class OrtRunner:
 
     def commit(self, path: Sequence[int]) -> None:
         self._call.commit(path)
-        kept = [self._verified[node] for node in path]
-        self.tokens += kept
-        self._choice.saw(kept)
+        committed = [self._verified[node] for node in path]
+        self.tokens += committed
+        self._choice.saw(committed)
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
         """Returns logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits
@@ -222,26 +224,26 @@ class OrtRunner:
         self.reset()
         if start:
             self.prefill(StepRequest(ids[:start]))
-        most = self._call.max_rows or SCORE_CHUNK
-        for at in range(start, len(ids), most):
-            chunk = ids[at : at + most]
+        count = self._call.max_rows or SCORE_CHUNK
+        for at in range(start, len(ids), count):
+            chunk = ids[at : at + count]
             yield self.forward(chunk, range(len(chunk)), causal_mask(len(chunk)))
             self.commit(range(len(chunk)))
 
     def _prompt_rows(self) -> int:
-        """Rows of a prompt that the next call reads."""
-        most = prompt_rows(self.model.manifest.model, self.length + CHUNK)
-        most = min(most, SHARED_CHUNK if self.model.scheduler.shared else CHUNK)
-        return self._call.max_rows or min(most, self.cache.most_rows or most)
+        """Returns how many rows of a prompt the next call reads."""
+        limit = prompt_rows(self.model.manifest.model, self.length + CHUNK)
+        limit = min(limit, SHARED_CHUNK if self.model.scheduler.shared else CHUNK)
+        return self._call.max_rows or min(limit, self.cache.max_call_rows or limit)
 
 
 def causal_mask(n: int) -> np.ndarray:
-    """float32 [n, n]: row i sees rows up to i."""
+    """Returns float32 [n, n]: row i sees rows up to i."""
     return np.triu(np.full((n, n), MASKED, dtype=np.float32), k=1)
 
 
 def shared_prefix(cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
+    """Returns the number of tokens that both begin with."""
     return next(
         (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b), min(len(cached), len(prompt))
     )

@@ -56,13 +56,13 @@ class FairLock:
         return _Turn(self._queue, self._changed, cancelled)
 
     def recheck(self) -> None:
-        """Has all waiters check whether they were cancelled."""
+        """Makes all waiters check whether they were cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """The body acquires the lock again and again, for one request."""
+        """Counts the body as one request, which acquires the lock again and again."""
         with self._changed:
             self._requests += 1
         try:
@@ -73,5 +73,5 @@ class FairLock:
 
     @property
     def shared(self) -> bool:
-        """Whether several requests are under way: long calls would delay the others."""
+        """Tells whether several requests are under way: long calls would delay the others."""
         return self._requests > 1

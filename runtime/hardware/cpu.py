@@ -34,7 +34,7 @@ def logical_cores() -> int:
 
 
 def instruction_sets() -> tuple[str, ...] | None:
-    """The processor's instruction sets that make matrix products faster; None where the system does not say."""
+    """Returns the processor's instruction sets that make matrix products faster; None where the system does not say."""
     for block in _cpuinfo():
         flags = block.get("flags", block.get("Features"))
         if flags is not None:
@@ -43,7 +43,7 @@ def instruction_sets() -> tuple[str, ...] | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Bytes of memory, and of it what a new program could use; None for what the system does not say."""
+    """Returns the bytes of memory, and of it what a new program could use; None for what the system does not say."""
     try:
         kilobytes = {
             key: int(rest.split()[0])
@@ -59,8 +59,8 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def available() -> int | None:
-    """Bytes that a new program could use here, limits of containers (Linux control groups) included; None where the
-    system does not say.
+    """Returns the bytes that a new program could use here, limits of containers (Linux control groups) included; None
+    where the system does not say.
 
     Where it says only what there is in all, that.
     """
@@ -70,7 +70,7 @@ def available() -> int | None:
 
 
 def _group_limits() -> list[int]:
-    """Bytes left under each limit of the control groups that this process is in."""
+    """Returns the bytes left under each limit of the control groups that this process is in."""
     try:
         lines = [line.split(":", 2) for line in _GROUPS.read_text().splitlines()]
     except OSError:
@@ -94,17 +94,17 @@ def _group_limits() -> list[int]:
 
 def _group_room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
     try:
-        most = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
+        maximum = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
         used = int((folder / use).read_text())
         counted = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, most - used + int(counted.get(droppable, 0)))
+        return max(0, maximum - used + int(counted.get(droppable, 0)))
     except (OSError, ValueError):
         return None
 
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The processor's name and instruction sets that matter, for keying measurements."""
+    """Returns the processor's name and instruction sets that matter, for keying measurements."""
     fields = _cpuinfo()
     if fields:
         first = fields[0]

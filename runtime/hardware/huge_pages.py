@@ -69,7 +69,7 @@ def trim() -> None:
 
 
 def offered() -> bool:
-    """Whether this system gives huge pages on request, and lets a process look at its own memory."""
+    """Tells whether this system gives huge pages on request, and lets a process look at its own memory."""
     try:
         return sys.platform == "linux" and "[never]" not in SWITCH.read_text() and os.access(MEMORY, os.R_OK)
     except OSError:
@@ -83,8 +83,8 @@ def anonymous() -> list[Range]:
 
 
 def filled() -> list[Range]:
-    """Those of `anonymous` that are in memory. For this Linux looks at every page of the process: in one with PyTorch
-    that takes 50 ms."""
+    """Lists those of `anonymous` that are in memory. For this Linux looks at every page of the process: in one with
+    PyTorch that takes 50 ms."""
     out: list[Range] = []
     span: Range | None = None
     for line in MEMORY.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -97,15 +97,16 @@ def filled() -> list[Range]:
 
 
 def _anonymous(line: str) -> Range | None:
-    """The range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be written."""
+    """Returns the range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be
+    written."""
     addresses, rights, _, _, inode, *name = line.split()
-    own = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+    private = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
     start, end = (int(x, 16) for x in addresses.split("-"))
-    return (start, end) if rights == "rw-p" and own else None
+    return (start, end) if rights == "rw-p" and private else None
 
 
 def without(ranges: list[Range], taken: list[Range]) -> list[Range]:
-    """The parts of `ranges` that no range of `taken` covers; both ascend."""
+    """Returns the parts of `ranges` that no range of `taken` covers; both ascend."""
     out = []
     for start, end in ranges:
         for low, high in taken:

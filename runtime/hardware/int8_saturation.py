@@ -38,5 +38,5 @@ def products_saturate() -> bool:
 
 
 def x64_precision() -> str:
-    """The value of `X64_PRECISION` that makes products exact on this machine."""
+    """Returns the value of `X64_PRECISION` that makes products exact on this machine."""
     return "1" if products_saturate() else "0"

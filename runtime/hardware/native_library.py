@@ -37,20 +37,19 @@ class NativeLibrary:
 
 
 def library() -> Path | None:
-    """The library to hand to ONNX Runtime, or None where there is none to use (`why_not`)."""
+    """Returns the library to hand to ONNX Runtime, or None where there is none to use (`why_not`)."""
     found = find()
     return None if found.why_not else found.path
 
 
 def why_not() -> str:
-    """Why there is no library to use, and what to do, in one line; empty where there is one."""
+    """Returns why there is no library to use, and what to do, in one line; empty where there is one."""
     return find().why_not
 
 
 def kernels() -> str:
-    """The instruction set that the library's kernels use on this processor, as STREAMSPEC_KERNELS or the library itself
-    chose; empty without a library.
-    """
+    """Returns the instruction set that the library's kernels use on this processor, as STREAMSPEC_KERNELS or the
+    library itself chose; empty without a library."""
     return find().kernels
 
 
@@ -63,7 +62,7 @@ def find() -> NativeLibrary:
 
 
 def place() -> Path:
-    """Where the library is, if it was built."""
+    """Returns the path of the library, whether or not it was built."""
     return Path(str(streamspec.__file__)).resolve().parent / NAME
 
 
@@ -79,10 +78,10 @@ def _opened(path: Path) -> NativeLibrary:
             return NativeLibrary(path, "built from other sources than native/ has now; pip install -e . again")
         if kernels := _text(opened, KERNELS):
             return NativeLibrary(path, "", kernels)
-        wanted, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
+        asked, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
         return NativeLibrary(
             path,
-            f"STREAMSPEC_KERNELS={wanted!r} names no kernels of this machine, which runs {names}; name one or unset it",
+            f"STREAMSPEC_KERNELS={asked!r} names no kernels of this machine, which runs {names}; name one or unset it",
         )
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         line = (str(error) or type(error).__name__).splitlines()[0]

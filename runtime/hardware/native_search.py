@@ -26,7 +26,7 @@ _PROPOSAL = [_IN, _IN, _IN, _IN]
 
 
 def find() -> NativeSearch | None:
-    """The search of the native library, None where there is none to use."""
+    """Returns the search of the native library, None where there is none to use."""
     path = native_library.library()
     return None if path is None else _opened(path)
 
@@ -57,7 +57,7 @@ class NativeSearch:
     ) -> Taken:
         if costs is not None and len(costs) < rows:
             raise ValueError(f"{len(costs)} costs of {rows} rows")  # the caller's arithmetic is wrong
-        given = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
+        arrays = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
         tree: tuple[bytes | None, ...] = NO_TREE
         size = 0
         if others is not None:
@@ -66,15 +66,15 @@ class NativeSearch:
             tree = _whole(tokens), _whole(parents), array("d", rates).tobytes(), _whole(sources)
         times = None if costs is None else held(costs, np.float64)
         places, numbers = _PLACES(), _NUMBERS()
-        count = self._take(*given, *tree, size, root, sharpness, rows, times, places, numbers)
+        count = self._take(*arrays, *tree, size, root, sharpness, rows, times, places, numbers)
         found = places[: 1 + 4 * count]
         columns = found[1::4], found[2::4], found[3::4], found[4::4]
         return Taken(*columns, numbers[1 : 1 + count], found[0], numbers[0])
 
     def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
         came, firsts = came[: min(proposal.depths, MAX_GAMMA)], _DEPTHS()
-        given = proposal.tokens, proposal.logits, proposal.more, proposal.shape
-        gradient = self._compare(*given, _whole(came), len(came), sharpness, firsts)
+        arrays = proposal.tokens, proposal.logits, proposal.more, proposal.shape
+        gradient = self._compare(*arrays, _whole(came), len(came), sharpness, firsts)
         return gradient, [None if first < 0 else first for first in firsts[: len(came)]]
 
 

@@ -63,10 +63,6 @@ HEAVY = frozenset(
 ProviderOptions = dict[str, str]
 
 
-def _none(threads: int) -> ProviderOptions:
-    return {}
-
-
 def _exact(threads: int) -> ProviderOptions:
     return {"use_tf32": "0"}  # 10 bits of a float32's 23: trees and plain decoding would part
 
@@ -115,7 +111,7 @@ class Provider:
     flavours: tuple[str, ...]
     plugin: str = ""
     device: str = "GPU"
-    options: Callable[[int], ProviderOptions] = _none
+    options: Callable[[int], ProviderOptions] = lambda threads: {}
     system: str = ""
     built_in: ProviderOptions = field(default_factory=dict)
     memory: str = ""
@@ -135,8 +131,8 @@ CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIV
 # The CPU with operators of our own in place of ONNX Runtime's
 NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE)
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
-    one.name: one
-    for one in (
+    provider.name: provider
+    for provider in (
         Provider(
             "cuda",
             "CUDAExecutionProvider",
@@ -217,7 +213,7 @@ class ProviderChoice:
 
 
 def import_onnxruntime() -> Any:
-    """The module, its telemetry off. Raises ConfigError where it is not installed."""
+    """Imports and returns ONNX Runtime with its telemetry off. Raises ConfigError where it is not installed."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
@@ -229,14 +225,14 @@ def import_onnxruntime() -> Any:
 
 
 def named(name: str) -> Provider:
-    """Raises ConfigError for a name that no provider has."""
+    """Returns the provider of this name. Raises ConfigError where there is none."""
     if name not in PROVIDERS:
         raise ConfigError(f"provider {name!r}", f"auto, {', '.join(PROVIDERS)}", "choose one of them")
     return PROVIDERS[name]
 
 
 def on_cpu(name: str) -> bool:
-    """Whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
+    """Tells whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
     return name in (CPU.name, NATIVE_CPU.name)
 
 
@@ -275,17 +271,15 @@ def find(provider: Provider, kind: str = "") -> UsableProvider:
 
 
 def fitting(kind: str) -> tuple[list[str], dict[str, str]]:
-    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the
-    reason.
-    """
+    """Returns the names of the providers that can be used here and run this flavour; and of others that are installed,
+    with the reason."""
     states = {name: find(provider, kind) for name, provider in PROVIDERS.items()}
-    return [name for name, one in states.items() if not one.why_not], {
-        name: one.why_not for name, one in states.items() if one.installed and one.why_not
-    }
+    usable_here = [name for name, state in states.items() if not state.why_not]
+    return usable_here, {name: state.why_not for name, state in states.items() if state.installed and state.why_not}
 
 
 def usable(provider: Provider, kind: str = "") -> UsableProvider:
-    """The same. Raises ProviderError where it cannot be used."""
+    """Looks the provider up as `find` does. Raises ProviderError where it cannot be used."""
     state = find(provider, kind)
     if state.why_not:
         raise ProviderError(
@@ -321,9 +315,8 @@ def prepare(ort: Any, state: UsableProvider, options: Any, threads: int, capture
 
 
 def check_placement(session: Any, provider: Provider) -> int:
-    """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
-    speed.
-    """
+    """Returns how many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides
+    the speed."""
     if provider in (NATIVE_CPU, CPU):
         return 0
     session.disable_fallback()  # else a failing run starts again on the CPU
@@ -333,10 +326,10 @@ def check_placement(session: Any, provider: Provider) -> int:
         )
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return 0  # none may, see `prepare`
-    parts = session.get_provider_graph_assignment_info()
-    left = [node for part in parts if part.ep_name != provider.ort for node in part.get_nodes()]
+    graphs = session.get_provider_graph_assignment_info()
+    left = [node for assigned in graphs if assigned.ep_name != provider.ort for node in assigned.get_nodes()]
     heavy = [node for node in left if node.op_type in HEAVY]
-    if heavy or all(part.ep_name != provider.ort for part in parts):
+    if heavy or all(assigned.ep_name != provider.ort for assigned in graphs):
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op_type for node in heavy).most_common())
         what = f"{kinds}, such as {', '.join(node.name for node in heavy[:3])}," if heavy else "the whole graph"
         raise ProviderError(
@@ -348,7 +341,7 @@ def check_placement(session: Any, provider: Provider) -> int:
 
 
 def _devices(ort: Any, provider: Provider) -> tuple[Any, ...]:
-    """Of the plug-ins registered so far."""
+    """Returns the provider's devices in the plug-ins registered so far."""
     if not hasattr(ort, "get_ep_devices"):
         return ()
     return tuple(d for d in ort.get_ep_devices() if d.ep_name == provider.ort and d.device.type.name == provider.device)

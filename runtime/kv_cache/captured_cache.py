@@ -27,7 +27,7 @@ class CapturedCache(SequenceRows):
         """`calls`: by rows, what is bound to a call over these buffers."""
         super().__init__(groups, sizes.slots + sizes.margin)
         self.data, self.sizes, self.calls, self.capacity = data, sizes, calls, self.limit
-        self._moves: dict[int, int] = {}  # slots that the next call is to fill, each with the slot it is filled from
+        self._moves: dict[int, int] = {}  # slots that the next call fills, by the slot that each is copied from
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; nothing ever moves. The `spare` rows of a drafter lie nowhere."""
@@ -51,18 +51,20 @@ class CapturedCache(SequenceRows):
         self.length += len(path)
 
     def sources(self) -> np.ndarray:
-        """int64 [margin]: the slots that the next call fills the `margin` slots in front of its own rows from."""
+        """Returns int64 [margin]: the slots that the next call fills the `margin` slots in front of its own rows
+        from."""
         out = unmoved(self.sizes, self.length)
         for slot, source in self._moves.items():
             out[slot - self.length] = source
         return out
 
     def moved(self) -> None:
-        """A call has moved what was to be moved."""
+        """Notes that a call has made the moves."""
         self._moves = {}
 
     def failed(self) -> None:
-        """A call that was to move rows may have overwritten them: the first of them and all after it are lost."""
+        """Notes that a call which was to move rows failed and may have overwritten them: it drops the first of them and
+        all rows after it."""
         self.length = min([self.length, *(slot - self.sizes.margin for slot in self._moves)])
         self._moves = {}
 
@@ -79,8 +81,8 @@ class CapturedCache(SequenceRows):
         self.restart(length, rows)
         self._moves = {}
         begin = self.sizes.margin
-        for group, given in zip(self.groups, rows, strict=True):
-            for layer, parts in zip(group.layers, given, strict=True):
+        for group, filled in zip(self.groups, rows, strict=True):
+            for layer, parts in zip(group.layers, filled, strict=True):
                 for value, part in zip(self.data[layer], parts, strict=True):
                     whole = np.zeros(value.shape(), group.dtype)
                     whole[:, :, begin : begin + length] = part

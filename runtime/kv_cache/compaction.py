@@ -7,24 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-
-def compaction(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The cache rows that must move so that the accepted `path` follows the `length` committed rows without gaps.
-
-    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies
-    in the first slots. Targets never exceed their sources and both ascend, so copying in order is safe.
-    """
-    moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
-    if not moved:
-        return None
-    sources, targets = np.asarray(moved, dtype=np.int64).T + length
-    return sources, targets
-
 
 def runs(path: Sequence[int], length: int) -> list[tuple[int, int, int]]:
-    """The same moves as runs (source, target, rows) of neighbouring rows: an accepted path has one or two."""
+    """Returns the moves that close the accepted `path` up to the `length` committed rows, as runs (source, target,
+    rows) of neighbouring cache rows: one or two, none where the path already lies in the first slots.
+
+    Node i's row was written at `length + i`. Targets never exceed their sources and both ascend, so copying in order is
+    safe.
+    """
     out: list[tuple[int, int, int]] = []
     if path and path[-1] == len(path) - 1:
         return out

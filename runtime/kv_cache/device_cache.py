@@ -13,14 +13,9 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.errors import BundleError
-from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.runtime.kv_cache.compaction import runs
 from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY
 from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
-
-
-def keeps_window(group: CacheGroup | None) -> bool:
-    """Whether the layers of a group have all their slots at once."""
-    return group is not None and group.cache.window is not None
 
 
 class DeviceCache(SequenceRows):
@@ -48,26 +43,27 @@ class DeviceCache(SequenceRows):
         """See `Cache`; true if `data` is a new list."""
         if not self.grow(rows, spare):
             return False
-        self.data = [
-            parts if keeps_window(self._group_of.get(layer)) else [self._grown(part) for part in parts]
-            for layer, parts in enumerate(self.data)
-        ]
+        self.data = list(self.data)
+        for layer, group in self._group_of.items():
+            if group.cache.window is None:  # a ring has all its slots from the beginning
+                committed = [part.numpy()[:, :, : self.length] for part in self.data[layer]]
+                self.data[layer] = [self._filled(rows, self.capacity) for rows in committed]
         self._binding = self._bind()
         return True
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`. The compaction graph knows the layer itself."""
-        moves = [(sg.ROWS, sg.START, compaction(path, self.length))]
+        moves = [(sg.ROWS, sg.START, runs(path, self.length))]
         if self._pruned:
-            moves.append((sg.ROWS_ABOVE, sg.START_ABOVE, compaction(above[1] if above else path, self.length)))
-        if any(move is not None for _, _, move in moves):
-            here = np.array([self.length])
+            moves.append((sg.ROWS_ABOVE, sg.START_ABOVE, runs(above[1] if above else path, self.length)))
+        if any(pieces for _, _, pieces in moves):
             held = []  # the binding does not keep them alive
-            for rows, start, move in moves:
-                # Once a node lies beyond its slot, all later ones do: the targets are a run.
-                sources, targets = move or (here, here)
-                for name, array in ((rows, sources), (start, targets[:1])):
-                    held.append(self._value(np.ascontiguousarray(array)))
+            for rows, start, pieces in moves:
+                # Once a node lies beyond its slot, all later ones do: the targets are one run, from the first on.
+                pieces = pieces or [(self.length, self.length, 1)]
+                sources = np.concatenate([np.arange(source, source + count) for source, _, count in pieces])
+                for name, array in ((rows, sources), (start, np.array([pieces[0][1]]))):
+                    held.append(self._value(array))
                     self._binding.bind_ortvalue_input(name, held[-1])
             try:
                 self._compactor.run_with_iobinding(self._binding)
@@ -81,33 +77,30 @@ class DeviceCache(SequenceRows):
         out = []
         for group in self.groups:
             data = np.stack([np.stack([part.numpy() for part in self.data[layer]]) for layer in group.layers])
-            out.append(data[..., self.kept(group, data.shape[4]) % data.shape[4], :])
+            out.append(data[..., self.held_rows(group, data.shape[4]) % data.shape[4], :])
         return out
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
         self.data = list(self.data)
-        for group, given in zip(self.groups, rows, strict=True):
-            for layer, parts in zip(group.layers, given, strict=True):
+        for group, filled in zip(self.groups, rows, strict=True):
+            for layer, parts in zip(group.layers, filled, strict=True):
                 self.data[layer] = [self._filled(part, self.slots(group)) for part in parts]
         self._binding = self._bind()
 
     def views(self) -> list[Sequence[Any]]:
         return self.data
 
-    def _grown(self, old: Any) -> Any:
-        return self._filled(old.numpy()[:, :, : self.length], self.capacity)
-
     def _filled(self, rows: np.ndarray, slots: int) -> Any:
-        """The last of `rows` [1, heads, count, width], those before the committed `length`, in their slots on the
-        device."""
+        """Copies the last of `rows` [1, heads, count, width], those before the committed `length`, to their slots on
+        the device."""
         count = min(rows.shape[2], slots)
         room = np.zeros((*rows.shape[:2], slots, rows.shape[3]), rows.dtype)
         room[:, :, np.arange(self.length - count, self.length) % slots] = rows[:, :, rows.shape[2] - count :]
         return self._on_device(room)
 
     def _on_device(self, array: np.ndarray) -> Any:
-        """A copy on the device."""
+        """Returns a copy of `array` on the device."""
         return self._value(array.copy(), self._device, 0)
 
     def _bind(self) -> Any:

@@ -24,7 +24,7 @@ LAZY = hasattr(mmap, "MAP_ANONYMOUS")  # no Windows, which counts what is reserv
 
 
 class CacheMemory(Protocol):
-    """What a call binds. `on_device`: outside of the machine's memory."""
+    """The cache as a call binds it. `on_device`: it lies outside the machine's memory."""
 
     on_device: bool
     data: Any  # replaced whenever it moves
@@ -44,7 +44,7 @@ class Cache(CacheMemory, Protocol):
     def capacity(self) -> int: ...
 
     @property
-    def most_rows(self) -> int | None: ...
+    def max_call_rows(self) -> int | None: ...
 
     def reachable(self, length: int) -> int: ...
 
@@ -61,12 +61,12 @@ class Cache(CacheMemory, Protocol):
         """
 
     def rows(self) -> list[np.ndarray]:
-        """Copies of the committed rows that each of `groups` holds [layers, parts, 1, heads, rows, width]: all, or of a
+        """Copies the committed rows that each of `groups` holds [layers, parts, 1, heads, rows, width]: all, or of a
         ring the last ones."""
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
-        """Commits what `rows` returned for a sequence of `length` rows, in place of everything. There must be room
-        (`reserve`)."""
+        """Replaces all rows by those that `rows` returned for a sequence of `length` rows, and commits them. There
+        must be room (`reserve`)."""
 
 
 class KeyValueCache(SequenceRows):
@@ -111,9 +111,9 @@ class KeyValueCache(SequenceRows):
             first, upper = above[0], runs(above[1], self.length)
             for group, data in zip(self.groups, self.data, strict=True):
                 below = sum(layer < first for layer in group.layers)
-                for part, some in ((data[:below], moves), (data[below:], upper)):
-                    for source, target, count in some:
-                        _move(part, source, target, count)
+                for layers, pieces in ((data[:below], moves), (data[below:], upper)):
+                    for source, target, count in pieces:
+                        _move(layers, source, target, count)
         self.length += len(path)
 
     def append(self, rows: Sequence[np.ndarray], path: Sequence[int]) -> None:
@@ -128,15 +128,15 @@ class KeyValueCache(SequenceRows):
 
     def rows(self) -> list[np.ndarray]:
         return [
-            data[..., self.kept(group, data.shape[4]) % data.shape[4], :]
+            data[..., self.held_rows(group, data.shape[4]) % data.shape[4], :]
             for group, data in zip(self.groups, self.data, strict=True)
         ]
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
-        for data, given in zip(self.data, rows, strict=True):
-            count = min(given.shape[4], data.shape[4])
-            data[..., np.arange(length - count, length) % data.shape[4], :] = given[..., given.shape[4] - count :, :]
+        for data, filled in zip(self.data, rows, strict=True):
+            count = min(filled.shape[4], data.shape[4])
+            data[..., np.arange(length - count, length) % data.shape[4], :] = filled[..., filled.shape[4] - count :, :]
 
     def views(self) -> list[Sequence[np.ndarray]]:
         """Per layer: its parts, contiguous views of `data`."""
@@ -156,7 +156,7 @@ def _move(data: np.ndarray, source: int, target: int, count: int) -> None:
 
 
 def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
-    """Zeros: uninitialised rows could hold NaN, which masking does not undo."""
+    """Returns zeros: uninitialised rows could hold NaN, which masking does not undo."""
     shape = group.shape(slots)
     if not LAZY:
         return np.zeros(shape, dtype=group.dtype)
@@ -164,8 +164,8 @@ def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
 
 
 def address_space(size: int, slots: int) -> mmap.mmap:
-    """Address space of `size` bytes that takes memory as it is written, zeros until then. Raises ResourceError, which
-    speaks of `slots` tokens, where there is none."""
+    """Reserves `size` bytes of address space, which reads as zeros and takes memory as it is written. Raises
+    ResourceError, which names `slots` tokens, where there is none."""
     try:
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -22,7 +22,7 @@ class CacheGroup:
 
     @property
     def name(self) -> str:
-        """Of its rows in a saved conversation."""
+        """Name of its rows in a saved conversation."""
         cache = self.cache
         kind = "rows" if cache == LayerCache(dtype=cache.dtype) else f"rows.{cache.kind}"
         kind = kind if cache.window is None else f"{kind}.{cache.window}"
@@ -37,16 +37,16 @@ class CacheGroup:
         return len(LAYER_KINDS[self.cache.kind].parts)
 
     def shape(self, slots: int) -> tuple[int, int, int, int, int, int]:
-        """Of the array."""
+        """Shape of an array with so many slots."""
         return len(self.layers), self.parts, 1, self.heads, slots, self.width
 
     def bytes(self, slots: int) -> int:
-        """Of the array."""
+        """Size of an array with so many slots."""
         return int(np.prod(self.shape(slots))) * self.dtype.itemsize
 
 
 def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
-    """The layers of a graph's cache that keep something in groups, each by its first layer."""
+    """Groups the layers of a graph's cache that keep something, in the order of their first layers."""
     grouped: dict[LayerCache, list[int]] = {}
     for layer in range(features.cache_layers):
         if LAYER_KINDS[features.cache(layer).kind].parts:
@@ -60,7 +60,7 @@ def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
 
 
 class SequenceRows:
-    """How many rows of a sequence are committed, `length`, and which of them the rings of `groups` still hold.
+    """Counts the committed rows of a sequence, `length`, and tells which of them the rings of `groups` still hold.
 
     Rows that were written and never committed count as well: they have overwritten what lay in their slots.
     """
@@ -68,7 +68,7 @@ class SequenceRows:
     capacity: int  # rows that there is room for, of layers that keep all
 
     def __init__(self, groups: Sequence[CacheGroup], limit: int) -> None:
-        """`limit`: most rows."""
+        """`limit`: maximum number of rows."""
         self.groups, self.limit, self.length = tuple(groups), limit, 0
         self._written = 0  # the row after the last one ever written
         self._first = 0  # the first row that the rings were filled with
@@ -79,20 +79,20 @@ class SequenceRows:
         ]
 
     def slots(self, group: CacheGroup) -> int:
-        """Slots of a layer of `group`: all of a ring at once, else the capacity."""
+        """Returns the slots of a layer of `group`: all slots of a ring, else the capacity."""
         return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
 
     @property
-    def most_rows(self) -> int | None:
-        """Most rows of a call: what a ring has beyond its window; None for any number."""
+    def max_call_rows(self) -> int | None:
+        """Maximum rows of a call, the slots that a ring has beyond its window; None: any number."""
         return min((slots - window for window, slots in self._rings), default=None)
 
     def holds(self, length: int) -> bool:
-        """Whether all layers hold what rows after the first `length` see."""
+        """Tells whether all layers hold the rows that a row after the first `length` attends to."""
         return all(self._oldest(slots) <= max(0, length + 1 - window) for window, slots in self._rings)
 
     def reachable(self, length: int) -> int:
-        """The most tokens, up to the first `length`, that the sequence can go back to: these or none."""
+        """Returns to how many tokens the sequence can go back: the first `length`, or 0."""
         return length if self.holds(length) else 0
 
     def rewind(self, length: int) -> None:
@@ -104,14 +104,15 @@ class SequenceRows:
             self._written = self._first = 0
 
     def write(self, rows: int) -> None:
-        """The next call writes `rows` rows after the committed ones. Raises ValueError for more than `most_rows`."""
-        if self.most_rows is not None and rows > self.most_rows:
-            raise ValueError(f"a call of {rows} rows, limit {self.most_rows}")  # the caller's arithmetic is wrong
+        """Notes that the next call writes `rows` rows after the committed ones. Raises ValueError for more than
+        `max_call_rows`."""
+        if self.max_call_rows is not None and rows > self.max_call_rows:
+            raise ValueError(f"a call of {rows} rows, limit {self.max_call_rows}")  # the caller's arithmetic is wrong
         self._written = max(self._written, self.length + rows)
 
     def grow(self, rows: int, spare: int) -> bool:
-        """The next call writes `rows` rows, and `spare` more may follow: doubles the capacity where it is too small.
-        Returns whether it was. Raises ValueError above the limit, and as `write`."""
+        """Doubles the capacity where it is too small for `rows` rows of the next call and `spare` more. Returns whether
+        it was. Raises ValueError above the limit, and as `write`."""
         self.write(rows)
         needed = self.length + rows + spare
         if needed <= self.capacity:
@@ -122,15 +123,15 @@ class SequenceRows:
         return True
 
     def restart(self, length: int, rows: Sequence[np.ndarray]) -> None:
-        """The groups are filled with the last of `length` rows: `rows` [.., rows, width] of each."""
+        """Counts anew after each group was filled with the last of `length` rows: `rows` [.., rows, width]."""
         self.length = self._written = length
-        counts = [given.shape[4] for group, given in zip(self.groups, rows, strict=True) if group.cache.window]
+        counts = [filled.shape[4] for group, filled in zip(self.groups, rows, strict=True) if group.cache.window]
         self._first = length - min(counts, default=length)
 
-    def kept(self, group: CacheGroup, slots: int) -> np.ndarray:
-        """Numbers of the committed rows, ascending, that a group of `slots` slots holds."""
+    def held_rows(self, group: CacheGroup, slots: int) -> np.ndarray:
+        """Returns the numbers of the committed rows, ascending, that a group of `slots` slots holds."""
         return np.arange(0 if group.cache.window is None else self._oldest(slots), self.length)
 
     def _oldest(self, slots: int) -> int:
-        """The oldest row in a ring."""
+        """Returns the number of the oldest row in a ring."""
         return max(self._first, self._written - slots)

@@ -41,7 +41,7 @@ class CachePlaces:
         self._lock = threading.RLock()  # a cache may be collected while another one is made
 
     def take(self, limit: int) -> SharedCache | None:
-        """An empty cache in a free place; None where there is none, or none so large."""
+        """Returns an empty cache in a free place; None where there is none, or none so large."""
         with self._lock:
             if limit > self.limit or not self._free:
                 return None

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamspec.runtime.text.stop_strings import StopStrings
-
 WINDOW = 6  # tokens that the window grows to before it starts anew: each is looked up again, mostly in cold caches
 _BROKEN = "\ufffd"
 
@@ -68,7 +66,7 @@ class Detokenizer:
 
 
 class TextStream:
-    """Tokens in, showable text out: detokenizer and stop strings in one."""
+    """Turns tokens into text that may be shown, up to a stop string."""
 
     def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = Detokenizer(tokenizer), StopStrings(stops)
@@ -76,7 +74,7 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> tuple[int, str, bool]:
         """Returns how many of the tokens count, the text that may be shown, and whether a stop string ended with the
         last that counts."""
-        if not self._stops.wanted:
+        if not self._stops.stops:
             return len(tokens), self._detokenizer.push(*tokens), False
         shown = ""
         for count, token in enumerate(tokens, start=1):
@@ -90,3 +88,42 @@ class TextStream:
         """Returns the rest; an incomplete character's replacement can still complete a stop string."""
         shown, stopped = self._stops.push(self._detokenizer.finish())
         return (shown, True) if stopped else (shown + self._stops.finish(), False)
+
+
+class StopStrings:
+    """Finds the first stop string in text that arrives in pieces; the text in front of it is let through.
+
+    The stop string that *ends* first wins (the longest of those that end together), so the result does not depend on
+    how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = [s for s in stops if s]
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that may be shown, whether there was a stop string). Text that may begin a stop string is held back."""
+        if not self.stops:
+            return text, False
+        self._held += text
+        ends = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if ends:
+            shown, self._held = self._held[: min(ends)[1]], ""
+            return shown, True
+        keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, False
+
+    def finish(self) -> str:
+        """Returns held-back text, once nothing can follow any more."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest proper prefix of `stop` that `text` ends with."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -140,20 +140,20 @@ class Vocabulary:
         return GrammarState(_LibraryMatcher(matcher, grammar.kind, self._size, end), self._eos)
 
     def _match(self, grammar: Grammar) -> tuple[Any, int] | str:
-        """The grammar's matcher with the id of the end, or what is wrong with it."""
+        """Returns the grammar's matcher with the id of the end, or what is wrong with it."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         return str(made.get_error()) if made.is_error() else (made, end)
 
-    def prepare(self, wanted: bool | None = None) -> None:
+    def prepare(self, enabled: bool | None = None) -> None:
         """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
-        `wanted`; None: wanted for large vocabularies where the library is installed.
+        `enabled`; None: wanted for large vocabularies where the library is installed.
 
         The thread is a daemon and holds nothing but this vocabulary: sessions may be closed meanwhile.
         """
-        if wanted is None:
-            wanted = self._size >= LARGE and find_spec("llguidance") is not None
-        if wanted and self._built is None:
+        if enabled is None:
+            enabled = self._size >= LARGE and find_spec("llguidance") is not None
+        if enabled and self._built is None:
             threading.Thread(target=self._build_quietly, name="streamspec grammar", daemon=True).start()
 
     def _build_quietly(self) -> None:
@@ -175,13 +175,13 @@ class Vocabulary:
             if listed is not None:
                 wrapped = library.TokenizerWrapper(listed)
                 return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
-            own = Tokenizer.from_str(self._tokenizer.to_str())
-            own.no_padding()
-            own.no_truncation()
-            own.add_special_tokens([END])
-            end = own.token_to_id(END)
+            copied = Tokenizer.from_str(self._tokenizer.to_str())
+            copied.no_padding()
+            copied.no_truncation()
+            copied.add_special_tokens([END])
+            end = copied.token_to_id(END)
             assert end is not None
-            return library.LLTokenizer(own.to_str(), eos_token=[end]), end
+            return library.LLTokenizer(copied.to_str(), eos_token=[end]), end
         except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
@@ -269,7 +269,7 @@ def _bad(kind: str, message: str) -> ConfigError:
 
 
 def _line(message: str) -> str:
-    """A library's message as one short line."""
+    """Returns a library's message as one short line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]
 
 

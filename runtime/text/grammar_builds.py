@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-AT_ONCE = 2  # of all vocabularies of the process; the library takes a core for each
+AT_ONCE = 2  # builds, of all vocabularies of the process; the library takes a core for each
 REMEMBERED = 64  # refusals of a vocabulary
 POLL = 0.02  # seconds
 

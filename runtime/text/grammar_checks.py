@@ -1,5 +1,5 @@
-"""Checks schemas and regular expressions before the grammar library sees them: what it would read otherwise than meant,
-or build for minutes. `test_grammar.py` and tests/attacks/test_grammars.py cover this module.
+"""Checks schemas and regular expressions before the grammar library sees them: it would misread some of them and build
+others for minutes. `test_grammar.py` and tests/attacks/test_grammars.py cover this module.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from streamspec.errors import ConfigError
 
 MAX_PATTERN = 10_000  # characters of a regular expression
 MAX_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
-MAX_DEPTH = 100  # of a schema
+MAX_DEPTH = 100  # levels of a schema
 # `multipleOf`, in units of its last decimal, is a state for each remainder: 1,000,003 took 15 s and 270 MB. Beyond
 # these the library also computes in 32 bits what needs more, and allows other numbers than it should.
 MAX_MULTIPLE, MAX_DECIMALS = 10_000, 6
-MAX_MULTIPLES = 100_000  # of all in a schema, summed
+MAX_MULTIPLES = 100_000  # units of all in a schema, summed
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Keywords that may apply two values of `multipleOf` to one number.
 JOINING = {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "patternProperties", "dependentSchemas"}
@@ -36,7 +36,9 @@ def check_schema(schema: Any) -> None:
 def _check_multiples(schema: Any) -> None:
     """Refuses values of `multipleOf` that have too many remainders, each by itself, all together and, where one number
     may have to be a multiple of several, their least common multiple."""
-    values = [Decimal(repr(value)) for value in _multiples(schema)]
+    objects = list(_objects(schema))
+    multiples = [each["multipleOf"] for each in objects if type(each.get("multipleOf")) in (int, float)]
+    values = [Decimal(repr(value)) for value in multiples]
     fix = "check such numbers after the answer"
     units = []
     for value in values:
@@ -50,7 +52,7 @@ def _check_multiples(schema: Any) -> None:
         units.append(digits)
     if sum(units) > MAX_MULTIPLES:
         raise ConfigError(f"multipleOf of {sum(units)} units in a JSON schema", f"at most {MAX_MULTIPLES} in all", fix)
-    if len(set(values)) > 1 and _joins(schema):
+    if len(set(values)) > 1 and not all(map(JOINING.isdisjoint, objects)):
         scale = 10 ** max(_units(value)[1] for value in values)
         common = math.lcm(*(int(value * scale) for value in set(values)))
         if common > MAX_MULTIPLE:
@@ -62,39 +64,28 @@ def _check_multiples(schema: Any) -> None:
 
 
 def _units(value: Decimal) -> tuple[int, int]:
-    """A number in units of its last decimal, and how many decimals it has."""
+    """Returns a number in units of its last decimal, and how many decimals it has."""
     decimals = max(0, -int(value.normalize().as_tuple().exponent))
     return int(abs(value).scaleb(decimals)), decimals
 
 
-def _multiples(schema: Any) -> Iterator[int | float]:
-    if isinstance(schema, dict):
-        value = schema.get("multipleOf")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield value
-    for part in _parts(schema):
-        yield from _multiples(part)
-
-
-def _joins(schema: Any) -> bool:
-    return (isinstance(schema, dict) and not JOINING.isdisjoint(schema)) or any(map(_joins, _parts(schema)))
-
-
-def _parts(schema: Any) -> Iterator[Any]:
-    yield from schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-
-
-def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
+def _patterns(schema: Any) -> Iterator[str]:
     """Yields the regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
+    for each in _objects(schema):
+        if isinstance(each.get("pattern"), str):
+            yield each["pattern"]
+        if isinstance(each.get("patternProperties"), dict):
+            yield from each["patternProperties"]
+
+
+def _objects(schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yields all JSON objects in a schema, outer ones first. Raises ConfigError beyond `MAX_DEPTH` levels."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"a JSON schema of more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH}", "simplify it")
     if isinstance(schema, dict):
-        if isinstance(schema.get("pattern"), str):
-            yield schema["pattern"]
-        if isinstance(schema.get("patternProperties"), dict):
-            yield from schema["patternProperties"]
-    for part in _parts(schema):
-        yield from _patterns(part, depth + 1)
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _objects(inner, depth + 1)
 
 
 def _check_numbers(schema: Any, steering: bool = False) -> None:
@@ -108,8 +99,8 @@ def _check_numbers(schema: Any, steering: bool = False) -> None:
                 continue
             _check_numbers(value, steering or key in BOUNDS or key in ("enum", "const"))
     elif isinstance(schema, list):
-        for part in schema:
-            _check_numbers(part, steering)
+        for item in schema:
+            _check_numbers(item, steering)
     elif steering and isinstance(schema, int) and (abs(schema) > 2**1023 or int(float(schema)) != schema):
         raise ConfigError(
             f"the number {str(schema)[:40]} in a JSON schema",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whatever a vocabulary uses for it
-SPECIAL = b"\xff"  # what the library puts before the name of a token that is no text
+SPECIAL = b"\xff"  # the library's prefix of the name of a token that is no text
 SPACE = "\u2581"  # sentencepiece's
 PROBES = ("x", " x", "a\n1", "\u00e9")
 
@@ -71,9 +71,8 @@ def read_tokens(tokenizer: Any) -> TokenList | None:
 
 
 def _byte_level() -> Callable[[str], bytes]:
-    """Bytes of a token in GPT-2's alphabet, in which printable bytes stand for themselves and others for characters
-    from 256 on.
-    """
+    """Returns the bytes of a token in GPT-2's alphabet, in which printable bytes stand for themselves and others for
+    characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -88,5 +87,5 @@ def _with_fallback(text: str) -> bytes:
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield decoder
-    for one in decoder.get("decoders") or ():
-        yield from _steps(one)
+    for inner in decoder.get("decoders") or ():
+        yield from _steps(inner)

@@ -119,10 +119,15 @@ def _check_strings(data: bytes) -> None:
             )
 
 
-def _check_growth(what: str, *parts: Any) -> None:
-    """`parts`: steps of the tokenizer, or None."""
+def _check_growth(what: str, *components: Any) -> None:
+    """`components`: steps of the tokenizer, or None."""
     growth, added = 1.0, 0.0
-    steps = [step for part in parts if part is not None for step in _steps(json.loads(part.__getstate__()))]
+    steps = [
+        step
+        for component in components
+        if component is not None
+        for step in _steps(json.loads(component.__getstate__()))
+    ]
     for step in steps:
         kind = str(step.get("type"))
         times, more = GROWING[kind](step) if kind in GROWING else (GROWTH.get(kind, 1), 0)
@@ -166,11 +171,12 @@ GROWING: dict[str, Callable[[dict[str, Any]], Growth]] = {
 }
 
 
-def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _steps(component: dict[str, Any]) -> Iterator[dict[str, Any]]:
     inner = next(
-        (part[name] for name in ("normalizers", "pretokenizers", "processors", "decoders") if name in part), None
+        (component[name] for name in ("normalizers", "pretokenizers", "processors", "decoders") if name in component),
+        None,
     )
     if inner is None:
-        yield part
-    for one in inner or ():
-        yield from _steps(one)
+        yield component
+    for step in inner or ():
+        yield from _steps(step)

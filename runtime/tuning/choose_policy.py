@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.runtime.costs.draft_depth import MOST as DEEPEST
+from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.ort_runner import OrtRunner
     from streamspec.runtime.tuning.cost_file import CostKeeper
 
-AUTO = "auto"  # of LoadOptions.tree
+AUTO = "auto"  # value of LoadOptions.tree
 OWN_PRICE = 1.0  # of a draft token that the model itself writes, in plain steps with an empty cache
 
 
 def choose_policy(
     runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData = NO_DATA
 ) -> DecodingPolicy:
-    """Takes up what is known of the cost of steps; answers tell the rest.
+    """Chooses the policy from the known costs of steps; answers teach the rest.
 
     `data`: for the sources of drafts.
     """
-    second = data.draft is not None  # another model drafts
+    second = data.draft is not None  # a second model drafts
     sources = chosen(options, data)
     drafts = manifest.trees is not None or bool(sources) or second
     rows, costs = 1, None
@@ -45,6 +45,9 @@ def choose_policy(
         costs, pruning = _learned(runner, manifest, options, data, rows, pruning)
     elif drafts and isinstance(options.tree, int):
         rows = _at_most(options.tree, runner)
+    expected = None
+    if measured and manifest.trees is not None and not second:
+        expected = np.cumsum([node[2] for node in manifest.trees.nodes])
     return DecodingPolicy(
         eos=manifest.model.eos_token_ids,
         rows=rows,
@@ -53,9 +56,9 @@ def choose_policy(
         pruning=pruning,
         call_rows=manifest.static.rows if manifest.static else None,
         reason=PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams",
-        expected=_expected(manifest) if measured and not second else None,
+        expected=expected,
         search=native_search.find() or PYTHON_SEARCH,
-        deepest=DEEPEST if second else 0,
+        deepest=MAX_DEPTH if second else 0,
         window=options.window,
     )
 
@@ -65,18 +68,14 @@ def _prunes(manifest: Manifest) -> bool:
 
 
 def _longest_draft(manifest: Manifest, sources: tuple[DraftSource, ...], second: bool) -> int:
-    """Rows of the largest draft. What n-grams alone draft is a chain."""
+    """Returns the rows of the largest draft. N-grams alone draft a chain."""
     chain = manifest.trees is None and sources == (NGRAM,) and not second
     return CONTINUATION + 1 if chain else MAX_ROWS
 
 
 def _at_most(rows: int, runner: OrtRunner) -> int:
-    """So many rows, or as many as the calls of the graph have."""
+    """Limits `rows` to the rows of the graph's calls."""
     return min(rows, *runner.row_counts[-1:], runner.rows or rows)
-
-
-def _expected(manifest: Manifest) -> np.ndarray | None:
-    return None if manifest.trees is None else np.cumsum([node[2] for node in manifest.trees.nodes])
 
 
 def _learned(
@@ -87,14 +86,14 @@ def _learned(
     rows: int,
     pruning: Pruning | None,
 ) -> tuple[RowCosts, Pruning | None]:
-    """Costs of steps of up to `rows` rows, beginning with what this machine's record says, and the
+    """Returns the costs of steps of up to `rows` rows, beginning with what this machine's record says, and the
     pruning: that of the record where the options name none.
     """
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir, data.draft, options.window)
     known, second = read_record(file), data.draft is not None
-    # What steps cost that are pruned as nobody's else are is nobody else's business.
+    # Costs of steps that are pruned as these options say would mislead sessions without them.
     keep = CostKeeper(file) if pruning is None else None
     costs = _row_costs(runner, rows, second, options.window, known, keep)
     if known is not None and known.min_probability and pruning is None and _prunes(manifest) and not second:

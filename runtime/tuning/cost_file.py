@@ -33,8 +33,8 @@ def costs_file(
     draft: Manifest | None = None,
     window: int = 0,
 ) -> Path | None:
-    """The file that keeps the costs of this machine and bundle, and of what drafts for it: a second bundle, or itself
-    over a `window`; None where there is no cache."""
+    """Returns the file that keeps the costs of this machine and bundle, and of what drafts for it: a second bundle, or
+    itself over a `window`; None where there is no cache."""
     folder = cache_dir or cache.cache_dir_if_any()
     if folder is None:
         return None
@@ -67,7 +67,7 @@ def save_record(file: Path | None, record: CostRecord) -> None:
 
 
 def read_record(file: Path | None) -> CostRecord | None:
-    """The record in a file, also of an older version; None where there is none or it makes no sense."""
+    """Returns the record in a file, also of an older version; None where there is none or it makes no sense."""
     if file is None:
         return None
     try:

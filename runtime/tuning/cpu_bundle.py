@@ -42,14 +42,14 @@ class CpuBundle(NamedTuple):
                 "two of streamspec 0.2 or later",
                 "export it again",
             )
-        for (what, one), (_, other) in zip(_answering(device), _answering(manifest), strict=True):
-            if one != other:
-                raise ConfigError(f"{folder} with {what} {other}", f"{one}, as the bundle beside it", NEITHER)
+        for (what, expected), (_, value) in zip(_answering(device), _answering(manifest), strict=True):
+            if value != expected:
+                raise ConfigError(f"{folder} with {what} {value}", f"{expected}, as the bundle beside it", NEITHER)
         return cls(folder, manifest)
 
 
 def _answering(manifest: Manifest) -> list[tuple[str, object]]:
-    """What two bundles have to share to give the same answers to the same texts, each with its name."""
+    """Returns the values, each with its name, that bundles with the same answers to the same texts have in common."""
     hashes = [("weights", manifest.weights_sha256)]
     hashes += [(what, manifest.files[name].sha256 if name in manifest.files else None) for what, name in TEXT_FILES]
     model = manifest.model

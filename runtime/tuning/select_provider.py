@@ -32,10 +32,10 @@ from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration
 
 
 def open_runner(
-    folder: Path, manifest: Manifest, options: LoadOptions, beside: CpuBundle | None = None
+    folder: Path, manifest: Manifest, options: LoadOptions, cpu_bundle: CpuBundle | None = None
 ) -> tuple[OrtRunner, ProviderChoice]:
-    """Opens the bundle in `folder`; it has passed the self-test. `options`: of the load. `beside`: with "auto", what
-    computes on the CPU in its place. Files and graphs of both were checked (`check_graphs`).
+    """Opens the bundle in `folder` and runs the self-test. `options`: of the load. `cpu_bundle`: with "auto", the
+    bundle that computes on the CPU in its place. Files and graphs of both were checked (`check_graphs`).
 
     Raises ConfigError for a name that no provider has; where the requested provider, or with "auto" the CPU, cannot be
     used, cannot load the graph or leaves too much to the CPU, ProviderError; where it computes wrongly, BundleError.
@@ -43,11 +43,12 @@ def open_runner(
     if options.provider != AUTO:
         runner = open_on(folder, manifest, options.provider, options.threads, options.spin)
         return runner, _choice(runner)
-    search = _ProviderSearch(folder, manifest, options, beside)
+    search = _ProviderSearch(folder, manifest, options, cpu_bundle)
     runner = search.best()
     choice = _choice(runner, tuple(search.passed_over.items()))
-    other = beside is not None and runner.model.path.parent == beside.folder
-    return runner, replace(choice, bundle=str(beside.folder)) if beside and other else choice
+    if cpu_bundle is not None and runner.model.path.parent == cpu_bundle.folder:
+        choice = replace(choice, bundle=str(cpu_bundle.folder))
+    return runner, choice
 
 
 def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) -> ProviderChoice:
@@ -61,15 +62,15 @@ def open_on(
     """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph that
     cannot be captured, or then computes wrongly, gives way to the ordinary one, where the provider runs that; the model
     says why."""
-    wanted, why_not = named(provider), ""
-    if wanted.capture is not None and wanted.captured in manifest.files:
+    chosen, why_not = named(provider), ""
+    if chosen.capture is not None and chosen.captured in manifest.files:
         try:
-            return _checked(folder / wanted.captured, manifest, threads, wanted.name, spin, capture=True)
+            return _checked(folder / chosen.captured, manifest, threads, chosen.name, spin, capture=True)
         except StreamspecError as error:
-            if not wanted.dynamic:
+            if not chosen.dynamic:
                 raise
             why_not = one_line(f"{error.found}; {error.fix}", 300)
-    runner = _checked(folder / wanted.graph, manifest, threads, wanted.name, spin, capture=False)
+    runner = _checked(folder / chosen.graph, manifest, threads, chosen.name, spin, capture=False)
     runner.model.why_not_captured = why_not
     return runner
 
@@ -83,7 +84,7 @@ def _checked(
 
 
 def speed(calibration: Calibration) -> float:
-    """Tokens per second that the best tree promises, or plain decoding where it is faster."""
+    """Returns the tokens per second that the best tree promises, or plain decoding where it is faster."""
     return max(calibration.expected.get(rows, 1.0) / cost for rows, cost in calibration.costs.items())
 
 
@@ -93,15 +94,15 @@ class _ProviderSearch:
     One measured before on this machine is opened only where it is the fastest; one that is refused is tried again at
     every load, since drivers and packages change."""
 
-    def __init__(self, folder: Path, manifest: Manifest, options: LoadOptions, beside: CpuBundle | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, options: LoadOptions, cpu_bundle: CpuBundle | None) -> None:
         self.bundle = folder, manifest
-        self.beside = beside
+        self.cpu_bundle = cpu_bundle
         self.spin = options.spin
         self.cache_dir = options.cache_dir
         self.threads = options.threads if options.threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
-        if beside is not None:
-            names, others = fitting(flavour(beside.manifest))
+        if cpu_bundle is not None:
+            names, others = fitting(flavour(cpu_bundle.manifest))
             self.fitting = [name for name in self.fitting if not on_cpu(name)] + [*filter(on_cpu, names)]
             self.passed_over = {name: why for name, why in self.passed_over.items() if not on_cpu(name)}
             self.passed_over |= {name: why for name, why in others.items() if on_cpu(name)}
@@ -122,7 +123,8 @@ class _ProviderSearch:
         return self._open(CPU.name)  # says what is wrong
 
     def _speeds(self) -> tuple[dict[str, float], OrtRunner | None]:
-        """Tokens per second of the providers that compute right, and the fastest of those that had to be opened."""
+        """Returns the tokens per second of the providers that compute right, and the fastest of those that had to be
+        opened."""
         speeds: dict[str, float] = {}
         held: OrtRunner | None = None
         for name in self.fitting:
@@ -134,7 +136,8 @@ class _ProviderSearch:
         return speeds, held
 
     def _measured(self, name: str) -> tuple[OrtRunner | None, Calibration | None]:
-        """What steps cost on a provider, and the runner where it had to be opened for that; None for one refused."""
+        """Returns the runner of a provider where it had to be opened to measure it, and its calibration; None for both
+        where it is refused."""
         _, manifest = self._bundle_for(name)
         known = cached_calibration(name, self.threads, manifest, self.cache_dir)
         runner = self._tried(name) if known is None else None
@@ -162,4 +165,4 @@ class _ProviderSearch:
         return open_on(*self._bundle_for(name), name, self.threads, self.spin)
 
     def _bundle_for(self, provider: str) -> tuple[Path, Manifest]:
-        return self.beside if self.beside is not None and on_cpu(provider) else self.bundle
+        return self.cpu_bundle if self.cpu_bundle is not None and on_cpu(provider) else self.bundle

@@ -67,9 +67,9 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     runner.rewind(len(ids) - len(right))
     priors = np.array([0.0 if node in right else DROPPED for node in range(len(tree))], np.float32)
     choices = runner.verify(StepRequest(tokens, tree, pruning=Pruning(len(right)), priors=priors)).choices
-    kept = tuple(node for node, choice in enumerate(choices) if choice >= 0)
-    if kept != right:
-        raise _wrong(runner.provider, what, f"rows {list(kept)} left", f"rows {list(right)}")
+    left = tuple(node for node, choice in enumerate(choices) if choice >= 0)
+    if left != right:
+        raise _wrong(runner.provider, what, f"rows {list(left)} left", f"rows {list(right)}")
     runner.commit(right[:-1])
     tolerance = CACHE_TOLERANCE[manifest.precision]
     for expected, found in zip(whole, runner.snapshot()[1], strict=True):
@@ -85,8 +85,8 @@ def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
 
 
 def _cache_error(expected: np.ndarray, found: np.ndarray, newest: int) -> float:
-    """The largest error of any layer's keys or values in the `newest` rows of both [layers, parts, 1, heads, rows,
-    width], over their spread from row to row."""
+    """Returns the largest error of any layer's keys or values in the `newest` rows of both [layers, parts, 1, heads,
+    rows, width], over their spread from row to row."""
     expected, found = expected.astype(np.float32), found.astype(np.float32)
     newest = min(newest, expected.shape[4], found.shape[4])
     error = np.square(expected[..., -newest:, :] - found[..., -newest:, :]).mean(axis=(2, 3, 4, 5))
@@ -155,16 +155,16 @@ def _check_sampled(runner: OrtRunner, ids: list[int]) -> None:
 def drawn_otherwise(
     prompt: Sequence[int], tree: DraftTree, tokens: Sequence[int], logits: np.ndarray, choices: Sequence[int]
 ) -> list[int]:
-    """The nodes of `tree` over `tokens` after which another token than one of `choices` is drawn as `SAMPLED` says from
-    the `logits` [n, V], in double precision."""
+    """Returns the nodes of `tree` over `tokens` after which another token than one of `choices` is drawn as `SAMPLED`
+    says from the `logits` [n, V], in double precision."""
     sampler = AdjustedSampler(SAMPLED, prompt)
     paths = [[tokens[at] for at in tree.path(node)] for node in range(len(tree))]
     return [node for node, path in enumerate(paths) if sampler.choose(logits[node], path) != choices[node]]
 
 
 def _branched(ids: list[int], rows: int, vocab: int) -> tuple[DraftTree, list[int], tuple[int, ...]]:
-    """A tree of at most `rows` rows over the last of `ids`, its tokens, and its branch that holds them; the other holds
-    other tokens."""
+    """Returns a tree of at most `rows` rows over the last of `ids`, its tokens, and its branch that holds them; the
+    other holds other tokens."""
     tree = two_branches(min(DEPTH, len(ids), (rows + 1) // 2))
     right = tree.path(len(tree) - 1)
     past = len(ids) - len(right)

@@ -28,7 +28,7 @@ FEW = ROWS[:3]  # tell providers apart
 BUDGET = 0.5  # seconds
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
-LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
+LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # the chain that n-grams alone draft
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Calibration:
 
     @property
     def reason(self) -> str:
-        """Why these rows were chosen, in words."""
+        """The reason for choosing these rows, in words."""
         trees = [n for n in self.costs if n > 1]
         if not trees:
             return "the bundle's trees have one row"
@@ -57,27 +57,24 @@ class Calibration:
         )
 
 
-def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
+def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | None) -> Calibration:
     """Returns the cached calibration of this machine and bundle, or measures and caches one."""
     known = cached_calibration(runner.provider, runner.threads, manifest, cache_dir)
     if known is not None:
         return known
-    costs, complete = measure(runner, _nodes(manifest), rows=FEW)
+    nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
+    costs, complete = measure(runner, nodes, rows=FEW)
     if complete:  # a machine busy with something else must not fix the choice for good
         save_record(costs_file(runner.provider, runner.threads, manifest, cache_dir), CostRecord(costs))
     return _with_choice(CostRecord(costs), manifest)
 
 
 def cached_calibration(
-    provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None
+    provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None
 ) -> Calibration | None:
-    """What was measured or learned on this machine before, with this ONNX Runtime; None where there is nothing."""
+    """Returns what was measured or learned on this machine before, with this ONNX Runtime; None where nothing was."""
     known = read_record(costs_file(provider, threads, manifest, cache_dir))
     return None if known is None else _with_choice(known, manifest)
-
-
-def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
-    return manifest.trees.nodes if manifest.trees is not None else LOOKUP
 
 
 def _with_choice(known: CostRecord, manifest: Manifest) -> Calibration:
@@ -140,5 +137,5 @@ def _time_step(runner: OrtRunner, tree: DraftTree, context: int) -> float:
 
 
 def most_context(runner: OrtRunner) -> int:
-    """Tokens in the cache that leave room for the largest tree measured."""
+    """Returns the most tokens in the cache that leave room for the largest tree measured."""
     return runner.context_length - (runner.rows or max(ROWS)) - runner.gamma - 1

@@ -33,10 +33,10 @@ def tune(
             "a bundle with draft trees to choose from",
             "export an adapter with streams or heads",
         )
-    nodes, calibrations, most = manifest.trees.nodes, {}, most_context(runner)
-    contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
+    nodes, calibrations, max_context = manifest.trees.nodes, {}, most_context(runner)
+    contexts = contexts or sorted({min(context, max_context) for context in CONTEXTS})
     for context in contexts:
-        if not 1 <= context <= most:
+        if not 1 <= context <= max_context:
             raise ConfigError(
                 f"{context} tokens of context",
                 f"a context of {runner.context_length} with room for drafts",

@@ -34,7 +34,7 @@ END = described().model.eos_token_ids[0]
 
 
 def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
-    assert LoadOptions().past_answers is False and _source_data(tmp_path, described(), LoadOptions()).past is None
+    assert LoadOptions().past_answers is False and _source_data(tmp_path, described(), LoadOptions(), None).past is None
     assert [source.name for source in chosen(LoadOptions(), SourceData())] == ["n-grams", "recycling"]
     with pytest.raises(ConfigError, match="past_answers 1"):
         LoadOptions(past_answers=1)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_a_file_cut_off_in_the_middle_is_read_up_to_its_last_answer(tmp_path: Pa
 
 
 def test_the_oldest_answers_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_answers, "MOST", 200)
+    monkeypatch.setattr(past_answers, "MAX_TOKENS", 200)
     past = PastAnswers(described(), tmp_path / "answers")
     for i in range(60):
         past.add([3 + i] * 20)

@@ -1,4 +1,4 @@
-"""Session logic on a toy runner: text, stops, limits, cancelling, counters; also stop_strings, stats and policy."""
+"""Session logic on a toy runner: text, stops, limits, cancelling, counters; also stats and policy."""
 
 from __future__ import annotations
 

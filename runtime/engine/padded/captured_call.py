@@ -14,13 +14,8 @@ import numpy as np
 from streamspec.captured.packed_call import Numbers, pack, pack_draw, unpack, unsure
 from streamspec.errors import BundleError
 from streamspec.runtime.engine.graph_call import CallContext, CallRows
-from streamspec.runtime.engine.padded.padded_call import PaddedCall, PaddedOutputs
+from streamspec.runtime.engine.padded.padded_call import PaddedOutputs
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
-
-
-def captured_call(context: CallContext) -> PaddedCall:
-    """Calls of a sequence over a captured graph."""
-    return PaddedCall(context, CapturedBinding(context))
 
 
 class CapturedBinding:

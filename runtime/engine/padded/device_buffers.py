@@ -1,4 +1,4 @@
-"""What the captured graphs of one sequence read and write, bound once: the cache, and for each row count one array in,
+"""Binds, once, the buffers of one sequence's captured graphs: the cache, and for each row count one array in,
 one that says how tokens are sampled, and one out.
 
 ONNX Runtime replays a captured graph on the addresses of its capture. It keeps one graph for each `gpu_graph_id`, as
@@ -37,8 +37,8 @@ NOT_CAPTURED, CPU = -1, "cpu"  # the id of runs that capture nothing; where the 
 
 
 class BoundRun(NamedTuple):
-    """What one captured graph is run with. `draw` float32 [1 + s, x], of the host: how it samples, [1, x] where it does
-    not; `on_device`: its place there."""
+    """The arguments of one captured graph's runs. `draw` float32 [1 + s, x], of the host: how it samples, [1, x] where
+    it does not; `on_device`: its place there."""
 
     io: Any
     options: Any
@@ -138,7 +138,8 @@ class DeviceBuffers:
 
 
 def captured_cache(model: LoadedModel, rows: int) -> CapturedCache:
-    """An empty cache in buffers that were captured over. It has as many rows as the graph has, whatever `rows` says."""
+    """Returns an empty cache in buffers that were captured over. It has as many rows as the graph has, whatever `rows`
+    says."""
     assert model.captured is not None
     spare = model.spare_buffers
     buffers = spare.pop() if spare else DeviceBuffers(model, model.captured)

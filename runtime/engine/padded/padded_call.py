@@ -1,8 +1,8 @@
 """Calls of step graphs whose row counts are fixed: a call pads its rows to the graph's.
 
 The graph chooses tokens and drafts after those. Where a grammar masks tokens or the graph is
-`unsure` of one that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
-another token is dropped. `static_call` and `captured_call` bind such graphs; their tests
+`unsure` of a token that counts, `choose.onnx` chooses on the CPU, from the logits; a proposal after
+another token is dropped. The modules `static_call` and `captured_call` bind such graphs; tests
 (tests/runtime/engine/padded/test_static_call.py) cover this module.
 """
 
@@ -101,7 +101,7 @@ class PaddedCall:
         self.binding.commit(path)
 
     def _chosen(self, rows: CallRows, mask: np.ndarray | None, outputs: PaddedOutputs) -> tuple[np.ndarray, bool]:
-        """int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
+        """Returns int64 [r]: the tokens after `logit_rows`, and whether they are those that the graph drafts after."""
         if mask is not None:
             return self._sample(rows, mask, outputs), False
         chosen = outputs.choices[rows.logit_rows]

@@ -14,13 +14,8 @@ from streamspec import step_graph as sg
 from streamspec.draft_tree import MASKED
 from streamspec.runtime.engine.graph_call import CallContext, CallRows
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.padded.padded_call import PaddedCall, PaddedOutputs
+from streamspec.runtime.engine.padded.padded_call import PaddedOutputs
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache, views
-
-
-def static_call(context: CallContext) -> PaddedCall:
-    """Calls of a sequence over a static graph."""
-    return PaddedCall(context, StaticBinding(context))
 
 
 class StaticBinding:

@@ -23,42 +23,42 @@ from streamspec.runtime.kv_cache.shared_cache import CachePlaces, SharedCache
 if TYPE_CHECKING:
     from streamspec.runtime.engine.ort_runner import OrtRunner
 
-MOST_ROWS = 64  # of a shared call
-PATIENCE = 0.5  # of the last call's time that the others are waited for,
-MOST_SECONDS = 0.01  # at most
+MAX_ROWS = 64  # of a shared call
+PATIENCE = 0.5  # share of the last call's time that the others are waited for,
+MAX_WAIT = 0.01  # seconds, at most
 
 
-def share_calls(runner: OrtRunner, most: int) -> None:
-    """Lets up to `most` sequences over the model of `runner`, it included, share calls, if its graph can and the system
-    has address space for so many caches."""
+def share_calls(runner: OrtRunner, max_sequences: int) -> None:
+    """Lets up to `max_sequences` sequences over the model of `runner`, it included, share calls, if its graph can and
+    the system has address space for so many caches."""
     model = runner.model
     if model.features.sequences and LAZY:
-        model.sharing = CallSharing(model, most)
+        model.sharing = CallSharing(model, max_sequences)
         runner.release()
         if not isinstance(runner.cache, SharedCache):
             model.sharing = None
 
 
 class CallSharing:
-    """Of one open model; `most`: sequences that may share a call. Safe to use from several threads."""
+    """Gathers the calls of one open model, of up to `max_sequences` sequences. Safe to use from several threads."""
 
-    def __init__(self, model: LoadedModel, most: int) -> None:
-        self.most, self.gate = most, SharingGate()
+    def __init__(self, model: LoadedModel, max_sequences: int) -> None:
+        self.max_sequences, self.gate = max_sequences, SharingGate()
         self._model = model
         self._places: CachePlaces | None = None
         self._call: SharedCall | None = None
         self._changed = threading.Condition()
-        self._decoding: dict[object, tuple[float, ...]] = {}  # sequences, and who is alike
-        self._late: set[object] = set()  # those of them that nobody waits for
+        self._decoding: dict[object, tuple[float, ...]] = {}  # by sequence: equal for those that can share
+        self._late: set[object] = set()  # sequences that nobody waits for
         self._waiting: list[SharedRows] = []
         self._leading = False
-        self._patience = MOST_SECONDS
+        self._patience = MAX_WAIT
 
     def cache(self, groups: Sequence[CacheGroup], limit: int) -> SharedCache | None:
-        """A cache whose sequence can share calls; None where no place is left."""
+        """Returns a cache whose sequence can share calls; None where no place is left."""
         with self._changed:  # all are in the same array
             try:
-                self._places = self._places or CachePlaces(groups, limit, self.most)
+                self._places = self._places or CachePlaces(groups, limit, self.max_sequences)
             except ResourceError:
                 return None
             return self._places.take(limit)
@@ -68,21 +68,21 @@ class CallSharing:
         self._places = self._call = None
 
     def sequences(self, sequence: object, alike: tuple[float, ...]) -> int:
-        """How many sequences, this one included, decode now and can share a call."""
+        """Returns how many sequences, this one included, decode now and can share a call."""
         with self._changed:
             self._decoding[sequence] = alike
             self._late.discard(sequence)
-            return sum(other == alike and one not in self._late for one, other in self._decoding.items())
+            return sum(other == alike and key not in self._late for key, other in self._decoding.items())
 
     def leave(self, sequence: object) -> None:
-        """The sequence has ended."""
+        """Removes a sequence that has ended."""
         with self._changed:
             self._decoding.pop(sequence, None)
             self._late.discard(sequence)
             self._changed.notify_all()
 
     def recheck(self) -> None:
-        """Has all that wait check whether they were cancelled."""
+        """Makes all waiting sequences check whether they were cancelled."""
         with self._changed:
             self._changed.notify_all()
 
@@ -120,19 +120,19 @@ class CallSharing:
             with self._changed:
                 for call in calls or [mine]:
                     call.over = True
-                self._waiting = [call for call in self._waiting if not call.over]  # one that was cancelled
+                self._waiting = [call for call in self._waiting if not call.over]  # `mine` may have been cancelled
                 self._leading = False
                 self._changed.notify_all()
 
     def _gathered(self, mine: SharedRows) -> list[SharedRows]:
-        """The calls to be made with `mine`, which the others have had some time to bring."""
+        """Waits a moment for the calls of other sequences and returns those to make together with `mine`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._missing(mine), self._patience)
             self._late |= self._missing(mine)
             self._waiting.remove(mine)
             calls = [mine]
             for call in [call for call in self._waiting if call.alike == mine.alike]:
-                if sum(len(one.rows.tokens) for one in (*calls, call)) <= MOST_ROWS:
+                if sum(len(other.rows.tokens) for other in (*calls, call)) <= MAX_ROWS:
                     self._waiting.remove(call)
                     calls.append(call)
             for call in calls:
@@ -150,7 +150,7 @@ class CallSharing:
         began = time.perf_counter()
         self._call.run(calls)
         ended = time.perf_counter()
-        self._patience = min(PATIENCE * (ended - began), MOST_SECONDS)
+        self._patience = min(PATIENCE * (ended - began), MAX_WAIT)
         for call in calls:
             call.sequences, call.began, call.seconds = len(calls), began, ended - began
         self.gate.called(len(calls), True, ended - gathering)

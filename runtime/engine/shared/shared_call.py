@@ -23,8 +23,8 @@ from streamspec.runtime.kv_cache.shared_cache import CachePlaces
 
 @dataclass(eq=False)
 class SharedRows:
-    """The rows of one sequence, whose cache is in `place` and holds `past` tokens. `sampling`: how its tokens are
-    chosen, `uniforms` float32 [n]: what they are drawn with, where they are.
+    """The rows of one sequence. Its cache is in `place` and holds `past` tokens. `sampling`: chooses its tokens;
+    `uniforms` float32 [n]: the numbers that they are drawn with, where they are.
 
     Then of the call: whether somebody makes it (`taken`) or has made it (`over`); the `choices` after each row, or an
     `error`; of how many `sequences` it had rows, and when it `began` and how many `seconds` it took.
@@ -46,7 +46,7 @@ class SharedRows:
 
     @property
     def alike(self) -> tuple[float, ...]:
-        """Equal for sequences that one call can choose tokens for."""
+        """A key that is equal for sequences for which one call can choose tokens."""
         return self.sampling.alike
 
 
@@ -61,11 +61,11 @@ class SharedCall:
         self._binding = IoBinding(model.ort, model.session, places, {}, model.in_place)
 
     def run(self, calls: Sequence[SharedRows]) -> None:
-        """Makes the calls one, and tells each its `choices`. They must be alike. Raises BundleError."""
+        """Runs all calls, which must be alike, as one and sets the `choices` of each. Raises BundleError."""
         calls = sorted(calls, key=lambda call: call.place)
         binding, counts = self._binding, [len(call.rows.tokens) for call in calls]
         n = sum(counts)
-        rows = np.zeros((2, self._places.places), np.int64)  # of each place, and slots in use before them
+        rows = np.zeros((2, self._places.places), np.int64)  # by place: rows of the call, and slots in use before them
         mask, parents, begin = np.full((n, n), MASKED, np.float32), np.zeros(n, np.int64), 0
         for call, count in zip(calls, counts, strict=True):
             end = begin + count

@@ -23,7 +23,7 @@ class _Way:
 
 
 class _Ways:
-    """Of one number of sequences."""
+    """Compares shared with separate calls for one number of sequences."""
 
     def __init__(self) -> None:
         self.shared, self._left, self._trial = True, TRIAL, True
@@ -49,7 +49,7 @@ class SharingGate:
         self._lock = threading.Lock()
 
     def shares(self, sequences: int) -> bool:
-        """Whether so many sequences are to share their next calls."""
+        """Tells whether so many sequences are to share their next calls."""
         return sequences > 1 and self._ways(sequences).shared
 
     def called(self, sequences: int, shared: bool, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, GAIN, MOST, DraftDepth, EarlyEnd
+from streamspec.runtime.costs.draft_depth import ASSUMED, ASSUMED_WINDOW, GAIN, MAX_DEPTH, DraftDepth, EarlyEnd
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 
@@ -39,12 +39,12 @@ def test_drafts_after_a_wrong_one_say_nothing() -> None:
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
 def test_the_depth_is_the_theorys_best_gamma(alpha: float, price: float, row: float) -> None:
     depth, known = learned(alpha), costs(price, row)
-    expected = best_gamma(depth.alpha, known.price, MOST, lambda gamma: known.verify(gamma + 1))
+    expected = best_gamma(depth.alpha, known.price, MAX_DEPTH, lambda gamma: known.verify(gamma + 1))
     assert depth.best(known, 64) == expected
 
 
 def test_fewer_rows_leave_room_for_fewer_drafts() -> None:
-    assert learned(0.95).best(costs(0.01, 0.0), 64) == MOST
+    assert learned(0.95).best(costs(0.01, 0.0), 64) == MAX_DEPTH
     assert learned(0.95).best(costs(0.01, 0.0), 4) == 3
     assert DraftDepth().best(None, 6) == 5 and DraftDepth().best(None, 2) == 1
 
@@ -54,7 +54,8 @@ def test_drafts_pay_where_the_theorys_best_gamma_gains() -> None:
         depth, known = learned(alpha), costs(price, 0.02)
         verify = known.without_drafter
         speeds = [
-            expected_speedup(depth.alpha, n, known.price, verify[n]) for n in range(1, min(MOST, len(verify) - 1) + 1)
+            expected_speedup(depth.alpha, n, known.price, verify[n])
+            for n in range(1, min(MAX_DEPTH, len(verify) - 1) + 1)
         ]
         assert depth.pays(known, len(verify)) == (max(speeds) > GAIN) == (price in (0.7, 0.15))
 
@@ -69,10 +70,10 @@ def test_drafts_that_are_as_sure_as_ever_end_where_the_theory_ends_them(alpha: f
     depth, known = learned(alpha), costs(price, row)
     end, drafted = depth.early_end(known, 64), 1
     assert end is not None and depth.early_end(None, 64) is None
-    while drafted < MOST and end.probability(depth.alpha) ** drafted >= end.least:
+    while drafted < MAX_DEPTH and end.probability(depth.alpha) ** drafted >= end.min_probability:
         drafted += 1
     assert drafted == depth.best(known, 64)
-    assert end.least > 0 and end.probability(1.0) == 1.0
+    assert end.min_probability > 0 and end.probability(1.0) == 1.0
 
 
 @pytest.mark.parametrize("honest", [0.5, 0.8, 1.0])

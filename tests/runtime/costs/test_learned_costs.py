@@ -92,7 +92,7 @@ def test_trials_find_larger_drafts_that_turn_out_cheap(monkeypatch: pytest.Monke
 
     with_trials = shares()
     monkeypatch.setattr(learned, "SHARE", 0.0)
-    monkeypatch.setattr(learned, "MOST", 0.0)
+    monkeypatch.setattr(learned, "MAX_SAVED_UP", 0.0)
     assert with_trials > 0.96 and shares() < 0.95
 
 

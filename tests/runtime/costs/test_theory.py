@@ -69,7 +69,7 @@ def test_a_prediction_adds_drafts_verification_and_plain_steps() -> None:
 
 def test_a_second_model_pays_for_every_draft_token_and_has_a_best_gamma() -> None:
     costs = RowCosts(np.array([1.0, 1.5, 1.6, 1.7, 1.8]))
-    found = predict([(drafted(0.5, 3, 4000)[0], 0)], costs, most=4)
+    found = predict([(drafted(0.5, 3, 4000)[0], 0)], costs, max_gamma=4)
     assert found is not None and found.draft == pytest.approx(1.2)
     assert found.best_gamma == 1 and found.best_speedup == pytest.approx((1 + found.alpha) / 1.5)
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from streamspec.draft_tree import DraftTree, cartesian, chain
-from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, cut, follow, off_borders
+from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, follow, off_borders
 from streamspec.runtime.decoding.draft_tree_search import Draft
 
 
@@ -51,8 +51,8 @@ def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
     assert committed_tokens(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
     short = committed_tokens(tokens, choices, (0, 1), eos=(), limit=1)
     assert (short.tokens, short.finish_reason) == ([1], "length")
-    assert cut([7, 2], [True, False], eos=(2,), limit=2).finish_reason == "eos"
-    assert cut([7, 2], [True, False], eos=(2,), limit=1).finish_reason == "length"
+    assert committed_tokens([0, 7], [7, 2], (0, 1), eos=(2,), limit=2).finish_reason == "eos"
+    assert committed_tokens([0, 7], [7, 2], (0, 1), eos=(2,), limit=1).finish_reason == "length"
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:

@@ -18,7 +18,7 @@ from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.draft_model import runner as two_models
 from streamspec.runtime.draft_model.window import SINKS, WindowDraftRunner
-from streamspec.runtime.options import KEPT, LoadOptions
+from streamspec.runtime.options import WINDOW_TOKENS, LoadOptions
 from tests.support.tiny_bundles import tiny_bundle, tiny_model, tiny_tokenizer
 
 Bundles = Callable[[str], Path]
@@ -257,7 +257,7 @@ def test_what_has_no_cache_to_take_a_window_of_is_refused_in_one_line(bundles: B
 
 
 def test_a_window_is_named_by_a_string_and_a_folder_by_a_path() -> None:
-    assert LoadOptions(draft="window").window == KEPT
+    assert LoadOptions(draft="window").window == WINDOW_TOKENS
     assert LoadOptions(draft="window:200").window == 200
     assert not any(LoadOptions(draft=draft).window for draft in (None, Path("window"), "windows", "./window"))
     for wrong in ("window:", "window:64", "window:many", "window:-512"):

@@ -19,9 +19,9 @@ from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_sources.lookahead import (
     ASSUMED,
     BYTES,
-    KEPT,
     LOOKAHEAD,
     NGRAM,
+    NGRAMS,
     WINDOW,
     LookaheadPool,
 )
@@ -73,7 +73,7 @@ def test_the_newest_distinct_n_grams_are_kept() -> None:
     pool = LookaheadPool()
     for last in (1, 2, 3, 4, 5, 3):
         pool._keep([7, 8, last])
-    assert [found[-1] for found in pool.after(7)] == [3, 5, 4, 2] and KEPT == 4
+    assert [found[-1] for found in pool.after(7)] == [3, 5, 4, 2] and NGRAMS == 4
     pool.begin()  # a new text knows them, too
     pool.extend([6, 7])
     found = pool.graft(LIMIT, ROOT, AcceptanceRates(ASSUMED))

@@ -13,8 +13,8 @@ from streamspec.runtime.draft_sources.recycling import (
     ADDED,
     ASSUMED,
     BYTES,
+    CHOICES,
     DEPTH,
-    KEPT,
     OFFERED,
     RECYCLING,
     RIVALLED,
@@ -66,7 +66,7 @@ def test_what_followed_two_tokens_comes_before_what_followed_the_last() -> None:
 
 def test_the_newest_distinct_choices_are_kept() -> None:
     table = taught(*((1, 2, choice) for choice in (3, 4, 5, 6, 5, 5)))
-    assert table.candidates(1, 2) == ([5, 6, 4], PAIR) and KEPT == 3
+    assert table.candidates(1, 2) == ([5, 6, 4], PAIR) and CHOICES == 3
 
 
 def test_rows_verified_in_vain_teach_too_but_what_came_is_the_newest() -> None:
@@ -188,7 +188,7 @@ def test_a_session_keeps_one_table_and_its_size_is_known() -> None:
     assert state.lasting_index(NGRAM) is None
     assert adaptive().calibration.lasting_index(RECYCLING) is not state.lasting_index(RECYCLING)
     table = RecyclingTable()
-    assert table._pairs.nbytes + table._singles.nbytes == BYTES == 2 * ROWS * KEPT * 4
+    assert table._pairs.nbytes + table._singles.nbytes == BYTES == 2 * ROWS * CHOICES * 4
 
 
 def test_tokens_of_any_vocabulary_have_a_row() -> None:

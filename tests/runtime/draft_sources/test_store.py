@@ -15,8 +15,8 @@ from streamspec.runtime.draft_sources.registry import SourceData, chosen
 from streamspec.runtime.draft_sources.store import (
     ASSUMED,
     ENOUGH,
-    LEAST,
     LONGEST,
+    MIN_SHARE,
     SAMPLE,
     AnswerStore,
     StoreIndex,
@@ -58,7 +58,7 @@ def test_the_longest_match_with_enough_places_is_found_and_its_continuations_cou
     if len(at) > SAMPLE:
         return
     counted = Counter(flat[i] for i in at if i < len(flat))
-    kept = {token: count for token, count in counted.items() if count >= LEAST * len(at)}
+    kept = {token: count for token, count in counted.items() if count >= MIN_SHARE * len(at)}
     assert dict(zip(found.tokens, found.levels, strict=True)) == {
         token: _level(max(enough), count / len(at), len(at)) for token, count in kept.items()
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamspec.draft_tree import cartesian
 from streamspec.layer_cache import LayerCache, window_slots
 from streamspec.runtime.kv_cache import host_cache
-from streamspec.runtime.kv_cache.compaction import compaction, runs
+from streamspec.runtime.kv_cache.compaction import runs
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.step_graph import GraphFeatures
@@ -20,8 +20,6 @@ from tests.support.manifests import plain_groups
 
 
 def test_the_first_slots_need_no_copy() -> None:
-    assert compaction((0,), 5) is None
-    assert compaction((0, 1, 2), 5) is None
     assert runs((), 5) == runs((0,), 5) == runs((0, 1, 2), 5) == []
 
 
@@ -29,8 +27,7 @@ def test_the_first_slots_need_no_copy() -> None:
 def test_runs_are_the_moves_in_as_few_pieces_as_there_are_gaps(nodes: list[int], length: int) -> None:
     path = [0, *sorted(nodes)]
     moves = [(source + i, target + i) for source, target, count in runs(path, length) for i in range(count)]
-    expected = compaction(path, length)
-    assert moves == ([] if expected is None else list(zip(*(rows.tolist() for rows in expected), strict=True)))
+    assert moves == [(length + node, length + slot) for slot, node in enumerate(path) if node != slot]
     assert len(runs(path, length)) == sum(b > a + 1 for a, b in pairwise(path))
 
 

@@ -34,8 +34,8 @@ def test_a_ring_takes_no_more_than_its_slots() -> None:
     cache = mixed()
     assert [data.shape[4] for data in cache.data] == [SLOTS, 2000]
     assert [view[0].shape[2] for view in cache.views()] == [SLOTS, 2000, SLOTS, 2000]
-    assert cache.most_rows == SLOTS - WINDOW
-    assert [data.shape[4] for data in mixed(100).data] == [100, 100] and mixed(100).most_rows is None
+    assert cache.max_call_rows == SLOTS - WINDOW
+    assert [data.shape[4] for data in mixed(100).data] == [100, 100] and mixed(100).max_call_rows is None
 
 
 def test_more_rows_than_a_ring_has_beyond_its_window_are_a_mistake() -> None:
@@ -100,7 +100,7 @@ def test_a_sequence_cannot_go_back_behind_what_rings_hold() -> None:
     assert cache.reachable(oldest + 2) == 0 and cache.reachable(oldest + 3) == oldest + 3
     cache.rewind(0)
     cache.reserve(3)
-    assert cache.reachable(0) == 0 and cache.most_rows == SLOTS - WINDOW
+    assert cache.reachable(0) == 0 and cache.max_call_rows == SLOTS - WINDOW
 
 
 @pytest.mark.parametrize("limits", [(2000, 2000), (2000, 1100), (330, 2000)])

@@ -1,4 +1,4 @@
-"""Text of tokens as they come; also stop_strings."""
+"""Text of tokens as they come, and stop strings in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.text.detokenize import Detokenizer, TextStream
-from streamspec.runtime.text.stop_strings import StopStrings
+from streamspec.runtime.text.detokenize import Detokenizer, StopStrings, TextStream
 from tests.support.byte_tokenizers import byte_fallback, byte_level
 
 BYTES, PIECES = byte_level(), byte_fallback()

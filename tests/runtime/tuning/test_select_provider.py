@@ -34,7 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def best() -> Any:
-    return select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2)).best()  # type: ignore[arg-type]
+    return select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2), None).best()  # type: ignore[arg-type]
 
 
 def test_kernels_known_to_be_faster_are_not_timed_against_onnxruntimes(
@@ -73,7 +73,7 @@ def test_a_device_that_is_slower_than_the_cpu_is_passed_over(
             costs=costs[runner.provider], expected={8: 1.5}
         )
         monkeypatch.setattr(select_provider, "calibrated", measured)
-        search = select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2))  # type: ignore[arg-type]
+        search = select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2), None)  # type: ignore[arg-type]
         assert search.best().provider == wanted
         (other,) = {"cuda", "cpu"} - {wanted}
         assert "tokens/s expected" in search.passed_over[other] and opened[-2:] == ["cuda", "cpu"]

@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are shared whatever they cost, and others waited for as long as on a busy machine they may need."""
     monkeypatch.setattr(SharingGate, "shares", lambda self, sequences: sequences > 1)
-    monkeypatch.setattr(call_sharing, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(call_sharing, "MAX_WAIT", 0.05)
     monkeypatch.setattr(call_sharing, "PATIENCE", 1000.0)
 
 
