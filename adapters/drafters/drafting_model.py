@@ -70,7 +70,7 @@ class DraftTargets:
 
 @dataclass(frozen=True)
 class FitStep:
-    """A training step as a drafter's losses see it: the batch of `StepCollator`, what its drafts are compared with, the
+    """A training step as a drafter's losses see it: the batch of `collate_step`, what its drafts are compared with, the
     weight of each depth's loss [gamma], the options of the run as its method reads them, and a random number in [0, 1)
     that is the same on all processes.
     """

@@ -1,6 +1,6 @@
 """Losses of a stage: next token on main rows, later tokens for the drafter (arXiv 2402.11131, equation 5).
 
-Batches come from `step_batches.StepCollator`. Means are those over the tokens of all processes' batches.
+Batches come from `step_batches.collate_step`. Means are those over the tokens of all processes' batches.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
 from streamspec.adapters.drafters.drafter_caches import AppendCache, KeptHeads
@@ -96,7 +96,7 @@ class BlockDraftModel(StreamingModel):
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = Collator(run.device)(run.rows[:SCALE_ROWS])
+            batch = collate(run.rows[:SCALE_ROWS], run.device)
             scale = processes.from_first(measure_scale(model, taps[0], [(batch["input_ids"], batch["attention_mask"])]))
         shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps)
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)

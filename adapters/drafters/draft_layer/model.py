@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer.config import SHAPE, DraftLayerConfig, counted_passes
@@ -157,9 +157,9 @@ class DraftLayerModel(DraftingModel):
         shares: list[Tensor] = []
         alike: list[Tensor] = []
         agree: list[Tensor] = []
-        collate, size = Collator(self.device), self.vocabulary_size(vocabulary)
+        size = self.vocabulary_size(vocabulary)
         for start in range(0, len(rows), batch_size):
-            batch = collate(rows[start : start + batch_size])
+            batch = collate(rows[start : start + batch_size], self.device)
             picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
             main = self.main_pass(batch["input_ids"], batch["attention_mask"])
             branches = self.unroll(main, picked, self.passes)

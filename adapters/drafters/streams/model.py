@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafter_caches import AppendCache
 from streamspec.adapters.drafters.drafting_model import (
@@ -122,7 +122,7 @@ class StreamingModel(DraftingModel):
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = Collator(run.device)(run.rows[:SCALE_ROWS])
+            batch = collate(run.rows[:SCALE_ROWS], run.device)
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
         same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
