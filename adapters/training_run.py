@@ -12,7 +12,7 @@ from torch import Tensor
 
 from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.distributed import processes
@@ -89,8 +89,8 @@ class Run(RunInputs):
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
         share of variance it leaves unexplained.
         """
-        began, collate = self.budget.now(), Collator(self.device)
-        batches = (collate(self.rows[i : i + FIT_ROWS]) for i in range(0, len(self.rows), FIT_ROWS))
+        began = self.budget.now()
+        batches = (collate(self.rows[i : i + FIT_ROWS], self.device) for i in range(0, len(self.rows), FIT_ROWS))
         left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
         self.state.finish("start", (self.budget.now() - began) / 60, {"unexplained": round(left, 4)})
 

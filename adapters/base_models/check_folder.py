@@ -19,6 +19,7 @@ from streamspec.adapters.base_models.weight_files import check_names, stored_ten
 from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
+from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
 # Tables that older versions of transformers saved and newer ones compute.
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
@@ -32,7 +33,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     tokens that are left alone.
     """
     config = read_config(folder)
-    if modules := _left_out(folder) if has_torch() else ():
+    if modules := left_out(folder) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     if left := check_config(config):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
@@ -43,11 +44,14 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
-def _left_out(folder: Path) -> tuple[str, ...]:
-    from streamspec.adapters.base_models.text_part import left_out
-
+def left_out(folder: Path) -> tuple[str, ...]:
+    """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
     source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN)
-    return left_out(folder, str(source.get("model_type")))
+    if (model_type := str(source.get("model_type"))) not in TEXT_PARTS:
+        return ()
+    stack = TEXT_PARTS[model_type].stack
+    others = (tensor.name for tensor in stored_tensors(folder) if not text_name(tensor.name, stack))
+    return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
 
 
 def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
@@ -58,10 +62,10 @@ def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
     settings = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN) if file.is_file() else {}
     beyond = dict[str, None]()
     for name in ("bos_token_id", "eos_token_id"):
-        for place, given in ((CONFIG, getattr(config, name, None)), (GENERATION, settings.get(name))):
-            tokens = given if isinstance(given, list) else [] if given is None else [given]
+        for place, value in ((CONFIG, getattr(config, name, None)), (GENERATION, settings.get(name))):
+            tokens = value if isinstance(value, list) else [] if value is None else [value]
             if not all(type(token) is int for token in tokens):
-                raise BaseModelError(f"{folder / place}: {name} {str(given)[:60]}", "whole numbers", AGAIN)
+                raise BaseModelError(f"{folder / place}: {name} {str(value)[:60]}", "whole numbers", AGAIN)
             beyond |= {f"{name} {token}": None for token in tokens if not 0 <= token < config.vocab_size}
     return list(beyond)
 
@@ -80,11 +84,11 @@ def check_tensors(folder: Path) -> None:
         raise BaseModelError(
             f"{folder}: transformers cannot make its model ({type(error).__name__}: {error})",
             "a config and weights of one model",
-            "fetch the base again",
+            AGAIN,
         ) from None
     besides = [name for name in besides if not HARMLESS.search(name)]
     groups = {"no": missing, "besides its tensors": besides, "with another shape": shapes}
-    if faults := [f"{kind} {_some(names)}" for kind, names in groups.items() if names]:
+    if faults := [f"{fault} {_some(names)}" for fault, names in groups.items() if names]:
         raise BaseModelError(
             f"{folder} holds {'; '.join(faults)}",
             "the tensors of the model that its config.json describes",
@@ -93,7 +97,7 @@ def check_tensors(folder: Path) -> None:
 
 
 def _report(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Tensors that are missing, that the model has no place for, and that have another shape."""
+    """Returns the tensors that are missing, that the model has no place for, and that have another shape."""
     from streamspec.adapters.base_models.text_part import load_reported
 
     return load_reported(folder, device_map="meta", ignore_mismatched_sizes=True)[1:]
@@ -137,6 +141,6 @@ def _texts_of(folder: Path) -> Iterator[str]:
     file = folder / SETTINGS
     if not file.is_file():
         return
-    settings: dict[str, Any] = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again")
+    settings: dict[str, Any] = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN)
     for name in ("chat_template", "bos_token", "eos_token", "pad_token"):
         yield str(settings.get(name) or "")

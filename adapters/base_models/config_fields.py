@@ -116,8 +116,8 @@ def read_field(config: BaseConfig, name: str) -> Any:
 def layer_window(config: BaseConfig, family: Family, index: int) -> int | None:
     """Returns the sliding attention window of layer `index` in tokens, or None."""
     window = read_field(config, "sliding_window")
-    kinds = getattr(config, "layer_types", None)
-    if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
+    layer_types = getattr(config, "layer_types", None)
+    if window is None or (layer_types is not None and layer_types[index] != "sliding_attention"):
         return None
     return int(window) if not family.window_switch or switched(config, family.window_switch) else None
 
@@ -180,11 +180,11 @@ def _wrong_values(config: BaseConfig, family: Family) -> list[str]:
         only["word_embed_proj_dim"] = config.hidden_size
     if read_field(config, "hidden_size_per_layer_input"):
         only["vocab_size_per_layer_input"] = config.vocab_size
-    values = {name: wanted if isinstance(wanted, tuple) else (wanted,) for name, wanted in only.items()}
+    supported = {name: value if isinstance(value, tuple) else (value,) for name, value in only.items()}
     return [
-        f"{_quoted(name, value)} (only {' or '.join(map(str, wanted))} is supported)"
-        for name, wanted in values.items()
-        if (value := getattr(config, name, wanted[0])) not in wanted
+        f"{_quoted(name, value)} (only {' or '.join(map(str, values))} is supported)"
+        for name, values in supported.items()
+        if (value := getattr(config, name, values[0])) not in values
     ]
 
 
@@ -298,16 +298,16 @@ def fields_read(model_type: str) -> dict[str, list[Any]]:
         module, name = waiting.pop()
         defined, imported = _names_of(module)
         if name in imported:
-            found = [imported[name]]
+            references = [imported[name]]
         else:
             nodes = list(ast.walk(defined[name])) if name in defined else []
             for field, defaults in _fields_in(nodes):
                 fields[field] += defaults
-            found = [(module, node.id) for node in nodes if isinstance(node, ast.Name)]
-        new = [one for one in found if one not in seen]
+            references = [(module, node.id) for node in nodes if isinstance(node, ast.Name)]
+        new = [reference for reference in references if reference not in seen]
         seen.update(new)
         waiting += new
-    return dict(fields) | {own: fields[name] for name, own in config_class.attribute_map.items() if name in fields}
+    return dict(fields) | {alias: fields[name] for name, alias in config_class.attribute_map.items() if name in fields}
 
 
 def _fields_in(nodes: list[ast.AST]) -> Iterator[tuple[str, list[Any]]]:
@@ -317,7 +317,7 @@ def _fields_in(nodes: list[ast.AST]) -> Iterator[tuple[str, list[Any]]]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             holder, name, *default = node.args
             if _is_config(holder) and isinstance(name, ast.Constant):
-                yield str(name.value), [one.value for one in default if isinstance(one, ast.Constant)]
+                yield str(name.value), [value.value for value in default if isinstance(value, ast.Constant)]
 
 
 def _is_config(node: ast.AST) -> bool:

@@ -24,8 +24,8 @@ from streamspec.model_families import Family, factor, family_of
 
 @dataclass
 class PerLayerModules:
-    """What gives each of the `layers` an input of its own of `width` numbers a token: a row of `table`, and a map of
-    the token's embedding under a norm of each layer's part."""
+    """Modules that give each of the `layers` a further input of `width` numbers a token: a row of `table`, and a map
+    of the token's embedding, normalized for each layer."""
 
     table: nn.Embedding
     context: nn.Module
@@ -36,7 +36,7 @@ class PerLayerModules:
 
     @classmethod
     def of(cls, stack: Any, family: Family, config: Any) -> PerLayerModules | None:
-        """Those of a model; None where it has none."""
+        """Returns the modules of a model's `stack`; None where it has none."""
         names = family.per_layer_input
         if names is None or not (width := getattr(config, names.width)):
             return None
@@ -77,7 +77,7 @@ class HFDecoder:
 
     @property
     def eps(self) -> float:
-        """Of the norms."""
+        """The epsilon of the norms."""
         norm: Any = self.norm
         return self.family.bare_norms or float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
@@ -86,25 +86,27 @@ class HFDecoder:
         return layer_window(self.model.config, self.family, index)
 
     def _kv_sources(self) -> tuple[int, ...]:
-        """Of each layer: the one whose keys and values it attends to, mostly itself."""
+        """Returns for each layer the index of the layer whose keys and values it attends to, mostly its own."""
         layers, name = range(len(self.layers)), self.family.shared_kv
-        own = len(layers) - (int(getattr(self.model.config, name) or 0) if name else 0)
-        kinds = getattr(self.model.config, "layer_types", None) or [""] * len(layers)
-        return tuple(i if i < own else max(j for j in range(own) if kinds[j] == kinds[i]) for i in layers)
+        shared_from = len(layers) - (int(getattr(self.model.config, name) or 0) if name else 0)
+        types = getattr(self.model.config, "layer_types", None) or [""] * len(layers)
+        return tuple(
+            i if i < shared_from else max(j for j in range(shared_from) if types[j] == types[i]) for i in layers
+        )
 
     def kept_below(self, first: int) -> list[int]:
         """The layers from `first` on that attend to what one below `first` keeps."""
         return [layer for layer in range(first, len(self.layers)) if self.kv_sources[layer] < first]
 
     def rotates(self, index: int) -> bool:
-        """Whether layer `index` rotates queries and keys."""
+        """Tells whether layer `index` rotates queries and keys."""
         return self.conv(index) is None and layer_rotates(self.model.config, self.family, index)
 
     @property
     def last_attention(self) -> int:
         """The last layer that attends to keys of its own, as which a draft layer starts."""
-        own = (index for index in range(len(self.layers)) if self.kv_sources[index] == index)
-        return max(index for index in own if self.conv(index) is None)
+        layers = enumerate(self.kv_sources)
+        return max(index for index, source in layers if source == index and self.conv(index) is None)
 
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
@@ -148,8 +150,8 @@ class HFDecoder:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
         extra = self._attending(index, positions, rotary, cache)
         if self.per_layer is not None:
-            none, given = hidden.new_zeros(1, 1, self.per_layer.width), per_layer_inputs
-            extra["per_layer_input"] = none if given is None else given[:, :, index]
+            zeros = hidden.new_zeros(1, 1, self.per_layer.width)
+            extra["per_layer_input"] = zeros if per_layer_inputs is None else per_layer_inputs[:, :, index]
         out = (module or self.layer(index))(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
@@ -171,13 +173,15 @@ class HFDecoder:
         return attended
 
     def _attending(self, index: int, positions: Tensor, rotary: Any, cache: Any) -> dict[str, Any]:
-        """What a layer hands to its attention: positions, their rotary embeddings, the cache."""
-        own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
-        given = {"position_ids": positions, self.family.cache_argument: cache}
+        """Returns the arguments that a layer hands to its attention: positions, their rotary embeddings, the cache."""
+        arguments = {"position_ids": positions, self.family.cache_argument: cache}
         if self.family.shared_kv is not None:
             shared = getattr(cache, "shared", None)
-            given["shared_kv_states"] = {} if shared is None else shared
-        return given | ({} if rotary is None else {"position_embeddings": own})
+            arguments["shared_kv_states"] = {} if shared is None else shared
+        if rotary is not None:
+            layer_rotary = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
+            arguments["position_embeddings"] = layer_rotary
+        return arguments
 
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -191,10 +195,10 @@ class HFDecoder:
                 for index in range(first, len(self.layers))
             ]
             yield keys, values
-        for given, source in zip(inputs, self.kv_sources[first:], strict=True):
+        for conv_inputs, source in zip(inputs, self.kv_sources[first:], strict=True):
             layer = cache.layers[source]
-            keys.append(layer.keys if given is None else given[0][:, None])
-            values.append(layer.values if given is None else given[0][:, None, :, :0])
+            keys.append(layer.keys if conv_inputs is None else conv_inputs[0][:, None])
+            values.append(layer.values if conv_inputs is None else conv_inputs[0][:, None, :, :0])
 
     @contextmanager
     def watched(self, index: int) -> Iterator[list[Tensor]]:
@@ -243,11 +247,11 @@ class HFDecoder:
 
     def linear_names(self, first: int) -> list[str]:
         """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""
-        names = self.family.per_layer_input
-        passed = () if names is None else (names.gate, names.up)
-        of = range(first, len(self.layers))
-        return [f"{i}.{name}" for i in of for name in self.linear_modules(i) if name not in passed]
-
-    def linear_modules(self, index: int) -> list[str]:
-        """Names of the linear maps inside layer `index` (`self_attn.q_proj`, ...)."""
-        return [n for n, m in self.layers[index].named_modules() if isinstance(m, (nn.Linear, Conv1D))]
+        per_layer = self.family.per_layer_input
+        skipped = () if per_layer is None else (per_layer.gate, per_layer.up)
+        return [
+            f"{index}.{name}"
+            for index in range(first, len(self.layers))
+            for name, module in self.layers[index].named_modules()
+            if isinstance(module, (nn.Linear, Conv1D)) and name not in skipped
+        ]

@@ -78,13 +78,11 @@ def report_tensors(folder: Path) -> tuple[list[str], list[str], list[str]]:
     config, tensors = read_completed(folder), {tensor.name: tensor for tensor in stored_tensors(folder)}
     if HEAD in tensors:
         _check_tied(folder, config, tensors)
-    wanted, found = parameter_shapes(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected, stored = parameter_shapes(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     shapes = [
-        f"{name} of {found[name]}, not {wanted[name]}"
-        for name in wanted
-        if found.get(name, wanted[name]) != wanted[name]
+        f"{name} of {stored[name]}, not {shape}" for name, shape in expected.items() if stored.get(name, shape) != shape
     ]
-    return sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys() - {HEAD}), sorted(shapes)
+    return sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys() - {HEAD}), sorted(shapes)
 
 
 def _check_tied(folder: Path, config: Any, tensors: dict[str, SafeTensor]) -> None:

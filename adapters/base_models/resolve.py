@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
 
     `progress` gets one line per step (default: stderr). Raises BaseModelError on anything that is not a usable base.
     """
-    say = progress or _to_stderr
+    say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
     path = Path(text).expanduser()
     _check_name(text, path)
@@ -212,8 +213,10 @@ def _from_hub(name: str, say: Progress) -> Base:
 def _model_type(folder: Path) -> str:
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in TEXT_PARTS:
-        return _text_type(folder)
+    if isinstance(model_type, str) and model_type in TEXT_PARTS:  # the family of its text part
+        from streamspec.adapters.base_models.config_fields import read_config
+
+        return str(read_config(folder).model_type)
     if model_type is None:
         raise BaseModelError(
             f"{folder / 'config.json'} names no model_type",
@@ -222,13 +225,6 @@ def _model_type(folder: Path) -> str:
         )
     family_of(model_type, f"{folder} is")
     return str(model_type)
-
-
-def _text_type(folder: Path) -> str:
-    """The family of a multimodal checkpoint's text part, as transformers reads the config."""
-    from streamspec.adapters.base_models.config_fields import read_config
-
-    return str(read_config(folder).model_type)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -257,7 +253,3 @@ def _cached_hash(folder: Path) -> str:
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest, "finite": True}))
     return digest
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -48,9 +48,9 @@ def last_seen(mask: Tensor, count: int) -> Tensor:
 @contextmanager
 def watched_inputs(module: Any) -> Iterator[list[Tensor]]:
     """The inputs u [B, T, H] of a convolution `module` while the block runs, one for each pass."""
-    given: list[Tensor] = []
-    hook = module.in_proj.register_forward_hook(lambda _, args, mapped: given.append(gated_inputs(mapped)[1]))
+    inputs: list[Tensor] = []
+    hook = module.in_proj.register_forward_hook(lambda _, args, mapped: inputs.append(gated_inputs(mapped)[1]))
     try:
-        yield given
+        yield inputs
     finally:
         hook.remove()

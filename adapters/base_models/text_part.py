@@ -39,20 +39,12 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _as_family(text: PreTrainedConfig, family: str) -> PreTrainedConfig:
     """The config of a model of `family` that computes the same for text, whose tokens have one position each."""
-    kind = CONFIG_MAPPING[family]
-    known = kind().to_dict().keys() - {"model_type"}
+    config_class = CONFIG_MAPPING[family]
+    known = config_class().to_dict().keys() - {"model_type"}
     rope = {name: value for name, value in (text.rope_parameters or {}).items() if not name.startswith("mrope")}
     same = {name: value for name, value in text.to_dict().items() if name in known}
-    made: PreTrainedConfig = kind(**same | {"rope_parameters": rope})
+    made: PreTrainedConfig = config_class(**same | {"rope_parameters": rope})
     return made
-
-
-def left_out(folder: Path, model_type: str) -> tuple[str, ...]:
-    """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
-    if model_type not in TEXT_PARTS:
-        return ()
-    others = (name for name in _tensor_names(folder) if not text_name(name, TEXT_PARTS[model_type].stack))
-    return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
 
 
 def load_causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
@@ -76,7 +68,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     names, options = None, options | {"config": config}  # else an attention that the config names would be looked for
     if config.model_type in TEXT_PARTS:
         stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
-        names = {mapped for name in _tensor_names(folder) if (mapped := text_name(name, stack))}
+        names = {mapped for tensor in stored_tensors(folder) if (mapped := text_name(tensor.name, stack))}
         text.tie_word_embeddings = "lm_head.weight" not in names
         options |= {"config": text, "key_mapping": name_patterns(stack)}
     with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
@@ -84,7 +76,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
     if names is not None:
         missing, unknown = missing - set(model.all_tied_weights_keys), unknown & names
-    shapes = [f"{name} of {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    shapes = [f"{name} of {tuple(stored)}, not {tuple(shape)}" for name, stored, shape in report["mismatched_keys"]]
     return model, sorted(missing), sorted(unknown), sorted(shapes)
 
 
@@ -102,7 +94,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _tensor_names(folder: Path) -> list[str]:
-    return [tensor.name for tensor in stored_tensors(folder)]

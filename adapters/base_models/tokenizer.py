@@ -31,9 +31,9 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    kind = PreTrainedTokenizerFast if (base.path / "tokenizer.json").is_file() else AutoTokenizer
+    tokenizer_class = PreTrainedTokenizerFast if (base.path / TOKENIZER).is_file() else AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(base.path)
+        tokenizer = tokenizer_class.from_pretrained(base.path)
     except (OSError, ValueError) as error:
         raise BaseModelError(
             f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files"
@@ -90,9 +90,9 @@ def _converted(folder: Path) -> str:
 
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
-    wanted = json.loads((folder / OLDER[0]).read_text(encoding="utf-8"))
+    vocabulary = json.loads((folder / OLDER[0]).read_text(encoding="utf-8"))
     known = tokenizer.get_vocab(with_added_tokens=True)
-    if odd := [token for token, i in wanted.items() if known.get(token) != i]:
+    if odd := [token for token, i in vocabulary.items() if known.get(token) != i]:
         raise ValueError(f"{len(odd)} of its tokens are lost, such as {odd[0]!r}")
     text: str = tokenizer.to_str()
     return text

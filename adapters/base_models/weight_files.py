@@ -140,17 +140,17 @@ def weights_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     for tensor in stored_tensors(folder):
         digest.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
-        for part in tensor.read():
-            digest.update(part)
-            _check_finite(tensor, part)
+        for data in tensor.read():
+            digest.update(data)
+            _check_finite(tensor, data)
     return digest.hexdigest()
 
 
-def _check_finite(tensor: SafeTensor, part: bytes) -> None:
+def _check_finite(tensor: SafeTensor, data: bytes) -> None:
     if tensor.dtype not in EXPONENTS or (not tensor.shape and tensor.name.endswith(BOUNDS)):
         return
-    kind, exponent = EXPONENTS[tensor.dtype]
-    if len(bad := np.flatnonzero((np.frombuffer(part, kind) & exponent) == exponent)):
+    integers, exponent = EXPONENTS[tensor.dtype]
+    if len(bad := np.flatnonzero((np.frombuffer(data, integers) & exponent) == exponent)):
         raise BaseModelError(
             f"{tensor.name} in {tensor.file} holds {len(bad)} numbers that are infinite or NaN",
             "finite weights",
@@ -162,5 +162,5 @@ def stored_dtype(folder: Path) -> str:
     """Returns the dtype, by torch's name, that holds every floating-point tensor of the folder's files exactly,
     whatever its config says: `bfloat16`, `float16` or `float32`.
     """
-    found = {tensor.dtype for tensor in stored_tensors(folder) if tensor.dtype.startswith(("F", "BF"))}
-    return {frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}.get(frozenset(found), "float32")
+    dtypes = {tensor.dtype for tensor in stored_tensors(folder) if tensor.dtype.startswith(("F", "BF"))}
+    return {frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}.get(frozenset(dtypes), "float32")

@@ -21,7 +21,9 @@ class LengthGroupedOrder(Sampler[int]):
     """
 
     def __init__(self, rows: Sequence[TokenRow], batch_size: int, seed: int) -> None:
-        self.lengths, self.batch_size, self.seed, self.epoch = row_lengths(rows), batch_size, seed, 0
+        known = getattr(rows, "lengths", None)  # of `TokenRows`, without making the rows
+        self.lengths: list[int] = [len(row.input_ids) for row in rows] if known is None else known.tolist()
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order the next iteration gives."""
@@ -35,29 +37,18 @@ class LengthGroupedOrder(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
 
 
-class Collator:
+def collate(rows: Sequence[TokenRow], device: torch.device | None = None) -> dict[str, Tensor]:
     """Right-padded batch: `input_ids`, `attention_mask` [B, T] int64 and `loss_mask` [B, T] bool, on `device`."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device
-
-    def __call__(self, rows: Sequence[TokenRow]) -> dict[str, Tensor]:
-        length = max(len(r.input_ids) for r in rows)
-        ids = torch.zeros(len(rows), length, dtype=torch.long)
-        attention, loss = torch.zeros_like(ids), torch.zeros(len(rows), length, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            n = len(row.input_ids)
-            ids[i, :n] = torch.tensor(row.input_ids)
-            attention[i, :n] = 1
-            loss[i, :n] = torch.tensor(row.loss_mask)
-        batch = {"input_ids": ids, "attention_mask": attention, "loss_mask": loss}
-        return batch if self.device is None else {name: tensor.to(self.device) for name, tensor in batch.items()}
-
-
-def row_lengths(rows: Sequence[TokenRow]) -> list[int]:
-    """Counts the tokens of each row; of `TokenRows` without making the rows."""
-    known = getattr(rows, "lengths", None)
-    return [len(row.input_ids) for row in rows] if known is None else known.tolist()
+    length = max(len(r.input_ids) for r in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    attention, loss = torch.zeros_like(ids), torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        n = len(row.input_ids)
+        ids[i, :n] = torch.tensor(row.input_ids)
+        attention[i, :n] = 1
+        loss[i, :n] = torch.tensor(row.loss_mask)
+    batch = {"input_ids": ids, "attention_mask": attention, "loss_mask": loss}
+    return batch if device is None else {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def token_pieces(rows: Sequence[TokenRow]) -> Iterator[np.ndarray]:
@@ -81,5 +72,5 @@ def draft_vocabulary(
         tokens, first, times = np.unique(piece, return_index=True, return_counts=True)
         order = np.argsort(first)
         counts.update(dict(zip(tokens[order].tolist(), times[order].tolist(), strict=True)))
-    kept = [token for token, _ in counts.most_common(size)]
-    return sorted({*kept[: size - len(always)], *always})
+    frequent = [token for token, _ in counts.most_common(size)]
+    return sorted({*frequent[: size - len(always)], *always})

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder
+from streamspec.adapters.dataset.batches import LengthGroupedOrder, collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 
@@ -73,15 +73,10 @@ class StepRows(Dataset[PickedRow]):
         return PickedRow(row, torch.from_numpy(draws))
 
 
-class StepCollator:
-    """As `batches.Collator`, with the random numbers `draws` [B, T] float32 beside the tokens."""
-
-    def __init__(self) -> None:
-        self.collate = Collator()
-
-    def __call__(self, picked: list[PickedRow]) -> dict[str, Tensor]:
-        draws = pad_sequence([one.draws for one in picked], batch_first=True)
-        return self.collate([one.row for one in picked]) | {"draws": draws}
+def collate_step(picked: list[PickedRow]) -> dict[str, Tensor]:
+    """As `batches.collate`, with the rows' random numbers `draws` [B, T] float32."""
+    draws = pad_sequence([pick.draws for pick in picked], batch_first=True)
+    return collate([pick.row for pick in picked]) | {"draws": draws}
 
 
 class StepLoader(DataLoader[PickedRow]):
@@ -96,9 +91,9 @@ class StepLoader(DataLoader[PickedRow]):
 def step_loader(rows: Sequence[TokenRow], total: int, seed: int) -> StepLoader:
     """Loads `total` rows a step over all processes."""
     batches = StepBatches(rows, total, seed)
-    return StepLoader(StepRows(rows, seed), batch_sampler=batches, collate_fn=StepCollator())  # type: ignore[arg-type]
+    return StepLoader(StepRows(rows, seed), batch_sampler=batches, collate_fn=collate_step)  # type: ignore[arg-type]
 
 
-def drawn_numbers(count: int, *of: int) -> np.ndarray:
-    """float32 [count] in [0, 1): random numbers that are a function of `of`."""
-    return np.random.default_rng(of).random(count, dtype=np.float32)
+def drawn_numbers(count: int, *seed: int) -> np.ndarray:
+    """float32 [count] in [0, 1): random numbers that are a function of `seed`."""
+    return np.random.default_rng(seed).random(count, dtype=np.float32)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from streamspec.acceptance_stats import ENDED, MISSED
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
@@ -71,10 +71,10 @@ def record_ranks(
     t of a completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma, device = model.gamma, model.device
-    collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
+    lookup = lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
     out: dict[int, list[list[int]]] = {}
     for indices in batches_in_time(rows, batch_size, until, "measuring acceptance"):
-        batch = collate([rows[index] for index in indices])
+        batch = collate([rows[index] for index in indices], device)
         main = model.main_pass(batch["input_ids"], batch["attention_mask"])
         for i, index in enumerate(indices):
             row = rows[index]
@@ -90,7 +90,7 @@ def record_ranks(
             ranks = in_chunks(rank, size, states.flatten(0, 1), depths, before.flatten(), labels.flatten())
             ranks = ranks.unflatten(0, (-1, gamma))
             out[index] = torch.where(labels == IGNORE, ENDED, ranks).tolist()
-    every = {index: ranks for part in processes.gathered(out) for index, ranks in part.items()}
+    every = {index: ranks for share in processes.gathered(out) for index, ranks in share.items()}
     return [every[index] for index in sorted(every)]
 
 
@@ -122,9 +122,9 @@ def validation_loss(
     model: TargetModel, rows: Sequence[TokenRow], batch_size: int = 8, until: Deadline = ENDLESS
 ) -> tuple[float, int]:
     """Mean next-token loss per completion token, and the number of rows it comes from: those done by `until`."""
-    collate, total, count, done = Collator(model.device), 0.0, 0, 0
+    total, count, done = 0.0, 0, 0
     for indices in batches_in_time(rows, batch_size, until, "validation loss"):
-        batch = collate([rows[index] for index in indices])
+        batch = collate([rows[index] for index in indices], model.device)
         losses = next_token_losses(model, model.main_pass(batch["input_ids"], batch["attention_mask"]), batch)
         total += float(losses.sum())
         count, done = count + len(losses), done + len(indices)

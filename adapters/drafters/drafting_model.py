@@ -40,9 +40,9 @@ class MainPass:
 
     def of(self, i: int) -> MainPass:
         """The results for row `i` of the batch, as a batch of one."""
-        one = slice(i, i + 1)
-        keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
-        return MainPass(self.tokens[one], self.entry[one], self.final[one], keys, values)
+        row = slice(i, i + 1)
+        keys, values = ([x[row] for x in side] for side in (self.keys, self.values))
+        return MainPass(self.tokens[row], self.entry[row], self.final[row], keys, values)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class DraftRows:
 
 @dataclass(frozen=True)
 class DraftTargets:
-    """What drafted states are compared with: the target's main pass over the text, the rows to draft from with the
-    tokens after them, the draft vocabulary [D] with its inverse [V] (None: every token), and the labels
-    (`losses.draft_losses`).
+    """The targets of drafted states: the target's main pass over the text, the rows to draft from with the tokens after
+    them, the draft vocabulary [D] with its inverse [V] (None: every token), and the labels (`losses.draft_losses`).
     """
 
     main: MainPass
@@ -70,7 +69,7 @@ class DraftTargets:
 
 @dataclass(frozen=True)
 class FitStep:
-    """A training step as a drafter's losses see it: the batch of `StepCollator`, what its drafts are compared with, the
+    """A training step as a drafter's losses see it: the batch of `collate_step`, what its drafts are compared with, the
     weight of each depth's loss [gamma], the options of the run as its method reads them, and a random number in [0, 1)
     that is the same on all processes.
     """
@@ -82,20 +81,20 @@ class FitStep:
     draw: float
 
 
-def recomputed(layer: nn.Module, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a layer's `forward` so that the backward pass computes it again, while it learns: without the KV cache, to
     which it would add its keys and values twice.
     """
     if not (layer.training and torch.is_grad_enabled()):
-        return forward(*given, **named)
-    given = tuple(None if isinstance(one, Cache) else one for one in given)
-    named = {name: None if isinstance(one, Cache) else one for name, one in named.items()}
-    return checkpoint(forward, *given, use_reentrant=False, **named)
+        return forward(*args, **kwargs)
+    args = tuple(None if isinstance(value, Cache) else value for value in args)
+    kwargs = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 class DrafterRun(Protocol):
-    """What a drafter reads of the run that trains it: the `options` as its method reads them, the adapter whose drafter
-    it `begins_with`, the number `ns` of MSA layers, the device, and the training rows.
+    """The properties of a run that a drafter reads: the `options` as its method reads them, the adapter that it
+    `begins_with`, the number `ns` of MSA layers, the device, and the training rows.
     """
 
     @property
@@ -276,6 +275,16 @@ class DraftingModel(TargetModel, ABC):
             "lora": None,
             "bigram": None if self.bigram_in is None else self.bigram_in.shape[1],
         }
+
+
+def at_rows(states: Tensor, rows: Tensor) -> Tensor:
+    """The states [B, P, H] of the rows int64 [B, P], out of those of all rows [B, T, H]."""
+    return states.gather(1, rows[:, :, None].expand(-1, -1, states.shape[2]))
+
+
+def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mask of `dtype` to add to attention scores: 0 where `seen` (bool) is true, else the dtype's lowest number."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def bigram_shape(run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:

@@ -51,7 +51,7 @@ class LayerCopy:
     def of_pass(self, attends: bool) -> list[nn.Module | None]:
         """Copies of `PARTS` for a pass of its own weights, None for those it has no use for."""
         parts = self.parts if attends else {"norm_mid": self.read, "norm_mlp": self.parts.get("norm_mlp")}
-        return [copy.deepcopy(parts.get(part)) for part in PARTS]
+        return [copy.deepcopy(parts.get(name)) for name in PARTS]
 
 
 def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
@@ -106,7 +106,7 @@ def _affine(module: nn.Module) -> Affine:
 
 
 def plain_maps(layer: nn.Module) -> None:
-    """Replaces transposed linear maps, and those in 8 or 4 bits, by plain ones of the same values."""
+    """Replaces transposed linear maps, and those in 8 or 4 bits, by `nn.Linear` of the same values."""
     for name, module in list(layer.named_modules()):
         if isinstance(module, Conv1D):
             weight = module.weight.T

@@ -1,6 +1,6 @@
 """Losses of a stage: next token on main rows, later tokens for the drafter (arXiv 2402.11131, equation 5).
 
-Batches come from `step_batches.StepCollator`. Means are those over the tokens of all processes' batches.
+Batches come from `step_batches.collate_step`. Means are those over the tokens of all processes' batches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def in_chunks(losses: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> 
     size = rows_at_once(vocabulary)
     if len(rows[0]) <= size:
         return losses(*rows)
-    chunks = zip(*(part.split(size) for part in rows), strict=True)
+    chunks = zip(*(tensor.split(size) for tensor in rows), strict=True)
     if not torch.is_grad_enabled():
         return torch.cat([losses(*chunk) for chunk in chunks])
     return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
@@ -97,8 +97,10 @@ def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]
     return processes.mean_over(next_token_losses(model, main, batch))
 
 
-def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> DraftRows:
-    """At most `most` main rows per sequence that predict a completion token. Where there are more, those with the
+def pick_rows(
+    batch: dict[str, Tensor], gamma: int, max_rows: int, generator: torch.Generator | None = None
+) -> DraftRows:
+    """At most `max_rows` main rows per sequence that predict a completion token. Where there are more, those with the
     smallest of the batch's `draws` [B, T], else of random numbers from `generator`.
     """
     ids, is_target = batch["input_ids"], batch["loss_mask"]
@@ -106,7 +108,7 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     padded = torch.cat([ids, ids.new_zeros(size, gamma + 1)], dim=1)
     counted = torch.cat([is_target, is_target.new_zeros(size, gamma + 1)], dim=1)
     eligible = counted[:, 1 : length + 1] & counted[:, 2 : length + 2]  # the root and at least one token after it
-    count = int(min(most, eligible.sum(1).max().clamp(min=1)))
+    count = int(min(max_rows, eligible.sum(1).max().clamp(min=1)))
     draws = batch["draws"] if "draws" in batch else torch.rand(size, length, generator=generator).to(ids.device)
     rows = draws.masked_fill(~eligible, 2.0).topk(count, dim=1, largest=False).indices.sort(dim=1).values
     offsets = torch.arange(2, gamma + 2, device=ids.device)
@@ -117,12 +119,12 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     return DraftRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
 
 
-def pick_passes(most: int, draw: float) -> int:
-    """How many passes of a draft layer a training step unrolls: n of 1 .. most with a probability proportional to 1/n,
-    so that most steps are cheap and train the first pass, on which all others depend, and the rest teach the layer to
-    live with its own states. `draw` [0, 1): the step's random number.
+def pick_passes(max_passes: int, draw: float) -> int:
+    """Draws how many passes of a draft layer a training step unrolls: n of 1 .. `max_passes` with a probability
+    proportional to 1/n. Most steps are cheap and train the first pass, on which all others depend; the rest teach the
+    layer to live with its own states. `draw` [0, 1): the step's random number.
     """
-    shares = (1 / torch.arange(1.0, most + 1, dtype=torch.float64)).cumsum(0)
+    shares = (1 / torch.arange(1.0, max_passes + 1, dtype=torch.float64)).cumsum(0)
     return 1 + int((shares / shares[-1] <= draw).sum())
 
 
@@ -186,7 +188,7 @@ def scorer(
     """Returns the losses [n] of drafted states [n, E] as a function of these, their depths less `first`, the tokens
     before them, their labels, and the rows [n] of the target's states that predict the same tokens.
     """
-    final, vocabulary, kind = targets.main.final, targets.vocabulary, targets.labels
+    final, vocabulary = targets.main.final, targets.vocabulary
 
     def target(at: Tensor) -> Tensor:
         unique, which = torch.unique(at, return_inverse=True)  # depths of neighbouring rows are the same row
@@ -195,12 +197,12 @@ def scorer(
 
     def score(states: Tensor, depth: Tensor, before: Tensor, labels: Tensor, at: Tensor) -> Tensor:
         logits = model.with_bigram(model.draft_logits(states, first + depth, vocabulary), before)
-        if kind == "hard":
+        if targets.labels == "hard":
             return cross_entropy(logits, labels, reduction="none")
         expected, drafted = target(at), logits.log_softmax(-1)
-        if kind == "kl":
+        if targets.labels == "kl":
             return kl_div(drafted, expected, reduction="none", log_target=True).sum(-1)
-        if kind == "topk":
+        if targets.labels == "topk":
             likeliest = expected.topk(min(MOST_LIKELY, expected.shape[-1]), dim=-1)
             return -(likeliest.values.exp() * drafted.gather(-1, likeliest.indices)).sum(-1)
         return (drafted.exp() - expected.exp()).abs().sum(-1) / 2

@@ -29,24 +29,24 @@ UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 Paths = str | Path | Sequence[str | Path]  # as given; a list of str from then on
 
 
-def names_of(given: Paths) -> list[str]:
+def names_of(data: Paths) -> list[str]:
     """Names of data as a list of text. Raises ConfigError for none and for anything else."""
-    names = [given] if isinstance(given, (str, Path)) else given
+    names = [data] if isinstance(data, (str, Path)) else data
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, (str, Path)) for name in names):
-        raise ConfigError(f"data = {given!r}", "one path, or a list of paths", "change --data or --val")
+        raise ConfigError(f"data = {data!r}", "one path, or a list of paths", "change --data or --val")
     return [str(name) for name in names]
 
 
-def parsed_columns(given: Any) -> str:
+def parsed_columns(value: Any) -> str:
     """Column names as `known=name,...`. Raises ConfigError unless each is a pair, and known to `streamspec.data`."""
-    pairs = [f"{known}={name}" for known, name in given.items()] if isinstance(given, dict) else str(given).split(",")
+    pairs = [f"{known}={name}" for known, name in value.items()] if isinstance(value, dict) else str(value).split(",")
     known = [pair.partition("=")[0].strip() for pair in pairs]
     names = [pair.partition("=")[2].strip() for pair in pairs]
     if not all(names) or len(set(known)) < len(known) or not set(known) <= set(COLUMNS):
         raise ConfigError(
-            f"columns = {given}", f"NAME=COLUMN,... with NAME of {', '.join(COLUMNS)}", "change --columns"
+            f"columns = {value}", f"NAME=COLUMN,... with NAME of {', '.join(COLUMNS)}", "change --columns"
         )
-    return ",".join(f"{one}={name}" for one, name in zip(known, names, strict=True))
+    return ",".join(f"{column}={name}" for column, name in zip(known, names, strict=True))
 
 
 @dataclass
@@ -232,8 +232,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
             self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
         if self.tensorboard and self.report_to is None:
             self.report_to = "tensorboard"
-        for one in fields(self):
-            check_rules(one.name, getattr(self, one.name), one.metadata)
+        for option_field in fields(self):
+            check_rules(option_field.name, getattr(self, option_field.name), option_field.metadata)
         self._check_recipe()
         self._check_method()
 
@@ -245,9 +245,9 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     @property
     def resolved(self) -> dict[str, Any]:
         """Every option as the method reads it: as the method fixes it, else as given, else by the method's default."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        defaults = {name: value for name, value in self.drafter.defaults.items() if given[name] is None}
-        return given | defaults | dict(self.drafter.fixed)
+        values = {option_field.name: getattr(self, option_field.name) for option_field in fields(self)}
+        defaults = {name: value for name, value in self.drafter.defaults.items() if values[name] is None}
+        return values | defaults | dict(self.drafter.fixed)
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -294,11 +294,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
             )
 
     def _check_method(self) -> None:
-        for one, group in grouped_fields():
+        for option_field, group in grouped_fields():
             methods = readers(group)
-            if methods and self.method not in methods and getattr(self, one.name) != one.default:
+            if methods and self.method not in methods and getattr(self, option_field.name) != option_field.default:
                 raise ConfigError(
-                    f"{flag(one.name)} with --method {self.method}",
+                    f"{flag(option_field.name)} with --method {self.method}",
                     f"--method {' or '.join(methods)}",
                     "drop one of the two",
                 )
@@ -323,7 +323,7 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         reveal its maker's disk or network.
         """
         names: dict[str, Any] = {
-            name: [Path(one).name for one in getattr(self, name) or ()] or None for name in ("data", "val")
+            name: [Path(path).name for path in getattr(self, name) or ()] or None for name in ("data", "val")
         }
         names["base"] = Path(self.base).name
         if self.answers_from is not None:
@@ -338,14 +338,15 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         known = {f.name for f in fields(cls)}
         values = {f"{name}_" if f"{name}_" in known else name: value for name, value in values.items()}
         if (before := values.get("continue_")) is not None:
-            values = inherited(Path(before), {one.name: readers(group) for one, group in grouped_fields()}) | values
-        unknown = sorted(set(values) - known)
-        if unknown:
-            near = [close for one in unknown if (close := nearest(one, known))]
+            values = (
+                inherited(Path(before), {option_field.name: readers(group) for option_field, group in grouped_fields()})
+                | values
+            )
+        if unknown := sorted(set(values) - known):
+            near = [close for name in unknown if (close := nearest(name, known))]
             expected = near if len(near) == len(unknown) else sorted(known)
             raise ConfigError(f"unknown option {', '.join(unknown)}", ", ".join(expected), "check the spelling")
-        missing = sorted({f.name for f in fields(cls) if f.default is MISSING} - set(values))
-        if missing:
+        if missing := sorted({f.name for f in fields(cls) if f.default is MISSING} - set(values)):
             raise ConfigError(
                 f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file"
             )
@@ -356,8 +357,8 @@ def grouped_fields() -> list[tuple[Field[Any], type]]:
     """Every option with the group that declares it, group by group."""
     owner: dict[str, type] = {}
     for group in reversed(TrainConfig.__mro__[:-1]):  # groups come before the classes composed of them
-        owner = dict.fromkeys((one.name for one in fields(group)), group) | owner
-    return [(one, owner[one.name]) for one in fields(TrainConfig)]
+        owner = dict.fromkeys((option_field.name for option_field in fields(group)), group) | owner
+    return [(option_field, owner[option_field.name]) for option_field in fields(TrainConfig)]
 
 
 def reference() -> str:
@@ -369,28 +370,18 @@ def reference() -> str:
         heading = group.__doc__ or group.__name__
         lines += [f"## {heading}" + (f" ({', '.join(methods)})" if methods else ""), ""]
         lines += ["| option | type | default | range | meaning |", "|---|---|---|---|---|"]
-        for one, _ in options:
-            cells = (f"`{flag(one.name)}`", plain_type(hints[one.name]).__name__, default_of(one), range_of(one))
-            lines.append("| " + " | ".join([*cells, one.metadata["help"].replace("|", "\\|")]) + " |")
+        for option_field, _ in options:
+            default = "required" if option_field.default is MISSING else f"`{json.dumps(option_field.default)}`"
+            choices = ", ".join(f"`{choice}`" for choice in option_field.metadata.get("choices") or ())
+            cells = [f"`{flag(option_field.name)}`", plain_type(hints[option_field.name]).__name__]
+            cells += ["" if option_field.default is None else default, choices or expected(option_field.metadata)]
+            lines.append("| " + " | ".join([*cells, option_field.metadata["help"].replace("|", "\\|")]) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def default_of(one: Field[Any]) -> str:
-    """Shows an option's default in the reference table; "required" where it has none."""
-    if one.default is MISSING:
-        return "required"
-    return "" if one.default is None else f"`{json.dumps(one.default)}`"
-
-
-def range_of(one: Field[Any]) -> str:
-    """Shows an option's choices or range in the reference table."""
-    choices = one.metadata.get("choices")
-    return ", ".join(f"`{choice}`" for choice in choices) if choices else expected(one.metadata)
-
-
-def help_of(one: Field[Any], group: type) -> str:
+def help_of(option_field: Field[Any], group: type) -> str:
     """The text of `--help` for an option: the methods that read it, and its own help."""
     methods = readers(group)
     known_to_all = len(methods) in (0, len(DRAFTERS) - 1)
-    return one.metadata["help"] if known_to_all else f"{', '.join(methods)}: {one.metadata['help']}"
+    return option_field.metadata["help"] if known_to_all else f"{', '.join(methods)}: {option_field.metadata['help']}"

@@ -55,36 +55,35 @@ class Start:
 
     @property
     def target(self) -> Path:
-        """What stands for `--target-adapter` where the target stays as it is."""
+        """The value of `--target-adapter` where the target stays as it is."""
         return self.folder if (self.folder / TASK_WEIGHTS).exists() else Path("base")
 
-    def taken_over(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Method, recipe and target of the adapter, and what shapes its tensors where `given` options leave that open.
+    def taken_over(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Method, recipe and target of the adapter, and what shapes its tensors where `options` leave that open.
         Raises ConfigError for another method, recipe or target.
         """
         target = self.target if self.recipe == "staged" else None
-        for name, value, good in (
-            ("method", self.method, given["method"] == self.method),
-            ("recipe", self.recipe, self.recipe is None or given["recipe"] in (None, self.recipe)),
-            ("target_adapter", target, given["target_adapter"] in (None, target)),
-            ("warm_start", None, given["warm_start"] is None),
+        for name, value, fits in (
+            ("method", self.method, options["method"] == self.method),
+            ("recipe", self.recipe, self.recipe is None or options["recipe"] in (None, self.recipe)),
+            ("target_adapter", target, options["target_adapter"] in (None, target)),
+            ("warm_start", None, options["warm_start"] is None),
         ):
-            if not good:
+            if not fits:
                 raise ConfigError(
-                    f"{flag(name)} {given[name]} with --continue {self.folder}",
+                    f"{flag(name)} {options[name]} with --continue {self.folder}",
                     f"{value or 'nothing'}, as there",
                     f"leave {flag(name)} out",
                 )
-        missing = {name: value for name, value in self.shape.items() if given[name] is None}
-        return missing | {"recipe": self.recipe or given["recipe"], "target_adapter": target}
+        missing = {name: value for name, value in self.shape.items() if options[name] is None}
+        return missing | {"recipe": self.recipe or options["recipe"], "target_adapter": target}
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raises ConfigError where `options` describe other tensors than the adapter has."""
         for name, value in self.shape.items():
-            found = options[name]
-            if found != value:
+            if options[name] != value:
                 raise ConfigError(
-                    f"{flag(name)} {found}",
+                    f"{flag(name)} {options[name]}",
                     f"{value}, as {self.folder} has it",
                     "leave it out, or start anew without --continue",
                 )
@@ -93,8 +92,8 @@ class Start:
 def start_of(folder: Path) -> Start:
     """Reads the configuration of a finished adapter. Raises AdapterError where `folder` is none of ours."""
     if not (folder / STREAM_CONFIG).exists():
-        kind = "a LoRA of PEFT: --target-adapter takes it" if (folder / TASK_CONFIG).exists() else "no adapter"
-        raise AdapterError(f"{folder} is {kind}", "a finished adapter of `streamspec train`", "check --continue")
+        found = "a LoRA of PEFT: --target-adapter takes it" if (folder / TASK_CONFIG).exists() else "no adapter"
+        raise AdapterError(f"{folder} is {found}", "a finished adapter of `streamspec train`", "check --continue")
     adapter = read_adapter(folder)
     streams: Mapping[str, Any] = adapter.streams or {}
     shape = {name: streams[name] for name in SAME if name in streams}

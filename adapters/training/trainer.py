@@ -236,12 +236,14 @@ class _StageTrainer(Trainer):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """The batches of a step. Each counts as many times as it has completion tokens, as if they were one batch."""
-        batches, count = super().get_batch_samples(*args, **kwargs)
+        batches, items = super().get_batch_samples(*args, **kwargs)
         if self.args.gradient_accumulation_steps > 1:
             mine = [int(batch["loss_mask"][:, 1:].sum()) for batch in batches]
             tokens = [sum(counts) for counts in zip(*processes.gathered(mine), strict=True)]
-            self.shares = deque(one * len(tokens) / max(sum(tokens), 1) for one in tokens)  # Trainer takes their mean
-        return batches, count
+            self.shares = deque(
+                count * len(tokens) / max(sum(tokens), 1) for count in tokens
+            )  # Trainer takes their mean
+        return batches, items
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16)
@@ -254,10 +256,10 @@ class _StageTrainer(Trainer):
         """Measures on a few validation texts, as PeriodicValidation asked for."""
         assert self.check is not None
         with self._autocast():
-            found = self.check.run()
-        super().log(found)
-        self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-        return found
+            figures = self.check.run()
+        super().log(figures)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
+        return figures
 
     def get_train_dataloader(self) -> StepLoader:
         """Loads this process's share of each step; not accelerate's, which repeats rows to fill the last one."""

@@ -110,7 +110,8 @@ _LFM_NAMES = {name: value for name, value in _OUTER.items() if name != "output_n
     **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
 )
 _EPSILON = (MEAN, "layer_norm_eps")
-_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_down"}
+_ATTENTION_BIAS = {"attention_bias": "attn_output"}
+_BIASES = {**_ATTENTION_BIAS, "mlp_bias": "ffn_down"}
 # Of layers that dense Granite 4 does not have, and the width of its MLP once more; tensors of such layers are refused.
 _MIXERS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -120,9 +121,7 @@ _MIXERS = (
 ARCHITECTURES = {
     "llama": Architecture("llama", head_dim=True, biases=_BIASES, permuted=True, more=rules.llama),
     "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture(
-        "qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases={"attention_bias": "attn_output"}
-    ),
+    "qwen3": Architecture("qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases=_ATTENTION_BIAS),
     "phi2": Architecture(
         "phi",
         _names(
@@ -238,13 +237,13 @@ ARCHITECTURES = {
         "hunyuan_v1_dense",
         _names(attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
         head_dim=True,
-        biases={"attention_bias": "attn_output"},
+        biases=_ATTENTION_BIAS,
     ),
     "mistral3": Architecture("ministral3", head_dim=True, permuted=True, more=rules.ministral),
     "apertus": Architecture(
         "apertus",
         _names(None, **_HEAD_NORMS, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm", ffn_gate=""),
-        biases={"attention_bias": "attn_output"},
+        biases=_ATTENTION_BIAS,
         numbers={f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")},
     ),
     "olmo": Architecture(
@@ -255,7 +254,7 @@ ARCHITECTURES = {
         permuted=True,
         more=rules.bare_norms,
     ),
-    "olmo2": Architecture("olmo2", _POST_NORMS, biases={"attention_bias": "attn_output"}, more=rules.olmo),
+    "olmo2": Architecture("olmo2", _POST_NORMS, biases=_ATTENTION_BIAS, more=rules.olmo),
     "exaone4": Architecture("exaone4", _POST_NORMS, more=rules.exaone),
     "command-r": Architecture(
         "cohere",

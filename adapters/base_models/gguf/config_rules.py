@@ -35,16 +35,14 @@ def _windows(keys: Keys, config: Config, length: int | None, pattern: int) -> No
     """Windows in all layers but each `pattern`-th one, unless the file says it for each layer."""
     window = keys.take("attention.sliding_window", length)
     layers = range(config["num_hidden_layers"])
-    given = keys.take("attention.sliding_window_pattern", pattern)
-    if isinstance(given, list):
-        if len(given) != len(layers):
-            keys.refuse("attention.sliding_window_pattern", given, f"{len(layers)} values")
-        sliding = [bool(one) for one in given]
+    stored = keys.take("attention.sliding_window_pattern", pattern)
+    if isinstance(stored, list):
+        if len(stored) != len(layers):
+            keys.refuse("attention.sliding_window_pattern", stored, f"{len(layers)} values")
+        sliding = [bool(value) for value in stored]
     else:
-        sliding = [given > 0 and (layer + 1) % given != 0 for layer in layers]
-    if not window:
-        sliding = [False for _ in layers]
-    config["layer_types"] = ["sliding_attention" if one else "full_attention" for one in sliding]
+        sliding = [stored > 0 and (layer + 1) % stored != 0 for layer in layers]
+    config["layer_types"] = ["sliding_attention" if window and slides else "full_attention" for slides in sliding]
     if window:
         config["sliding_window"] = window
 
@@ -143,4 +141,4 @@ def lfm(keys: Keys, config: Config) -> None:
     heads = keys.take("attention.head_count_kv")
     if not isinstance(heads, list) or len(heads) != config["num_hidden_layers"]:
         keys.refuse("attention.head_count_kv", heads, "one number for each layer")
-    config["layer_types"] = ["full_attention" if one else "conv" for one in heads]
+    config["layer_types"] = ["full_attention" if count else "conv" for count in heads]

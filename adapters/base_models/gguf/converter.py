@@ -66,8 +66,8 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shapes]:
-    """What config.json is to hold, and the shapes of the model's parameters; no memory is taken. `head` is what files
-    call the output map, whatever its module is called in this version of transformers.
+    """The contents of config.json, and the shapes of the model's parameters; allocates none of them. `head`: the name
+    of the output map in files, whatever its module is called in this version of transformers.
     """
     config, shapes = _of_transformers(model, fields, head) if has_torch() else _of_table(model, fields)
     tied = {f"{head}.weight"} if fields["tie_word_embeddings"] else set()
@@ -94,9 +94,9 @@ def _of_transformers(model: GgufFile, fields: Config, head: str) -> tuple[Config
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     output = empty.get_output_embeddings()
-    module = next(name for name, one in empty.named_modules() if one is output)
+    head_name = next(name for name, module in empty.named_modules() if module is output)
     shapes = {
-        head + name.removeprefix(module) if name.startswith(module + ".") else name: tuple(tensor.shape)
+        head + name.removeprefix(head_name) if name.startswith(head_name + ".") else name: tuple(tensor.shape)
         for name, tensor in empty.state_dict().items()
     }
     config.architectures, config.dtype = [type(empty).__name__], "float32"

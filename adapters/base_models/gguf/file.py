@@ -6,6 +6,7 @@ The format: the page gguf.md of https://github.com/ggml-org/ggml. A model in sev
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
@@ -48,7 +49,7 @@ class StoredTensor:
         from gguf import GGMLQuantizationType, dequantize
 
         width = self.shape[-1]
-        rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        rows = math.prod(self.shape[:-1])
         data = np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
         step = max(1, ROWS_AT_ONCE // width)
         for first in range(0, rows, step):
@@ -62,7 +63,7 @@ class StoredTensor:
 
 @dataclass
 class GgufFile:
-    """What a GGUF model says of itself."""
+    """The metadata and the tensors of a GGUF model, of all its files together."""
 
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -95,8 +96,7 @@ def parts_of(path: Path) -> list[Path]:
     if not 1 <= count <= MAX_PARTS:
         raise BaseModelError(f"{path.name} is one of {count} parts", f"1 to {MAX_PARTS}", "check the file's name")
     parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing:
+    if missing := [file.name for file in parts if not file.is_file()]:
         raise BaseModelError(
             f"{missing[0]} is missing beside {path.name} ({len(missing)} of {count} parts)",
             f"all {count} parts in one folder",
@@ -109,14 +109,13 @@ def read_gguf(path: Path) -> GgufFile:
     """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood."""
     parts = parts_of(path)
     model = GgufFile(parts[0])
-    for number, part in enumerate(parts):
-        read = _read_part(part)
+    for number, file in enumerate(parts):
+        read = _read_file(file)
         _check_split(read, number, len(parts))
         if number == 0:
             model.metadata = read.metadata
-        repeated = sorted(model.tensors.keys() & read.tensors.keys())
-        if repeated:
-            raise BaseModelError(f"{part.name} repeats the tensor {repeated[0]}", "each tensor in one part", AGAIN)
+        if repeated := sorted(model.tensors.keys() & read.tensors.keys()):
+            raise BaseModelError(f"{file.name} repeats the tensor {repeated[0]}", "each tensor in one part", AGAIN)
         model.tensors |= read.tensors
     expected = model.metadata.get("split.tensors.count", len(model.tensors))
     if expected != len(model.tensors):
@@ -125,16 +124,16 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _check_split(read: GgufFile, number: int, parts: int) -> None:
-    own, count = read.metadata.get("split.no", 0), read.metadata.get("split.count", 0) or 1
-    if (own, count) != (number, parts):
+    index, count = read.metadata.get("split.no", 0), read.metadata.get("split.count", 0) or 1
+    if (index, count) != (number, parts):
         raise BaseModelError(
-            f"{read.path.name} says it is part {own + 1} of {count}",
+            f"{read.path.name} says it is part {index + 1} of {count}",
             f"part {number + 1} of {parts}, as its name says",
             "give the file the name it was published with, beside the other parts",
         )
 
 
-def _read_part(path: Path) -> GgufFile:
+def _read_file(path: Path) -> GgufFile:
     size = path.stat().st_size
     with path.open("rb") as stream:
         if size < 24 or stream.read(4) != b"GGUF":
@@ -208,16 +207,13 @@ def _bytes_of(path: Path, name: str, shape: tuple[int, ...], kind: int) -> int:
         ) from None
     if shape[-1] % block:
         raise BaseModelError(f"{path.name}: rows of {name} have {shape[-1]} values", f"a multiple of {block}", AGAIN)
-    values = 1
-    for dimension in shape:
-        values *= dimension
-    return values // block * size
+    return math.prod(shape) // block * size
 
 
 def _check_whole(path: Path, tensors: dict[str, StoredTensor], size: int) -> None:
     """Raises BaseModelError for tensors that overlap or lie outside of the file."""
     end, before = 0, ""
-    for tensor in sorted(tensors.values(), key=lambda one: one.offset):
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset < end:
             raise BaseModelError(f"{path.name}: the tensors {before} and {tensor.name} overlap", "none that do", AGAIN)
         end, before = tensor.offset + tensor.size, tensor.name
@@ -229,9 +225,9 @@ class _HeaderReader:
     """Takes one value after the other. Raises BaseModelError where the file ends first."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.at = path, 0
+        self.path = path
         self.data: mmap.mmap | bytes = data
-        self.at = 4
+        self.at = 4  # after the magic number
 
     def _take(self, size: int) -> int:
         start = self.at
@@ -247,10 +243,10 @@ class _HeaderReader:
     def number(self, form: str) -> Any:
         return struct.unpack_from("<" + form, self.data, self._take(struct.calcsize("<" + form)))[0]
 
-    def count(self, form: str, least: int) -> int:
-        """A number of entries, each of at least `least` bytes, which must fit into the rest of the file."""
+    def count(self, form: str, entry_bytes: int) -> int:
+        """A number of entries of at least `entry_bytes` each, which must fit into the rest of the file."""
         count = int(self.number(form))
-        if count * least > len(self.data) - self.at:
+        if count * entry_bytes > len(self.data) - self.at:
             self._take(len(self.data))  # raises
         return count
 
@@ -273,10 +269,9 @@ class _HeaderReader:
             raise BaseModelError(f"{self.path.name} is damaged: a value of type {kind}", "a type of GGUF", AGAIN)
         item = self.number("I")
         if item in SCALARS:
-            form = SCALARS[item]
-            count = self.count("Q", struct.calcsize("<" + form))
-            start = self._take(count * struct.calcsize("<" + form))
-            return list(struct.unpack_from(f"<{count}{form}", self.data, start))
+            form, size = SCALARS[item], struct.calcsize("<" + SCALARS[item])
+            count = self.count("Q", size)
+            return list(struct.unpack_from(f"<{count}{form}", self.data, self._take(count * size)))
         return [self.value(item, nested=True) for _ in range(self.count("Q", 8))]
 
 
@@ -316,7 +311,7 @@ class Keys:
         self._taken.update(keys)
 
     def has(self, key: str) -> bool:
-        """Whether the file has the key; it stays to be taken."""
+        """Tells whether the file has the key, without taking it."""
         return key in self._values
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -333,8 +328,7 @@ class Keys:
 
     def finish(self) -> None:
         """Raises BaseModelError for keys that nobody took."""
-        left = sorted(self._values.keys() - self._taken)
-        if left:
+        if left := sorted(self._values.keys() - self._taken):
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise BaseModelError(
                 f"{self.file} has the key {self.prefix}{left[0]} ({str(self._values[left[0]])[:40]}){more}",

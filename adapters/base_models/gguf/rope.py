@@ -78,11 +78,11 @@ def _check_factors(keys: Keys, factors: Factors, rotated: int) -> None:
 def _yarn(keys: Keys) -> dict[str, Any]:
     """Optional parameters of YaRN. The file's names are those of transformers, but for a prefix."""
     names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
-    given = {name: keys.take(f"rope.scaling.{key}") for key, name in names.items()}
+    stored = {name: keys.take(f"rope.scaling.{key}") for key, name in names.items()}
     extrapolation = keys.take("rope.scaling.yarn_ext_factor", 1.0)
     if extrapolation != 1:
         keys.refuse("rope.scaling.yarn_ext_factor", extrapolation, "1")
-    return {name: float(value) for name, value in given.items() if value is not None}
+    return {name: float(value) for name, value in stored.items() if value is not None}
 
 
 def _longrope(keys: Keys, factors: Factors, length: int, original: int, attention: float | None) -> dict[str, Any]:

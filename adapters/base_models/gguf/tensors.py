@@ -7,6 +7,7 @@ and a parameter without a tensor are refused by name. Memory: the largest tensor
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Parameter:
     offset: float = 0.0  # that the file has added
 
     def chunks(self) -> Iterator[Values]:
-        """The values in order. Raises BaseModelError for numbers that are none."""
+        """Yields the values in order. Raises BaseModelError for NaN and infinity."""
         pieces = self.source.chunks() if self.change is None else iter([self.change(self.source.values())])
         for values in pieces:
             if not np.isfinite(values).all():
@@ -74,7 +75,8 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
             extra.append(tensor.name)
         made |= {parameter.name: parameter for parameter in found}
     for key, path in row.numbers.items():
-        made |= {one.name: one for one in _numbers(model, key, path, config["num_hidden_layers"], shapes)}
+        parameters = _numbers(model, key, path, config["num_hidden_layers"], shapes)
+        made |= {parameter.name: parameter for parameter in parameters}
     extra += [parameter.source.name for name, parameter in made.items() if name not in shapes]
     if extra:
         raise BaseModelError(
@@ -88,8 +90,7 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
 
 def _check_whole(model: GgufFile, made: Mapping[str, Parameter], shapes: Shapes) -> None:
     """Raises BaseModelError where a parameter has no tensor, or one of another shape."""
-    missing = sorted(shapes.keys() - made.keys())
-    if missing:
+    if missing := sorted(shapes.keys() - made.keys()):
         raise BaseModelError(
             f"{model.path.name} has no tensor for {missing[0]}{_more(missing)}", "all weights", "take another file"
         )
@@ -107,7 +108,7 @@ def write_safetensors(parameters: list[Parameter], file: Path) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for parameter in parameters:
-        start, end = end, end + 4 * int(np.prod(parameter.shape, dtype=np.int64))
+        start, end = end, end + 4 * math.prod(parameter.shape)
         header[parameter.name] = {"dtype": "F32", "shape": list(parameter.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -136,7 +137,7 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
     change: Change | None = None
     if row.permuted and short in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if short == "attn_q" else "num_key_value_heads"]
-        change = _halves(heads)
+        change = _rotary_halves(heads)
     offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
     return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset)]
 
@@ -145,7 +146,7 @@ def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) 
     """Parameters of one value each, from a key with one number for each layer or one for all."""
     values = model.metadata.get(key)
     values = [values] * layers if isinstance(values, float) else values
-    if not isinstance(values, list) or len(values) != layers or not all(isinstance(one, float) for one in values):
+    if not isinstance(values, list) or len(values) != layers or not all(isinstance(value, float) for value in values):
         found = "no" if values is None else "other values in"
         raise BaseModelError(f"{model.path.name} has {found} {key}", f"{layers} numbers", "convert the model again")
     names = [f"model.layers.{layer}.{path}" for layer in range(layers)]
@@ -155,7 +156,7 @@ def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) 
     ]
 
 
-def _halves(heads: int) -> Change:
+def _rotary_halves(heads: int) -> Change:
     """llama.cpp stores the two halves of each Llama head interleaved; transformers keeps them apart."""
 
     def change(values: Values) -> Values:

@@ -114,10 +114,11 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
         )
     begins = bool(keys.take("add_bos_token", kind == "llama" or pre in BEGUN))
     _frame(keys, tokenizer, special, begins, bool(keys.take("add_eos_token", False)))
-    keys.skip(*HARMLESS, *(key for key in _token_keys(model)))
+    prefix = "tokenizer.ggml."  # also skipped: further single tokens, as of the middle of a gap to fill
+    keys.skip(*HARMLESS, *(key.removeprefix(prefix) for key in model.metadata if key.endswith("_token_id")))
     keys.finish()
-    given = model.metadata.get("tokenizer.chat_template")
-    template = given if isinstance(given, str) and given else None
+    stored = model.metadata.get("tokenizer.chat_template")
+    template = stored if isinstance(stored, str) and stored else None
     ends = tuple(dict.fromkeys([*ends, *_turn_ends(tokens, types, template or "")]))
     return GgufTokenizer(tokenizer, special, ends, template)
 
@@ -143,12 +144,6 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], speci
             shown.append(AddedToken(token, rstrip=taking, normalized=False, special=False))
     tokenizer.add_special_tokens([token for token in hidden if token.content])
     tokenizer.add_tokens([token for token in shown if token.content])
-
-
-def _token_keys(model: GgufFile) -> list[str]:
-    """Names of further single tokens, as of the middle of a gap to fill."""
-    prefix = "tokenizer.ggml."
-    return [key.removeprefix(prefix) for key in model.metadata if key.startswith(prefix) and key.endswith("_token_id")]
 
 
 def _vocabulary(keys: Keys) -> tuple[list[str], list[int]]:
@@ -183,15 +178,15 @@ def _special(keys: Keys, tokens: list[str]) -> tuple[dict[str, int], tuple[int, 
 
 def _frame(keys: Keys, tokenizer: Tokenizer, special: dict[str, int], begins: bool, ends: bool) -> None:
     """Puts bos in front of a text and eos after it, where the file says so."""
-    used = [name for name, wanted in (("bos_token_id", begins), ("eos_token_id", ends)) if wanted]
+    used = [name for name, switched in (("bos_token_id", begins), ("eos_token_id", ends)) if switched]
     for name in used:
         if name not in special:
             keys.refuse(f"add_{name.removesuffix('_id')}", True, f"{name} beside it")
     pieces = [(tokenizer.id_to_token(special[name]), special[name]) for name in used]
     before = f"{pieces[0][0]}" if begins else None
     after = f"{pieces[-1][0]}" if ends else None
-    single = [part for part in (before, "$A", after) if part]
-    pair = [*single, *(f"{part}:1" for part in (before, "$B", after) if part)]
+    single = [piece for piece in (before, "$A", after) if piece]
+    pair = [*single, *(f"{piece}:1" for piece in (before, "$B", after) if piece)]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=pieces)
 
 

@@ -50,7 +50,7 @@ def _none_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 _SIZE, _MAYBE_SIZE = (_whole(1), "a whole number from 1"), (_none_or(_whole(1)), "a whole number from 1, or null")
@@ -155,18 +155,18 @@ def _rope(values: Values, facts: FamilyFacts, where: str) -> dict[str, Any]:
         return _two_ropes(values, facts, facts.local_theta, where)
     kinds = set(values.get("layer_types") or ())
     nested = [kind for kind in parameters if kind in kinds]
-    theta, part = values.get("rope_theta") or facts.theta, values.get("partial_rotary_factor")
+    theta, rotated = values.get("rope_theta") or facts.theta, values.get("partial_rotary_factor")
     if not nested:
-        return _standard(parameters, theta, values, where, part)
-    return {kind: _standard(_object(parameters[kind], where), theta, values, where, part) for kind in nested}
+        return _standard(parameters, theta, values, where, rotated)
+    return {kind: _standard(_object(parameters[kind], where), theta, values, where, rotated) for kind in nested}
 
 
 def _two_ropes(values: Values, facts: FamilyFacts, local: tuple[str, float], where: str) -> dict[str, Any]:
-    given = dict(values["rope_parameters"] or {})
-    if unknown := given.keys() - {FULL, SLIDING}:
+    by_type = dict(values["rope_parameters"] or {})
+    if unknown := by_type.keys() - {FULL, SLIDING}:
         raise BaseModelError(f"{where}: rope_parameters of {', '.join(sorted(unknown))}", f"{FULL}, {SLIDING}", AGAIN)
-    whole = {**_object(given.get(FULL) or {}, where), **(values["rope_scaling"] or {})}
-    within = _object(given.get(SLIDING) or {}, where)
+    whole = {**_object(by_type.get(FULL) or {}, where), **(values["rope_scaling"] or {})}
+    within = _object(by_type.get(SLIDING) or {}, where)
     return {
         FULL: _standard(whole, values.get("rope_theta") or facts.theta, values, where),
         SLIDING: _standard(within, values.get(local[0]) or local[1], values, where),
@@ -174,11 +174,11 @@ def _two_ropes(values: Values, facts: FamilyFacts, local: tuple[str, float], whe
 
 
 def _standard(
-    parameters: dict[str, Any], theta: float, values: Values, where: str, part: float | None = None
+    parameters: dict[str, Any], theta: float, values: Values, where: str, rotated: float | None = None
 ) -> dict[str, Any]:
     made = {"rope_theta": theta, "rope_type": parameters.get("type", "default"), **parameters}
-    if part is not None:
-        made.setdefault("partial_rotary_factor", part)
+    if rotated is not None:
+        made.setdefault("partial_rotary_factor", rotated)
     if made["rope_type"] in WITH_LENGTH:
         made.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
     _check(made, ROPE_CHECKS, where)

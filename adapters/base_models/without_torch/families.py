@@ -95,10 +95,6 @@ def _windows_everywhere(values: Values) -> None:
     _kinds(values, [kind] * values["num_hidden_layers"])
 
 
-def _patterned(values: Values) -> None:
-    _every(values, values["sliding_window_pattern"])
-
-
 def _positions_left_out(values: Values) -> None:
     """SmolLM3: each fourth layer knows no positions; only these may have windows."""
     layers, interval = range(values["num_hidden_layers"]), values["no_rope_layer_interval"]
@@ -242,7 +238,7 @@ FACTS: dict[str, FamilyFacts] = {
         scaled_embedding=True,
         theta=1_000_000.0,
         local_theta=("rope_local_base_freq", 10_000.0),
-        complete=_patterned,
+        complete=lambda values: _every(values, values["sliding_window_pattern"]),
     ),
     "smollm3": FamilyFacts(
         "SmolLM3ForCausalLM",
@@ -362,5 +358,5 @@ def facts_of(model_type: str) -> FamilyFacts:
 def read_by_model(model_type: str) -> dict[str, list[Any]]:
     """The config fields that the causal LM of a family reads, each with what it is read as where a config has none."""
     facts = facts_of(model_type)
-    own = {*COMMON, *facts.fields} - UNREAD | facts.also_read
-    return {name: [None] for name in own} | {name: [default] for name, default in READ.items()}
+    fields = {*COMMON, *facts.fields} - UNREAD | facts.also_read
+    return {name: [None] for name in fields} | {name: [default] for name, default in READ.items()}

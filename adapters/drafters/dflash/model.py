@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
 from streamspec.adapters.drafters.drafter_caches import AppendCache, KeptHeads
@@ -96,7 +96,7 @@ class BlockDraftModel(StreamingModel):
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = Collator(run.device)(run.rows[:SCALE_ROWS])
+            batch = collate(run.rows[:SCALE_ROWS], run.device)
             scale = processes.from_first(measure_scale(model, taps[0], [(batch["input_ids"], batch["attention_mask"])]))
         shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps)
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)
@@ -130,8 +130,8 @@ class BlockDraftModel(StreamingModel):
         length, window = main.tokens.shape[1], self.shape.window
         mask = stream_mask(rows, length, gamma, positions, window, hidden.dtype, causal=False)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
-        for index, layer, kept in zip(self.copied, self.block_layers, self.context(main), strict=True):
-            cache = AppendCache([kept.keys], [kept.values], index, {})
+        for index, layer, text in zip(self.copied, self.block_layers, self.context(main), strict=True):
+            cache = AppendCache([text.keys], [text.values], index, {})
             hidden = self.decoder.call_layer(index, hidden, mask, positions, rotary, cache, module=layer)
         finished: Tensor = self.norm_out(hidden)
         return finished.to(self.decoder.embedding.weight.dtype).unflatten(1, (-1, gamma))
@@ -142,27 +142,27 @@ class BlockDraftModel(StreamingModel):
 
     def context(self, main: MainPass) -> list[KeptHeads]:
         """K/V of all rows of the text for each layer of the drafter."""
-        parts = main.entry.float().unflatten(-1, (len(self.tapped), -1))
-        states = nn.functional.linear(unit_rms(parts).flatten(-2), self.fuse)
+        tapped = main.entry.float().unflatten(-1, (len(self.tapped), -1))
+        states = nn.functional.linear(unit_rms(tapped).flatten(-2), self.fuse)
         columns = torch.arange(states.shape[1], device=states.device).expand(len(states), -1)
         mask, norm = states.new_zeros(len(states), 1, states.shape[1], 1), self.decoder.family.attention_norm
-        out = []
+        caches = []
         for index, layer in zip(self.copied, self.block_layers, strict=True):
-            kept = KeptHeads()
+            cache = KeptHeads()
             normed = layer.get_submodule(norm)(states) if norm else states
             attention = layer.get_submodule(self.decoder.family.attention)
-            self.decoder.attend(attention, index, normed, mask, columns, kept)
-            out.append(kept)
-        return out
+            self.decoder.attend(attention, index, normed, mask, columns, cache)
+            caches.append(cache)
+        return caches
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target, by its name in an adapter: the layers' as `layers.I.MODULE`."""
-        own = {
+        tensors = {
             name.replace("block_layers.", "layers.", 1): parameter
             for name, parameter in self.named_parameters()
             if not name.startswith("model.")
         }
-        return own | DraftingModel.drafter_tensors(self)
+        return tensors | DraftingModel.drafter_tensors(self)
 
     def described(self) -> dict[str, Any]:
         """Describes the drafter for the section `streams` of an adapter's configuration."""
@@ -180,10 +180,10 @@ def like_last(decoder: HFDecoder, count: int) -> list[int]:
     """The last `count` layers that attend as the last one with attention does. Raises ConfigError for fewer."""
     last = decoder.last_attention
 
-    def kind(index: int) -> tuple[Any, ...]:
+    def attention(index: int) -> tuple[Any, ...]:
         return decoder.window(index), decoder.rotates(index), decoder.conv(index) is None
 
-    alike = [index for index in range(last + 1) if kind(index) == kind(last)]
+    alike = [index for index in range(last + 1) if attention(index) == attention(last)]
     if len(alike) < count:
         raise ConfigError(
             f"block_layers = {count}", f"at most {len(alike)}, the layers like the last one", "change --block-layers"

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer.config import SHAPE, DraftLayerConfig, counted_passes
@@ -69,6 +69,8 @@ from streamspec.adapters.drafters.drafting_model import (
     DraftTargets,
     FitStep,
     MainPass,
+    additive_mask,
+    at_rows,
 )
 from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
@@ -88,12 +90,12 @@ class DraftLayerModel(DraftingModel):
         self.config, self.passes = config, config.passes
         width, layer = self.decoder.hidden_size, copy_last_layer(self.decoder)
         shape = config.experts, config.active, config.two_lists
-        self.experts, self.beside = Experts(layer.mlp, *shape), layer.parallel
-        own = [
+        self.experts = Experts(layer.mlp, *shape)
+        self.parallel_mlp = layer.parallel  # the MLP reads what attention reads
+        self.heads = nn.ModuleList(
             LaterPass(layer, width, config.attends(number), Experts(layer.mlp, *shape))
             for number in range(1, 1 + config.heads)
-        ]
-        self.heads = nn.ModuleList(own)
+        )
         self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = layer.of_pass(
             config.attends(0)
         )
@@ -123,9 +125,9 @@ class DraftLayerModel(DraftingModel):
     def train(self, mode: bool = True) -> Self:
         """Keeps the layer's attention without dropout, as the target's own is."""
         super().train(mode)
-        for part in (self, *self.heads):
-            if part.attention is not None:
-                part.attention.eval()
+        for weights in (self, *self.heads):
+            if weights.attention is not None:
+                weights.attention.eval()
         return self
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
@@ -150,16 +152,16 @@ class DraftLayerModel(DraftingModel):
 
     @torch.no_grad()
     def statistics(self, rows: Sequence[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
-        """How the layer's parts are used: `expert_shares`, the experts' weights; `expert_overlap`, the squared cosine
+        """Measures how the layer is used: `expert_shares`, the experts' weights; `expert_overlap`, the squared cosine
         of the outputs of the two best; where the last position has a branch of its own `branches_agree`, how often its
         best candidate is the mixture's for the last position that the mixture drafts.
         """
         shares: list[Tensor] = []
         alike: list[Tensor] = []
         agree: list[Tensor] = []
-        collate, size = Collator(self.device), self.vocabulary_size(vocabulary)
+        size = self.vocabulary_size(vocabulary)
         for start in range(0, len(rows), batch_size):
-            batch = collate(rows[start : start + batch_size])
+            batch = collate(rows[start : start + batch_size], self.device)
             picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
             main = self.main_pass(batch["input_ids"], batch["attention_mask"])
             branches = self.unroll(main, picked, self.passes)
@@ -206,23 +208,22 @@ class DraftLayerModel(DraftingModel):
         rows, following = picked.rows, picked.labels
         cache = GrowingCache()
         first = self.main_rows(main, cache)
-        at = rows[:, :, None]
-        steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
+        steps = [Branches(*(None if states is None else at_rows(states, rows) for states in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
-        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
+        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
         back = rows[:, :, None] - columns
         for step in range(1, passes):
             past = ((back >= 0) & self._near(back + step))[:, None]  # [B, 1, P, T]
-            seen = torch.cat([past, *(own & self._near(torch.tensor(step - k)) for k in range(1, step + 1))], dim=3)
-            part = self._part(step)
-            states, later = self.handed(part, steps[-1].mixture), cache if self.config.attends(step) else None
-            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
+            seen = torch.cat([past, *(itself & self._near(torch.tensor(step - k)) for k in range(1, step + 1))], dim=3)
+            weights = self._weights(step)
+            states, later = self.handed(weights, steps[-1].mixture), cache if self.config.attends(step) else None
+            steps.append(self._layer(weights, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
         return self._finished(steps, picked)
 
     def _finished(self, steps: list[Branches], picked: DraftRows) -> Branches:
         """The `steps` of unrolled rows as one, their states ready for the head."""
         mixture, shares, overlap = (
-            torch.stack([getattr(step, part) for step in steps], dim=2) for part in ("mixture", "shares", "overlap")
+            torch.stack([getattr(step, name) for step in steps], dim=2) for name in ("mixture", "shares", "overlap")
         )
         apart = None
         if self.config.two_lists:
@@ -265,42 +266,42 @@ class DraftLayerModel(DraftingModel):
         """m [B, T, taps H]."""
         return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
 
-    def handed(self, part: Any, mixture: Tensor) -> Tensor:
-        """What the next row reads of a row's `mixture` [.., H]."""
-        states, map = self._finish(mixture).float(), part.from_state
+    def handed(self, weights: Any, mixture: Tensor) -> Tensor:
+        """The input that a row's `mixture` [.., H] gives to the next row."""
+        states = self._finish(mixture).float()
         if self.config.one_map:
-            states, map = unit_rms(states), self.from_entry
-        return nn.functional.linear(states, map)
+            return nn.functional.linear(unit_rms(states), self.from_entry)
+        return nn.functional.linear(states, weights.from_state)
 
-    def _part(self, step: int) -> Any:
+    def _weights(self, step: int) -> Any:
         """The module with the weights of pass `step`, counted from 0."""
         return self.heads[min(step, len(self.heads)) - 1] if self.heads and step else self
 
     def _layer(
-        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: GrowingCache | None
+        self, weights: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: GrowingCache | None
     ) -> Branches:
         """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R] after them) under a mask [B, 1, R, K]; without
         a cache they attend to nothing.
         """
-        x = nn.functional.linear(self.embedded(tokens, positions + 1), part.from_token, part.bias) + states
+        x = nn.functional.linear(self.embedded(tokens, positions + 1), weights.from_token, weights.bias) + states
         u, scale = x, self.decoder.residual_scale
         if cache is not None:
-            mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-            normed = _through(part.norm_in, x)
-            mixed = self.decoder.attend(part.attention, self.decoder.last_attention, normed, mask, positions, cache)
-            u = x + scale * _through(part.norm_attention, mixed)
-        read = x if self.beside else u  # by the MLP
-        norm = part.norm_in if self.beside and part.norm_mid is None else part.norm_mid
-        added: Branches = part.experts(_through(norm, read))
+            mask = additive_mask(seen, x.dtype)
+            normed = _through(weights.norm_in, x)
+            mixed = self.decoder.attend(weights.attention, self.decoder.last_attention, normed, mask, positions, cache)
+            u = x + scale * _through(weights.norm_attention, mixed)
+        read = x if self.parallel_mlp else u  # by the MLP
+        norm = weights.norm_in if self.parallel_mlp and weights.norm_mid is None else weights.norm_mid
+        added: Branches = weights.experts(_through(norm, read))
 
         def joined(update: Tensor) -> Tensor:
-            return u + scale * _through(part.norm_mlp, update)
+            return u + scale * _through(weights.norm_mlp, update)
 
         last = added.last if self.config.contrast else added.mixture
         apart = None
         if added.apart is not None:
             lists = added.apart.unflatten(-1, (self.config.active, -1))
-            states = u[..., None, :] + scale * _through(part.norm_mlp, lists[..., :-1])
+            states = u[..., None, :] + scale * _through(weights.norm_mlp, lists[..., :-1])
             apart = torch.cat([states, lists[..., -1:]], dim=-1).flatten(-2)
         return added._replace(
             mixture=joined(added.mixture),
@@ -309,7 +310,7 @@ class DraftLayerModel(DraftingModel):
         )
 
     def _near(self, back: Tensor) -> Tensor:
-        """Whether rows see what is so many positions back."""
+        """Tells which rows are within the window, from how many positions they lie `back`."""
         return torch.ones_like(back, dtype=torch.bool) if self.config.window is None else back < self.config.window
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -333,8 +334,8 @@ class DraftLayerModel(DraftingModel):
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target, by its name in an adapter."""
-        own = {name: p for name, p in self.named_parameters() if not name.startswith(("model.", "bigram_"))}
-        return own | super().drafter_tensors()
+        parameters = {name: p for name, p in self.named_parameters() if not name.startswith(("model.", "bigram_"))}
+        return parameters | super().drafter_tensors()
 
     def described(self) -> dict[str, Any]:
         """Describes the layer for the section `streams` of an adapter's configuration."""

@@ -49,8 +49,8 @@ def rows_to_fit(
         usable = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
         both = usable[:, :-1] & usable[:, 1:]
         tokens = embedded(ids, torch.arange(ids.shape[1], device=ids.device))
-        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], target[:, 1:]
-        fitted.append([part[both] for part in parts])
+        columns = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], target[:, 1:]
+        fitted.append([column[both] for column in columns])
         if drafter.last_state is not None:
             passes.append((main, usable))
         count += int(both.sum())
@@ -78,10 +78,10 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
     drafter.bias.copy_(solved[-1])
     handed = ridge(rows.final, rows.state @ solved[width:-1]).T
     learning: list[Any] = [] if drafter.config.one_map else list(drafter.heads) or [drafter]
-    for part in learning:
-        part.from_state.copy_(handed)
-        part.from_token.copy_(drafter.from_token)
-        part.bias.copy_(drafter.bias)
+    for weights in learning:
+        weights.from_state.copy_(handed)
+        weights.from_token.copy_(drafter.from_token)
+        weights.bias.copy_(drafter.bias)
     if drafter.last_state is not None:
         fit_last(drafter, drafter.last_state, rows.passes)
     return share_left(rows.target - inputs @ solved, rows.target - rows.target.mean(0))

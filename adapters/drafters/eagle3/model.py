@@ -26,7 +26,7 @@ from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Branches
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer.start import rows_to_fit
-from streamspec.adapters.drafters.drafting_model import DrafterRun, DraftingModel, MainPass
+from streamspec.adapters.drafters.drafting_model import DrafterRun, DraftingModel, MainPass, additive_mask
 from streamspec.adapters.drafters.least_squares import ridge, share_left, unit_rms
 
 SIDES = ("q_proj", "k_proj", "v_proj")
@@ -72,7 +72,7 @@ class PairLayerModel(DraftLayerModel):
         """m [B, T, taps H], as the target has them."""
         return main.entry.float()
 
-    def handed(self, part: Any, mixture: Tensor) -> Tensor:
+    def handed(self, weights: Any, mixture: Tensor) -> Tensor:
         """The state itself, before the last norm."""
         return mixture
 
@@ -81,10 +81,10 @@ class PairLayerModel(DraftLayerModel):
         return self.decoder.embed(tokens).float()
 
     def _layer(
-        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: Any
+        self, weights: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: Any
     ) -> Branches:
         assert self.norm_in is not None and self.norm_token is not None and self.norm_mid is not None
-        mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
+        mask = additive_mask(seen, torch.float32)
         pair = torch.cat([self.norm_token(self.embedded(tokens, positions)), self.norm_in(states)], dim=-1)
         mixed = self.decoder.attend(self.attention, self.decoder.last_attention, pair, mask, positions, cache)
         u = states + mixed
@@ -94,7 +94,7 @@ class PairLayerModel(DraftLayerModel):
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target, by its name in speculators' format."""
         assert self.attention is not None
-        own: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             "fc.weight": self.from_entry,
             "norm.weight": self.norm_out.weight,
             f"{LAYER}input_layernorm.weight": self.norm_token.weight,  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ class PairLayerModel(DraftLayerModel):
             f"{LAYER}mlp.up_proj.weight": self.experts.up[0],  # type: ignore[index]
             f"{LAYER}mlp.down_proj.weight": self.experts.down[0].T,
         }
-        return own | {f"{LAYER}self_attn.{name}": p for name, p in self.attention.named_parameters()}
+        return tensors | {f"{LAYER}self_attn.{name}": p for name, p in self.attention.named_parameters()}
 
     def described(self) -> dict[str, Any]:
         """Describes the head for the section `streams` of an adapter's configuration."""

@@ -21,6 +21,7 @@ from streamspec.adapters.drafters.drafting_model import (
     DraftRows,
     FitStep,
     MainPass,
+    at_rows,
     bigram_shape,
 )
 from streamspec.adapters.drafters.losses import drafting_losses
@@ -60,10 +61,9 @@ class MedusaModel(DraftingModel):
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """States [B, P, gamma, E], from the rows alone."""
-        hidden = torch.gather(main.final, 1, picked.rows[:, :, None].expand(-1, -1, main.final.shape[2]))
-        moved = torch.einsum("bph,jeh->bpje", hidden, self.block_weights.to(hidden.dtype)) + self.block_biases.to(
-            hidden.dtype
-        )
+        hidden = at_rows(main.final, picked.rows)
+        weights, biases = self.block_weights.to(hidden.dtype), self.block_biases.to(hidden.dtype)
+        moved = torch.einsum("bph,jeh->bpje", hidden, weights) + biases
         return hidden[:, :, None] + nn.functional.silu(moved)
 
     def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:

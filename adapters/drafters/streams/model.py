@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafter_caches import AppendCache
 from streamspec.adapters.drafters.drafting_model import (
@@ -42,6 +42,8 @@ from streamspec.adapters.drafters.drafting_model import (
     FitStep,
     MainPass,
     TargetModel,
+    additive_mask,
+    at_rows,
     bigram_shape,
 )
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, share_left, unit_rms
@@ -115,14 +117,14 @@ class StreamingModel(DraftingModel):
 
     @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
-        """Streams at the measured scale of the hidden state they are added to, or at that of the adapter's they start
-        from.
+        """Builds streams at the scale measured of the hidden state that they are added to, or at that of the adapter
+        that they start from.
         """
         options, before = run.options, run.begins_with
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = Collator(run.device)(run.rows[:SCALE_ROWS])
+            batch = collate(run.rows[:SCALE_ROWS], run.device)
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
         same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
@@ -166,8 +168,7 @@ class StreamingModel(DraftingModel):
         """The positions [B, P*gamma] of the streams of main rows [B, P]."""
         gamma = self.config.gamma
         offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
-        own = torch.zeros(gamma, dtype=rows.dtype, device=rows.device)
-        positions = (rows[:, :, None] + offsets + own).reshape(len(rows), -1)
+        positions = (rows[:, :, None] + offsets).expand(-1, -1, gamma).reshape(len(rows), -1)
         limit = getattr(self.decoder.model.config, "max_position_embeddings", None)
         return positions.clamp(max=limit - 1) if limit and self.decoder.rotary is None else positions
 
@@ -192,7 +193,7 @@ class StreamingModel(DraftingModel):
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
         """S [B, P, gamma, H] at the input of layer N-Ns."""
-        hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
+        hidden = at_rows(entry, rows)[:, :, None, :]
         if self.start_down is not None and self.start_up is not None:
             moved = nn.functional.linear(nn.functional.linear(hidden.float(), self.start_down), self.start_up)
             hidden = hidden + moved.to(hidden.dtype)
@@ -278,14 +279,12 @@ def stream_mask(
     if window is not None:
         see_main = see_main & (positions[:, :, None] - columns[None, None, :] < window)
         see_stream = see_stream & (positions[:, :, None] - positions[:, None, :] < window)
-    see = torch.cat([see_main, see_stream], dim=2)
-    mask = torch.zeros(see.shape, dtype=dtype, device=rows.device)
-    return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+    return additive_mask(torch.cat([see_main, see_stream], dim=2), dtype)[:, None]
 
 
 @torch.no_grad()
 def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Median rms of the hidden state at the input of layer N-Ns over all real tokens: P_j must live at this scale."""
+    """Measures the median rms of the hidden state at the input of layer N-Ns over all real tokens, the scale of P_j."""
     probe = TargetModel(model, model.config.num_hidden_layers - ns)
     values = []
     for input_ids, attention_mask in batches:
@@ -315,19 +314,19 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
     left = 1.0
     for j in range(streams.config.gamma):
         token, state, target = (
-            torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True)
+            torch.cat(side) for side in zip(*(pairs_ahead(*batch, ahead=j + 1) for batch in seen), strict=True)
         )
         if not len(token):  # texts shorter than a draft
             break
         means = token.mean(0), state.mean(0), target.mean(0)
         token, state, target = token - means[0], state - means[1], target - means[2]
-        parts, pull = [state], means[1][:, None]
+        terms, pull = [state], means[1][:, None]
         if streams.root_map is not None:
             if j == 0:
                 streams.root_map.copy_(ridge(token, target - state).T)
-            parts.append(token @ streams.root_map.T)
+            terms.append(token @ streams.root_map.T)
             pull = torch.stack([means[1], streams.root_map @ means[0]], dim=1)
-        columns = torch.stack([part.flatten() for part in parts], dim=1)
+        columns = torch.stack([term.flatten() for term in terms], dim=1)
         shares = ridge(columns, target.flatten()[:, None])[:, 0]
         streams.shares[j, : len(shares)] = shares
         if not streams.config.value_rotation:
@@ -344,7 +343,6 @@ def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     losses = []
     for number, layer in enumerate(model.exit_layers or (model.first,)):
-        entry = model.entered(main, layer)
-        rows = torch.gather(entry, 1, picked.rows[:, :, None].expand(-1, -1, entry.shape[2]))[counts]
+        rows = at_rows(model.entered(main, layer), picked.rows)[counts]
         losses.append(head_losses(model, model.exit_states(rows, number), labels[counts], targets.vocabulary))
     return processes.mean_over(torch.stack(losses).mean(0))

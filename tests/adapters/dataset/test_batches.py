@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder, draft_vocabulary
+from streamspec.adapters.dataset.batches import LengthGroupedOrder, collate, draft_vocabulary
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.training.config import TrainConfig
@@ -88,7 +88,7 @@ def test_every_assistant_turn_of_a_conversation_is_trained_on(tmp_path: Path) ->
 
 
 def test_batches_are_right_padded() -> None:
-    batch = Collator()([TokenRow([3, 4, 5], [False, True, True]), TokenRow([6], [False])])
+    batch = collate([TokenRow([3, 4, 5], [False, True, True]), TokenRow([6], [False])])
     assert batch["input_ids"].tolist() == [[3, 4, 5], [6, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["loss_mask"].dtype == torch.bool and batch["loss_mask"][1].sum() == 0

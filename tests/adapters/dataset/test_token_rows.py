@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamspec.adapters.dataset import token_rows
-from streamspec.adapters.dataset.batches import Collator, LengthGroupedOrder, draft_vocabulary
+from streamspec.adapters.dataset.batches import LengthGroupedOrder, collate, draft_vocabulary
 from streamspec.adapters.dataset.token_rows import ABOUT, IDS, RowWriter, TokenRow, TokenRows, read_rows
 
 ROWS = [TokenRow([5] * n + [n], [False] * (n - n % 2) + [True] * (1 + n % 2)) for n in range(12)]
@@ -48,8 +48,8 @@ def test_batches_order_and_vocabulary_are_those_of_lists(tmp_path: Path, monkeyp
     for size in (1, 3, 6):
         assert draft_vocabulary([rows], size, 64, [2]) == draft_vocabulary([ROWS], size, 64, [2])
         assert draft_vocabulary([rows, ROWS[:2]], size, 64, []) == draft_vocabulary([ROWS + ROWS[:2]], size, 64, [])
-    batch = Collator()(rows[2:5])
-    assert all((batch[name] == tensor).all() for name, tensor in Collator()(ROWS[2:5]).items())
+    batch = collate(rows[2:5])
+    assert all((batch[name] == tensor).all() for name, tensor in collate(ROWS[2:5]).items())
     assert rows.has_targets().tolist() == [any(row.loss_mask[1:]) for row in ROWS]
     assert rows[::-1].has_targets().tolist() == [any(row.loss_mask[1:]) for row in ROWS[::-1]]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.drafting_model import DraftTargets, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import next_token_loss, pick_rows
@@ -76,7 +76,7 @@ def calls_of(layer: torch.nn.Module) -> Iterator[list[int]]:
 def test_layers_computed_again_give_the_same_gradients(family: str) -> None:
     model = tiny_model(family, seed=2)
     drafter = StreamingModel(model, StreamConfig(2, 2, scale=0.7), frozen=False)
-    batch = Collator()(ROWS[:3])
+    batch = collate(ROWS[:3])
     settings = options(Path(), Path(), Path(), recipe="joint")
 
     def step() -> tuple[Tensor, dict[str, Tensor]]:
@@ -101,7 +101,7 @@ def test_layers_computed_again_give_the_same_gradients(family: str) -> None:
 
 def test_layers_below_the_drafter_are_computed_twice() -> None:
     target = TargetModel(tiny_model("llama", seed=2)).train()
-    batch = Collator()(ROWS[:3])
+    batch = collate(ROWS[:3])
     for checkpointed, calls in ((False, (1, 1)), (True, (2, 1))):
         if checkpointed:
             target.checkpoint_layers()

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.acceptance_stats import ENDED
 from streamspec.adapters import models, recipe_stages, training_run
 from streamspec.adapters import train as train_module
-from streamspec.adapters.dataset.batches import Collator
+from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.acceptance_eval import record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows
@@ -70,7 +70,7 @@ class Watch:
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
         stage.model.eval()
-        found = float(stage.loss(Collator()(ROWS), 0.0)["total"].detach())
+        found = float(stage.loss(collate(ROWS), 0.0)["total"].detach())
         self.totals[stage.name] = found, total(stage.model, config, self.vocabulary)
         self.rows[stage.name] = stage.rows
         return [{"loss": found, "step": 1}], 0.0
