@@ -88,7 +88,7 @@ class PlainGraph:
             raw, scale = self.decoder.logits(g, flat, rows, self.decoder.head_weight())
             scaled = g.op("Mul", raw, scale) if scale else raw
             g.op("Reshape", scaled, g.op("Concat", shape, g.ints(spec.vocab), axis=0), out="logits")
-        return finish(g, self._inputs(), self._outputs(), "streamspec")
+        return finish(g, self._inputs(), self._outputs())
 
     def _lengths(self, g: Scope) -> tuple[str, str]:
         """int32: keys of each text [b] less one, and the width of the mask [1]."""

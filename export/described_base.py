@@ -18,7 +18,7 @@ from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, read_adapter
+from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_adapter
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
 from streamspec.errors import BaseModelError, BundleError, ConfigError
 from streamspec.prompt.prompt_format import PromptFormat, check_template
@@ -111,8 +111,11 @@ def describe_base(base: Base, adapter: Adapter | None, prompt_format: PromptForm
 
     The prompt format is the adapter's, or the one given, or the base's chat template, or raw without a separator.
     Raises ConfigError for one given beside an adapter that records its own, for chats without a chat template, and for
-    a template that cannot render a message.
+    a template that cannot render a message; AdapterError for a task LoRA that is not in safetensors, or asks for more
+    than PEFT needs to apply it.
     """
+    if adapter is not None and adapter.has_task_lora:
+        check_task_lora(adapter.path)  # before anything reads its weights
     recorded = adapter.prompt_format if adapter else None
     if adapter is not None and recorded is not None and prompt_format is not None:
         raise ConfigError(

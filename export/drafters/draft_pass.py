@@ -35,6 +35,15 @@ from streamspec.step_graph import (
 )
 
 
+def own_weight(name: str, array: Array, looked_up: bool = False) -> Weight:
+    """A weight [out, in] of the drafter's own, `name` in the graph: of a linear map, or a table whose rows are
+    `looked_up`."""
+    rows, columns = array.shape
+    return Weight(
+        name, rows, columns, lambda: array.astype(np.float32, copy=False), looked_up=looked_up, drafter=not looked_up
+    )
+
+
 def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
     """The outputs of a step graph that its drafter gives, the accepted node first."""
     return [row for row in outputs(DYNAMIC, features) if row.needs]
@@ -67,14 +76,13 @@ class Accepted:
         tree = g.op("Gather", self.tree_mask, self.node, axis=0)
         past = g.op("Sub", self.visible, g.op("Shape", self.tree_mask, start=1))
         many = g.op("Shape", self.node) if self.several else g.ints(1)
-        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", many, past, axis=0))
+        zeros = g.op("Expand", g.number(0), g.op("Concat", many, past, axis=0))
         return g.op("Concat", zeros, tree, axis=1)
 
     def columns(self, g: Scope) -> tuple[str, str]:
         """The positions int64 of the columns of `past_mask`: of the past [L], its slots, and of the rows [n]."""
         past = g.op("Sub", self.visible, g.op("Shape", self.tree_mask, start=1))
-        zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
-        return g.op("Range", zero, g.op("Squeeze", past), one), self.positions
+        return g.arange(past), self.positions
 
     def seen(
         self, g: Scope, spec: DecoderSpec, present: tuple[str, ...], ring: int | None = None
@@ -117,7 +125,7 @@ class DraftPass(ABC):
     ) -> None:
         """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch, as only drafts need it.
         `presents`: the cache outputs of the layers that the drafter runs through, first layer first."""
-        drafting = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        drafting = g.op("Greater", g.op("Size", stream_ids), g.integer(0))
         g.ops(
             "If",
             drafting,
@@ -177,11 +185,10 @@ class DraftPass(ABC):
         tokens [m, C].
         """
         values, numbers = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
-        if self.spec.draft_vocab is None:
+        chosen = self.spec.draft_vocab
+        if chosen is None:
             return numbers, values, numbers
-        if DRAFT_VOCAB not in g.store:
-            g.store.add(DRAFT_VOCAB, self.spec.draft_vocab)
-        return g.op("Gather", DRAFT_VOCAB, numbers, axis=0), values, numbers
+        return g.op("Gather", g.store.once(DRAFT_VOCAB, lambda: chosen), numbers, axis=0), values, numbers
 
 
 class ParallelDraftPass(DraftPass):

@@ -31,12 +31,12 @@ class CapturedSampler:
         self.g, self.vocab = g, vocab
         columns = (TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY)
         assert len(columns) == DRAW_COLUMNS
-        first = g.op("Gather", DRAW, g.store.constant(0, np.int64), axis=0)
+        first = g.op("Gather", DRAW, g.integer(0), axis=0)
         for column, name in enumerate(columns):
             g.op("Slice", first, g.ints(column), g.ints(column + 1), out=name)
         rows = g.op("Slice", DRAW, g.ints(1), g.ints(END), g.ints(0))
-        self.rows = g.op("Cast", g.op("Gather", rows, g.store.constant(0, np.int64), axis=1), to=INT64)
-        g.op("Gather", rows, g.store.constant(1, np.int64), out=UNIFORMS, axis=1)
+        self.rows = g.op("Cast", g.op("Gather", rows, g.integer(0), axis=1), to=INT64)
+        g.op("Gather", rows, g.integer(1), out=UNIFORMS, axis=1)
 
     def add(self, raw: str, tokens: str, greedy: str, numbers: str) -> tuple[str, str]:
         """int64 [n]: the choice after each row, `greedy` where nothing is sampled; and the same as a result says it.
@@ -71,7 +71,7 @@ class CapturedSampler:
         # top-p counts shares of the tokens that top-k keeps
         share = g.op("Mul", g.op("Where", limited, held, total(g, weights)), TOP_P)
         enough = g.op("Where", nucleus, share, g.number(np.inf))
-        before = g.op("CumSum", best, g.store.constant(1, np.int64), exclusive=1)
+        before = g.op("CumSum", best, g.integer(1), exclusive=1)
         needed = g.op("Cast", g.op("And", within, g.op("Less", before, enough)), to=INT64)
         last = g.op("Sub", g.op("ReduceSum", needed, g.ints(1), keepdims=1), g.ints(1))
         ranked = g.op("GatherElements", best, last, axis=1)

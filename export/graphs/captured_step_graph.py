@@ -44,9 +44,8 @@ from streamspec.export.drafters.draft_pass import Accepted, DraftPass
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass, Interleaved
 from streamspec.export.graphs.captured_sampler import CapturedSampler
-from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
+from streamspec.export.graphs.layer_stack import LayerRows, UnbranchedStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
-from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
@@ -131,7 +130,7 @@ class _AcceptedInPlace(Accepted):
         return [(key, value)]
 
 
-class _CapturedLayers(LayerStack):
+class _CapturedLayers(UnbranchedStack):
     """The layers over a cache that is written in place, all slots of which every row attends over."""
 
     g: CapturedScope
@@ -151,17 +150,17 @@ class _CapturedLayers(LayerStack):
     def _unpack(self) -> None:
         g, margin = self.g, self.sizes.margin
         self.tokens, self.positions, _, self.numbers, _ = (
-            g.op("Gather", CALL, g.store.constant(column, np.int64), out=out, axis=1)
+            g.op("Gather", CALL, g.integer(column), out=out, axis=1)
             for column, out in ((TOKEN, None), (POSITION, None), (PARENT, PARENTS), (NUMBER, None), (NEXT, NEXT_IDS))
         )
         g.op("Unsqueeze", self.tokens, g.ints(0), out=INPUT_IDS)
-        first = g.op("Gather", CALL, g.store.constant(0, np.int64), axis=0)
+        first = g.op("Gather", CALL, g.integer(0), axis=0)
         for column, out in ((PAST, PAST_LENGTH), (NODE, FORCED_NODE), (ROOT, FORCED_ROOT)):
             g.op("Gather", first, g.ints(column), out=out, axis=0)
         self.sources = g.op("Slice", first, g.ints(COLUMNS), g.ints(COLUMNS + margin), g.ints(0))
         sees = g.op("Slice", CALL, g.ints(COLUMNS + margin), g.ints(END), g.ints(1))
         self.sees = g.op("Cast", sees, to=FLOAT)
-        sees = g.op("Greater", sees, g.store.constant(0, np.int64))
+        sees = g.op("Greater", sees, g.integer(0))
         g.op("Where", sees, g.number(0), g.number(MASKED), out=TREE_MASK)
 
     def _see(self) -> None:
@@ -190,7 +189,6 @@ class _CapturedLayers(LayerStack):
             self.join(self._eager, state, self.accepted(self.numbers), stream_ids)
 
     def accepted(self, node: str, root: str = "", final: str = "") -> Accepted:
-        """What drafting reads of the rows int64 `node`."""
         return _AcceptedInPlace(
             node=node,
             number=node,
@@ -279,29 +277,14 @@ class _CapturedBuilder:
             choices, said = sampler.add(RAW_LOGITS, self.layers.tokens, greedy, self.layers.numbers)
         values = [said]
         if self.drafter is not None:
-            values += self._draft(self.drafter, final, choices)
+            values += self.layers.drafts(self.drafter, final, choices)
         with g.named("pack"):
             flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
             g.op("Concat", *flat, out=RESULT, axis=0)
         self._drop_unused()
-        model = finish(g, self.inputs, self.outputs, "streamspec", OPSET, first=True)
+        model = finish(g, self.inputs, self.outputs, OPSET, first=True)
         onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
         return model
-
-    def _draft(self, drafter: DraftPass, final: str, choices: str) -> list[str]:
-        """The accepted node and what the drafter returns after it."""
-        g, layers, spec = self.g, self.layers, drafter.spec
-        presents = layers.with_own(drafter, layers.positions, choices)
-        with g.named("accept"):
-            expected = g.op("Gather", choices, PARENTS, axis=0)
-            node = unless_forced(
-                g, FORCED_NODE, deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
-            )
-            root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
-            accepted = layers.accepted(node, root, g.op("Gather", final, node, axis=0))
-        with g.named("streams"):
-            stream_ids = g.ints(*range(spec.gamma))
-            return [node, *drafter.propose(g, accepted, presents[layers.first :], stream_ids)]
 
     def _drop_unused(self) -> None:
         """Removes the nodes that no output depends on; weights may be of the graph written next."""

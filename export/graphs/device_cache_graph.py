@@ -38,7 +38,7 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
             moved, mode = g.op("Gather", cache, slots, axis=2), {"mode": "circular"} if ring else {}
             g.op("TensorScatter", cache, moved, start, out=present(layer, kind), axis=2, **mode)
     taken, given = inputs(COMPACTION, features), outputs(COMPACTION, features)
-    return finish(g, declared(taken), declared(given), "streamspec")
+    return finish(g, declared(taken), declared(given))
 
 
 def _in_circle(g: Scope, rows: str, cache: str) -> str:

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
@@ -196,9 +196,7 @@ class _Layers(ConvolvingStack):
     def rows_before(self) -> RowsBefore:
         batch, g = self.batch, self.g
         if batch.before is None:
-            zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
-            rows = g.op("Range", zero, g.op("Squeeze", batch.rows.count), one)
-            batch.before = RowsBefore(g, batch.tree_mask, rows, max(self.spec.taps))
+            batch.before = RowsBefore(g, batch.tree_mask, g.arange(batch.rows.count), max(self.spec.taps))
         return batch.before
 
     def leaving(self, layer: int, state: LayerRows) -> None:
@@ -269,12 +267,11 @@ class _Layers(ConvolvingStack):
         with g.named(f"bias.{window or 'full'}"):
             if window is None:
                 past = g.op("Concat", batch.rows.count, self._longest, axis=0)
-                zeros = g.op("Expand", g.store.constant(0, np.float32), past)
+                zeros = g.op("Expand", g.number(0), past)
                 mask = g.op("Concat", zeros, batch.tree_mask, axis=1)
             else:
-                zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
-                slots = g.op("Range", zero, g.op("Squeeze", self._longest), one)
-                seen = g.op("Unsqueeze", g.op("Concat", slots, batch.positions, axis=0), g.ints(0))
+                columns = g.op("Concat", g.arange(self._longest), batch.positions, axis=0)
+                seen = g.op("Unsqueeze", columns, g.ints(0))
                 full = g.op("Squeeze", self._bias(None), g.ints(0, 1))
                 mask = window_out(g, full, batch.positions, seen, window)
             batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
@@ -334,7 +331,7 @@ class _Builder:
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
         native = self.native is not None
-        model = finish(self.g, declared(taken), declared(given), "streamspec", native=native, first=first)
+        model = finish(self.g, declared(taken), declared(given), native=native, first=first)
         onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
         return model
 
@@ -357,29 +354,20 @@ class _Builder:
         with g.named("head"):
             raw, scale = self.decoder.logits(g, self.final, rows, self.decoder.head_weight(), out=RAW_LOGITS)
             each = g.op("Concat", rows.count, g.ints(1), axis=0)
-            g.op("Expand", scale or self.store.constant(1, np.float32), each, out=LOGIT_SCALE)
+            g.op("Expand", scale or g.number(1), each, out=LOGIT_SCALE)
             mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
             out = "chosen" if batch.kept else CHOICES
             choices = self.sampler.add(g, raw, scale, batch.tokens, mask, batch.slots, out=out)
             if batch.kept:  # a pruned row chose nothing
-                none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", LOGIT_ROWS))
+                none = g.op("Expand", g.integer(-1), g.op("Shape", LOGIT_ROWS))
                 g.op("ScatterElements", none, batch.slots, choices, out=CHOICES, axis=0)
         return choices
 
     def _draft(self, drafter: DraftPass, choices: str) -> None:
         spec, layers, batch = drafter.spec, self.layers, self.layers.batch
-        presents = layers.presents
-        if spec.own_layers:
-            entries = [layers.entries[layer] for layer in spec.tapped(self.spec.layers)]
-            following = self._following(choices) if spec.levels else ""
-            main = MainRows(entries, following, batch.positions, layers.keep_rows, batch.rows)
-            presents = presents + drafter.main_rows(self.g, main)
+        every = self.g.op("ScatterElements", NEXT_IDS, batch.logit_rows, choices, axis=0) if spec.levels else ""
+        presents = layers.with_own(drafter, batch.positions, batch.rows, every)
         drafter.add(self.g, lambda branch: self._accept(branch, spec, choices), presents[layers.first :], STREAM_IDS)
-
-    def _following(self, choices: str) -> str:
-        """int64 [n]: the token after each row, as given by `next_ids`, or else as chosen."""
-        chosen = self.g.op("ScatterElements", NEXT_IDS, self.layers.batch.logit_rows, choices, axis=0)
-        return unless_forced(self.g, NEXT_IDS, chosen)
 
     def _accept(self, g: Scope, spec: DraftSpec, choices: str) -> Accepted:
         """The deepest node that stands, or the one that is forced. Nodes of scope `g`."""

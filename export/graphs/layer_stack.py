@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.drafters.streams.eager_pass import EagerPass
-from streamspec.export.layers.acceptance import unless_forced
+from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.per_layer_input import layer_inputs
@@ -20,7 +20,7 @@ from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec
-from streamspec.step_graph import INPUT_IDS, NEXT_IDS, STREAM_IDS
+from streamspec.step_graph import FORCED_NODE, FORCED_ROOT, INPUT_IDS, NEXT_IDS, PARENTS, STREAM_IDS, TREE_MASK
 
 
 @dataclass
@@ -113,16 +113,15 @@ class LayerStack(ABC):
         """Gives K and V rows [1, n, Hkv*D] to the cache of a layer, of the sizes `own` where it is a drafter's; returns
         where they and those before them are."""
 
-    def with_own(self, drafter: DraftPass, positions: str, choices: str) -> list[tuple[str, ...]]:
-        """`presents`, and those of the drafter's own layers, which get their K/V of the call's rows here. `choices`
+    def with_own(self, drafter: DraftPass, positions: str, rows: Rows, choices: str) -> list[tuple[str, ...]]:
+        """`presents`, and those of the drafter's own layers, which get their K/V of the call's `rows` here. `choices`
         int64 [n]: the target's token after each row, where `next_ids` names none."""
         spec = drafter.spec
         if not spec.own_layers:
             return self.presents
         entries = [self.entries[layer] for layer in spec.tapped(self.spec.layers)]
         following = unless_forced(self.g, NEXT_IDS, choices) if spec.levels else ""
-        main = MainRows(entries, following, positions, self.keep_rows, self.rows())
-        return self.presents + drafter.main_rows(self.g, main)
+        return self.presents + drafter.main_rows(self.g, MainRows(entries, following, positions, self.keep_rows, rows))
 
     def join(self, eager: EagerPass, state: LayerRows, nodes: Accepted, stream_ids: str = STREAM_IDS) -> None:
         """Adds streams beside `nodes` to the rows of `state`; from here on they run through the layers together."""
@@ -153,6 +152,34 @@ class LayerStack(ABC):
 
     def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called after attention; may leave rows out."""
+
+
+class UnbranchedStack(LayerStack):
+    """Layers of a graph without branches: every call drafts. Of its rows int64 [n]: `tokens`, `positions`, and
+    `numbers` 0, 1, .."""
+
+    tokens: str
+    positions: str
+    numbers: str
+
+    @abstractmethod
+    def accepted(self, node: str, root: str, final: str) -> Accepted:
+        """The values that drafting reads of the row int64 `node`, its next token and its finished state."""
+
+    def drafts(self, drafter: DraftPass, final: str, choices: str) -> list[str]:
+        """The accepted node and the outputs of `drafter` after it. Of the call's rows: `final` [n, H], the finished
+        states; `choices` int64 [n], the target's next tokens."""
+        g, spec = self.g, drafter.spec
+        presents = self.with_own(drafter, self.positions, self.rows(), choices)
+        with g.named("accept"):
+            expected = g.op("Gather", choices, PARENTS, axis=0)
+            deepest = deepest_standing(g, self.tokens, expected, self.numbers, TREE_MASK)
+            node = unless_forced(g, FORCED_NODE, deepest)
+            root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
+            accepted = self.accepted(node, root, g.op("Gather", final, node, axis=0))
+        with g.named("streams"):
+            stream_ids = g.ints(*range(spec.gamma))
+            return [node, *drafter.propose(g, accepted, presents[self.first :], stream_ids)]
 
 
 class ConvolvingStack(LayerStack):

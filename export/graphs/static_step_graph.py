@@ -18,10 +18,9 @@ import numpy as np
 import onnx
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass
+from streamspec.export.drafters.draft_pass import Accepted
 from streamspec.export.drafters.registry import row_of
-from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows
-from streamspec.export.layers.acceptance import deepest_standing, unless_forced
+from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows, UnbranchedStack
 from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.heads import Tables
@@ -38,11 +37,8 @@ from streamspec.layer_cache import DTYPES, LayerCache
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,
-    FORCED_NODE,
-    FORCED_ROOT,
     INPUT_IDS,
     KEY,
-    PARENTS,
     PAST_LENGTH,
     POSITION_IDS,
     RAW_LOGITS,
@@ -115,7 +111,7 @@ class _AcceptedApart(Accepted):
         return [(past_key, past_value), (key, value)]
 
 
-class _StaticLayers(ConvolvingStack):
+class _StaticLayers(UnbranchedStack, ConvolvingStack):
     """The layers over a cache that is only read."""
 
     g: StaticScope
@@ -172,6 +168,22 @@ class _StaticLayers(ConvolvingStack):
             self.before = RowsBefore(self.g, TREE_MASK, self.numbers, max(self.spec.taps))
         return self.before
 
+    def accepted(self, node: str, root: str, final: str) -> Accepted:
+        return _AcceptedApart(
+            node=node,
+            number=node,
+            root=root,
+            entries=self.entries,
+            final=final,
+            positions=self.positions,
+            tree_mask=TREE_MASK,
+            visible=self.g.ints(self.slots + self.count),
+            past_bias=self.past_bias,
+            rings=self.rings,
+            before=self.before,
+            inputs_of=self.inputs_of,
+        )
+
     def _past_bias(self) -> str:
         """[1, S]: 0 over the first `past_length` slots."""
         g = self.g
@@ -200,8 +212,7 @@ class _StaticLayers(ConvolvingStack):
 
     def _slots(self) -> str:
         """int64 [S]: 0, 1, ..: of the past also the positions."""
-        name = "slots"
-        return name if name in self.g.store else self.g.store.add(name, np.arange(self.slots))
+        return self.g.store.once("slots", lambda: np.arange(self.slots))
 
 
 class _StaticBuilder:
@@ -223,45 +234,9 @@ class _StaticBuilder:
         if streams is not None:
             build = row_of(streams).nodes
             drafter = build(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
-            self._draft(drafter, final, choices)
+            for row, value in zip(drafter.outputs, self.layers.drafts(drafter, final, choices), strict=True):
+                g.op("Identity", value, out=row.name)
         given = outputs(STATIC, self.features)
         g.drop_unused([row.name for row in given])
         assert all(g.shape(row.name) == row.dims for row in given)
-        return finish(g, self.inputs, declared(given), "streamspec", self.parts.precision.opset)
-
-    # ---- after the accepted node
-
-    def _draft(self, drafter: DraftPass, final: str, choices: str) -> None:
-        g, spec, layers = self.g, drafter.spec, self.layers
-        presents = layers.with_own(drafter, layers.positions, choices)
-        accepted = self._accept(spec, final, choices)
-        with g.named("streams"):
-            stream_ids = g.ints(*range(spec.gamma))
-            values = [
-                accepted.node,
-                *drafter.propose(g, accepted, presents[layers.first :], stream_ids),
-            ]
-        for row, value in zip(drafter.outputs, values, strict=True):
-            g.op("Identity", value, out=row.name)
-
-    def _accept(self, spec: DraftSpec, final: str, choices: str) -> Accepted:
-        g, layers = self.g, self.layers
-        with g.named("accept"):
-            expected = g.op("Gather", choices, PARENTS, axis=0)
-            deepest = deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
-            node = unless_forced(g, FORCED_NODE, deepest)
-            root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
-            return _AcceptedApart(
-                node=node,
-                number=node,
-                root=root,
-                entries=layers.entries,
-                final=g.op("Gather", final, node, axis=0),
-                positions=layers.positions,
-                tree_mask=TREE_MASK,
-                visible=g.ints(self.parts.slots + self.parts.rows),
-                past_bias=layers.past_bias,
-                rings=layers.rings,
-                before=layers.before,
-                inputs_of=layers.inputs_of,
-            )
+        return finish(g, self.inputs, declared(given), self.parts.precision.opset)

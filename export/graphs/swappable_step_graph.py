@@ -150,7 +150,7 @@ class SwappableStreams(StreamPass):
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
         """Adds the start, the optional layers and the drafting as three `If`s of the main graph."""
-        drafting = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        drafting = g.op("Greater", g.op("Size", stream_ids), g.integer(0))
         accepted, self._entering = self._start_branch(g, drafting, accept, stream_ids)
         for number, (first, end) in enumerate(pairwise(self.begins)):
             begun = g.op("And", drafting, g.op("LessOrEqual", STREAM_BEGIN, g.ints(number)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto
 
 from streamspec.export.ops.builder import Scope
@@ -19,15 +18,15 @@ def deepest_standing(g: Scope, tokens: str, expected: str, numbers: str, seen: s
     """
     wrong = g.op("Not", g.op("Equal", tokens, expected))
     # The root is no draft token; in a prompt chunk `forced_node` decides and none of this matters.
-    wrong = g.op("And", wrong, g.op("Greater", numbers, g.store.constant(0, np.int64)))
-    ancestors = g.op("Cast", g.op("Equal", seen, g.store.constant(0, np.float32)), to=FLOAT)
+    wrong = g.op("And", wrong, g.op("Greater", numbers, g.integer(0)))
+    ancestors = g.op("Cast", g.op("Equal", seen, g.number(0)), to=FLOAT)
     column = g.op("Unsqueeze", g.op("Cast", wrong, to=FLOAT), g.ints(1))
     mistakes = g.op("Squeeze", g.op("MatMul", ancestors, column), g.ints(1))
     depth = g.op("ReduceSum", ancestors, g.ints(1), keepdims=0)
-    stands = g.op("Equal", mistakes, g.store.constant(0, np.float32))
+    stands = g.op("Equal", mistakes, g.number(0))
     return g.op("ArgMax", g.op("Mul", depth, g.op("Cast", stands, to=FLOAT)), axis=0, keepdims=1)
 
 
 def unless_forced(g: Scope, forced: str, otherwise: str) -> str:
     """int64: the input `forced` where it is 0 or more, else `otherwise`, of one shape."""
-    return g.op("Where", g.op("GreaterOrEqual", forced, g.store.constant(0, np.int64)), forced, otherwise)
+    return g.op("Where", g.op("GreaterOrEqual", forced, g.integer(0)), forced, otherwise)

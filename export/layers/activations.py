@@ -34,11 +34,11 @@ def _xielu(g: Scope, x: str, parameter: Parameter) -> str:
     """beta x + a max(x, 0)^2 + b (exp(m) - 1 - m) with m = min(x, 0), a and b of the layer (arXiv 2411.13010)."""
     above, below, slope = (parameter(name) for name in ("alpha_p", "alpha_n", "beta"))
     numbers = np.logaddexp(0, above), slope + np.logaddexp(0, below), slope
-    a, b, beta = (g.store.constant(float(number), np.float32) for number in numbers)
+    a, b, beta = (g.number(float(number)) for number in numbers)
     positive = g.op("Relu", x)
     negative = g.op("Sub", x, positive)
-    half = g.op("Tanh", g.op("Mul", negative, g.store.constant(0.5, np.float32)))
-    grown = g.op("Div", g.op("Add", half, half), g.op("Sub", g.store.constant(1.0, np.float32), half))  # exp(m) - 1
+    half = g.op("Tanh", g.op("Mul", negative, g.number(0.5)))
+    grown = g.op("Div", g.op("Add", half, half), g.op("Sub", g.number(1.0), half))  # exp(m) - 1
     curved = g.op("Mul", g.op("Sub", grown, negative), b)
     squared = g.op("Mul", g.op("Mul", positive, positive), a)
     return g.op("Add", g.op("Add", squared, curved), g.op("Mul", x, beta))

@@ -36,8 +36,8 @@ ONES_WIDTH = 16  # columns that a kernel computes at once
 
 def capped(g: Scope, x: str, cap: float, out: str | None = None) -> str:
     """cap * tanh(x / cap)"""
-    inner = g.op("Tanh", g.op("Mul", x, g.store.constant(1 / cap, np.float32)))
-    return g.op("Mul", inner, g.store.constant(cap, np.float32), out=out)
+    inner = g.op("Tanh", g.op("Mul", x, g.number(1 / cap)))
+    return g.op("Mul", inner, g.number(cap), out=out)
 
 
 class RowExactAttention:
@@ -89,7 +89,7 @@ class RowExactAttention:
         if slots not in self._ones:
             g = self.g
             shape = g.op("Concat", slots, g.ints(ONES_WIDTH), axis=0)
-            self._ones[slots] = g.op("Expand", g.store.constant(1, np.float32), shape)
+            self._ones[slots] = g.op("Expand", g.number(1), shape)
         return self._ones[slots]
 
     def _per_query_head(self, bias: str, group: int) -> str:
@@ -107,8 +107,8 @@ def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> st
     if spec.cache_dtype == DTYPES[0]:
         return rows
     most = float(np.finfo(np.float16).max)
-    below = g.op("Min", rows, g.store.constant(most, np.float32))
-    return g.op("Cast", g.op("Max", below, g.store.constant(-most, np.float32)), out=out, to=TensorProto.FLOAT16)
+    below = g.op("Min", rows, g.number(most))
+    return g.op("Cast", g.op("Max", below, g.number(-most)), out=out, to=TensorProto.FLOAT16)
 
 
 def loaded(g: Scope, spec: DecoderSpec, cache: str, slots: str = "") -> str:
@@ -152,5 +152,5 @@ def by_head(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> s
 def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
     """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
     distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
-    near = g.op("Less", distance, g.store.constant(window, np.int64))
-    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))
+    near = g.op("Less", distance, g.integer(window))
+    return g.op("Where", near, mask, g.number(MASKED))

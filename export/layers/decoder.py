@@ -97,12 +97,11 @@ class Decoder(AttentionHeads):
         """The input of the first layer for ids [1, n] at int64 positions [n]."""
         embedded, family = self.embed(g, ids), self.spec.family
         if self.spec.embedding_scale != 1.0:
-            embedded = g.op("Mul", embedded, g.store.constant(self.spec.embedding_scale, np.float32))
+            embedded = g.op("Mul", embedded, g.number(self.spec.embedding_scale))
         if family.position_table is not None:
             name = f"{self.spec.stacked(family.position_table)}.weight"
-            if name not in g.store:
-                g.store.add(name, self.source.weight(name)[family.position_offset :])
-            embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", name, positions, axis=0), g.ints(0)))
+            table = g.store.once(name, lambda: self.source.weight(name)[family.position_offset :])
+            embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", table, positions, axis=0), g.ints(0)))
         return Residual(embedded)
 
     def logits(
@@ -120,9 +119,9 @@ class Decoder(AttentionHeads):
     def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:
         """The LM head's bias [V], or the part `chosen` of it; '' where there is none."""
         bias = self.source.bias("lm_head.bias")
-        if bias is not None and label not in g.store:
-            g.store.add(label, bias if chosen is None else bias[chosen])
-        return "" if bias is None else label
+        if bias is None:
+            return ""
+        return g.store.once(label, lambda: bias if chosen is None else bias[chosen])
 
     def finish_logits(self, g: Scope, products: str, bias: str, out: str | None = None) -> str:
         """Logits of the head's products: with its bias, the multiplier and under the cap, each if any."""
@@ -130,7 +129,7 @@ class Decoder(AttentionHeads):
         last = None if cap else out
         logits = g.op("Add", products, bias, out=last if scale == 1.0 else None) if bias else products
         if scale != 1.0:
-            logits = g.op("Mul", logits, g.store.constant(scale, np.float32), out=last)
+            logits = g.op("Mul", logits, g.number(scale), out=last)
         return capped(g, logits, cap, out) if cap else logits
 
     # ---- rows
@@ -187,16 +186,14 @@ class Decoder(AttentionHeads):
         """The stacked biases of `modules`; '' where none of them has one."""
         names = [self.spec.weight_name(layer, module) for module in modules]
         biases = [self.source.bias(f"{name}.bias") for name in names]
-        if all(b is None for b in biases):
+        if all(bias is None for bias in biases):
             return ""
-        label = "+".join(names) + ".bias"
-        if label not in g.store:
-            parts = [
-                np.zeros(self.spec.at(layer).out_width(m), np.float32) if b is None else b
-                for b, m in zip(biases, modules, strict=True)
-            ]
-            g.store.add(label, np.concatenate(parts))
-        return label
+        spec = self.spec.at(layer)
+        parts = (
+            np.zeros(spec.out_width(module), np.float32) if bias is None else bias
+            for bias, module in zip(biases, modules, strict=True)
+        )
+        return g.store.once("+".join(names) + ".bias", lambda: np.concatenate(list(parts)))
 
     def norm(self, g: Scope, residual: Residual, name: str) -> tuple[str, Residual]:
         """Adds the pending update and normalises: (normed rows, residual with nothing pending)."""
@@ -281,15 +278,11 @@ class Decoder(AttentionHeads):
         """What a half of a layer adds: its output under the norm `name`, times the multiplier, each if any."""
         update = self.norm(g, Residual(output), self.spec.weight_name(layer, name))[0] if name else output
         scale = self.spec.residual_scale
-        return update if scale == 1.0 else g.op("Mul", update, g.store.constant(scale, np.float32))
+        return update if scale == 1.0 else g.op("Mul", update, g.number(scale))
 
     def unit_rms(self, g: Scope, x: str) -> str:
         """x [.., H] over its root mean square."""
-        ones = (
-            "unit_rms.ones"
-            if "unit_rms.ones" in g.store
-            else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
-        )
+        ones = g.store.once("unit_rms.ones", lambda: np.ones(self.spec.hidden, np.float32))
         return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:

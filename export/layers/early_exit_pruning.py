@@ -51,18 +51,18 @@ class EarlyExit:
         for row in EXIT_INPUTS:
             assert row.default is not None
             g.store.add_inline(row.name, row.filled(row.default))
-        limited = g.op("Greater", KEEP_ABOVE, g.store.constant(np.finfo(np.float32).min, np.float32))
+        limited = g.op("Greater", KEEP_ABOVE, g.number(np.finfo(np.float32).min))
         pruning = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
         kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
         old_parents = pruned.op("Gather", PARENTS, kept, axis=0)
-        zeros = pruned.op("Expand", g.store.constant(0, np.int64), count)
-        ranks = _range(pruned, pruned.op("Shape", kept))
+        zeros = pruned.op("Expand", g.integer(0), count)
+        ranks = pruned.arange(pruned.op("Shape", kept))
         parents = pruned.op("Gather", pruned.op("ScatterElements", zeros, kept, ranks, axis=0), old_parents, axis=0)
         unchanged = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
         results = {
             "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
-            "else_branch": (every, [_range(every, count), *unchanged, _range(every, every.op("Shape", LOGIT_ROWS))]),
+            "else_branch": (every, [every.arange(count), *unchanged, every.arange(every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {
             name: scope.branch(values, (TensorProto.INT64,) * 4, name) for name, (scope, values) in results.items()
@@ -78,8 +78,7 @@ class EarlyExit:
 
     def _scores(self, g: Scope, entry: str, tokens: str, count: str) -> str:
         """float [n], 0 for the root."""
-        store = g.store
-        masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
+        masked, zero = g.number(MASKED), g.number(0)
         columns = self.decoder.look_up(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
         scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
         bias = self.decoder.head_bias(g)
@@ -89,18 +88,16 @@ class EarlyExit:
         # A token that several nodes share counts once, where it comes first.
         same = g.op("Equal", g.op("Unsqueeze", tokens, g.ints(1)), g.op("Unsqueeze", tokens, g.ints(0)))
         first = g.op("ArgMax", g.op("Cast", same, to=TensorProto.INT32), axis=1, keepdims=0)
-        numbers = _range(g, count)
+        numbers = g.arange(count)
         distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
         total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
         logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: all nodes after c's parent
         own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
-        own = g.op(
-            "Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own
-        )
+        own = g.op("Where", g.op("Unsqueeze", g.op("Equal", numbers, g.integer(0)), g.ints(1)), zero, own)
         ancestors = g.op("Cast", g.op("Equal", TREE_MASK, zero), to=TensorProto.FLOAT)
         path = g.op("Squeeze", g.op("MatMul", ancestors, own), g.ints(1))
-        both = g.op("Add", path, g.op("Mul", PRIORS, store.constant(PRIOR_WEIGHT, np.float32)))
-        return g.op("Div", both, store.constant(1 + PRIOR_WEIGHT, np.float32))
+        both = g.op("Add", path, g.op("Mul", PRIORS, g.number(PRIOR_WEIGHT)))
+        return g.op("Div", both, g.number(1 + PRIOR_WEIGHT))
 
     def _exit_states(self, g: Scope, entry: str) -> str:
         """h [1, n, H]"""
@@ -109,8 +106,3 @@ class EarlyExit:
         up = g.store.add(EXIT_UP, np.ascontiguousarray(self.spec.up.T, np.float32))
         moved = g.op("MatMul", g.op("MatMul", unit, down), up)
         return self.decoder.finish(g, Residual(unit, moved))
-
-
-def _range(g: Scope, count: str) -> str:
-    """int64 [count]: 0, 1, .. of an int64 [1]."""
-    return g.op("Range", g.store.constant(0, np.int64), g.op("Squeeze", count), g.store.constant(1, np.int64))

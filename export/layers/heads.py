@@ -39,8 +39,7 @@ class AttentionHeads:
     def norm_weights(self, g: Scope, name: str) -> list[str]:
         """Weight of the norm `name`, and its bias where it has one."""
         weight, bias = f"{name}.weight", f"{name}.bias"
-        if weight not in g.store:
-            g.store.add(weight, self.source.weight(weight))
+        g.store.once(weight, lambda: self.source.weight(weight))
         if bias not in g.store and (values := self.source.bias(bias)) is not None:
             g.store.add(bias, values)
         return [weight, bias] if bias in g.store else [weight]
@@ -87,7 +86,7 @@ class AttentionHeads:
 
     def _clipped(self, g: Scope, x: str, limit: float) -> str:
         """x within -limit and limit, by operators that all providers take."""
-        minus, low = (g.store.constant(number, np.float32) for number in (-1.0, -limit))
+        minus, low = (g.number(number) for number in (-1.0, -limit))
         return g.op("Max", g.op("Mul", g.op("Max", g.op("Mul", x, minus), low), minus), low)
 
     def _head_norms(self, g: Scope, q: str, k: str, layer: int) -> tuple[str, str]:
@@ -124,11 +123,7 @@ class AttentionHeads:
         elif self.source.bias(f"{name}.bias") is not None:
             normed = g.op("LayerNormalization", split, *self.norm_weights(g, name), axis=-1, epsilon=spec.eps)
         else:  # weights of its own for every head: Cohere's a table, StableLM's a module each
-            ones = (
-                "head_norm.ones"
-                if "head_norm.ones" in g.store
-                else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
-            )
+            ones = g.store.once("head_norm.ones", lambda: np.ones(spec.head_dim, np.float32))
             if name not in g.store:
                 table, parts = f"{name}.weight", [f"{name}.norms.{head}.weight" for head in range(heads)]
                 each = self.source.bias(table)
@@ -153,17 +148,16 @@ class AttentionHeads:
         column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))
         tables = []
         for number, kind in enumerate(self.spec.rotaries):
-            frequencies = f"{self.rotary_prefix}rotary.{number}.inv_freq"
             count = len(kind.inv_freq)
             spare = -count % LANES
-            if frequencies not in g.store:
-                g.store.add(frequencies, np.pad(kind.inv_freq, (0, spare)).reshape(1, -1))
+            padded = np.pad(kind.inv_freq, (0, spare)).reshape(1, -1)
+            frequencies = g.store.once(f"{self.rotary_prefix}rotary.{number}.inv_freq", lambda array=padded: array)
             angles = g.op("Mul", column, frequencies)
             cos, sin = g.op("Cos", angles), g.op("Sin", angles)
             if spare:  # else how a row's last numbers are computed depends on how many rows follow
                 cos, sin = (g.op("Slice", side, g.ints(0), g.ints(count), g.ints(1)) for side in (cos, sin))
             if kind.scale != 1.0:
-                scale = g.store.constant(kind.scale, np.float32)
+                scale = g.number(kind.scale)
                 cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
             if kind.growth is not None:
                 scale = self._growth(g, positions, *kind.growth)
@@ -173,6 +167,6 @@ class AttentionHeads:
 
     def _growth(self, g: Scope, positions: str, beta: float, length: int) -> str:
         """1 + beta * log(1 + floor(position / length)) [rows, 1] of int64 positions [rows]"""
-        one, factor = (g.store.constant(number, np.float32) for number in (1.0, beta))
+        one, factor = (g.number(number) for number in (1.0, beta))
         times = g.op("Cast", g.op("Div", g.op("Unsqueeze", positions, g.ints(1)), g.ints(length)), to=1)
         return g.op("Add", one, g.op("Mul", g.op("Log", g.op("Add", one, times)), factor))

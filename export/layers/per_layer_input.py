@@ -38,13 +38,13 @@ def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Ro
     at = g.op("Mul", g.op("Unsqueeze", ids, g.ints(2)), g.ints(layers))
     numbers = g.op("Add", at, g.store.constant(np.arange(layers), np.int64))
     known = decoder.look_up(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
-    known = g.op("Mul", g.op("Reshape", known, parts), g.store.constant(of_table, np.float32))
+    known = g.op("Mul", g.op("Reshape", known, parts), g.number(of_table))
     context = f"{spec.stacked(names.context)}"
     weight = Weight(context, layers * width, spec.hidden, lambda: source.weight(f"{context}.weight"))
     mapped = decoder.linear_map(g, start.stream, rows, weight)
-    scaled = g.op("Reshape", g.op("Mul", mapped, g.store.constant(of_map, np.float32)), parts)
+    scaled = g.op("Reshape", g.op("Mul", mapped, g.number(of_map)), parts)
     normed, _ = decoder.norm(g, type(start)(scaled), spec.stacked(names.context_norm))
-    total = g.op("Mul", g.op("Add", normed, known), g.store.constant(of_sum, np.float32))
+    total = g.op("Mul", g.op("Add", normed, known), g.number(of_sum))
     return g.op("Reshape", total, g.ints(1, -1, layers * width))
 
 
@@ -68,17 +68,13 @@ def layer_end(
     if factor is None:
         return type(residual)(stream)
     name = spec.weight_name(layer, factor)
-    if name not in g.store:
-        g.store.add(name, decoder.source.weight(name))
-    return type(residual)(g.op("Mul", stream, name))
+    return type(residual)(g.op("Mul", stream, g.store.once(name, lambda: decoder.source.weight(name))))
 
 
 def value_norm(decoder: DecoderSpec, g: Scope, values: str, layer: int) -> str:
     """Values [1, n, Hkv*D], each head over its root mean square."""
     spec = decoder.at(layer)
-    ones = f"value_norm.{spec.head_dim}"
-    if ones not in g.store:
-        g.store.add(ones, np.ones(spec.head_dim, np.float32))
+    ones = g.store.once(f"value_norm.{spec.head_dim}", lambda: np.ones(spec.head_dim, np.float32))
     split = g.op("Reshape", values, g.ints(0, 0, spec.kv_heads, spec.head_dim))
     normed = g.op("SimplifiedLayerNormalization", split, ones, axis=-1, epsilon=spec.eps, stash_type=1)
     return g.op("Reshape", normed, g.ints(0, 0, spec.kv_heads * spec.head_dim))

@@ -59,8 +59,8 @@ class TokenSampler:
         for row in self.inputs:
             assert row.default is not None
             (g.store.add if row.name == SEEN else g.store.add_inline)(row.name, row.filled(row.default))
-        mild = g.op("Equal", REPETITION_PENALTY, _f32(g, 1))
-        untouched = g.op("And", g.op("And", g.op("LessOrEqual", TEMPERATURE, _f32(g, 0)), mild), FREE)
+        mild = g.op("Equal", REPETITION_PENALTY, g.number(1))
+        untouched = g.op("And", g.op("And", g.op("LessOrEqual", TEMPERATURE, g.number(0)), mild), FREE)
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
         best = self._argmax(greedy, raw)
         logits = inner.op("Mul", raw, scale) if scale else raw
@@ -70,7 +70,7 @@ class TokenSampler:
             (harder, with_penalty(harder, logits, tokens, mask)),
         )
         penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), slots)
-        hot = inner.op("Greater", TEMPERATURE, _f32(inner, 0))
+        hot = inner.op("Greater", TEMPERATURE, inner.number(0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "drawn")
         calmest = self._argmax(calm, penalised)
         uniforms = drawing.op("Gather", UNIFORMS, slots, axis=0) if slots else UNIFORMS
@@ -82,7 +82,7 @@ class TokenSampler:
         """Masks tokens that are not `allowed`; with `free` that input, which may hold an earlier mask, is not read."""
         limited, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
         allowed = limited.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
-        masked = limited.op("Where", allowed, logits, _f32(limited, -np.inf))
+        masked = limited.op("Where", allowed, logits, limited.number(-np.inf))
         return _if(g, FREE, (free, free.op("Identity", logits)), (limited, masked), FLOAT)
 
     def _argmax(self, g: Scope, x: str) -> str:
@@ -94,28 +94,28 @@ class TokenSampler:
         weights = g.op("Exp", g.op("Sub", scores, top))
         with g.named("truncate"):
             floor = self._floor(g, weights)
-        kept = g.op("Where", g.op("Less", weights, floor), _f32(g, 0), weights)
+        kept = g.op("Where", g.op("Less", weights, floor), g.number(0), weights)
         with g.named("inverse_cdf"):
             return inverse_cdf(g, kept, uniforms, self.vocab)
 
     def _floor(self, g: Scope, weights: str) -> str:
         """[r, 1]: the smallest weight that top-k, top-p and min-p keep; the largest weight is 1 and always stays."""
-        zero, one = g.store.constant(0, np.int64), _f32(g, 1)
+        zero, one = g.integer(0), g.number(1)
         by_rank = g.op("Or", g.op("Greater", TOP_K, zero), g.op("Less", TOP_P, one))
         sorting, idle = Scope(g.store, g.label + "/sort"), Scope(g.store, g.label + "/idle")
-        none = idle.op("Expand", idle.store.constant(0, np.float32), idle.ints(1, 1))
+        none = idle.op("Expand", idle.number(0), idle.ints(1, 1))
         ranked = _if(g, by_rank, (sorting, self._rank_floor(sorting, weights)), (idle, none), FLOAT)
         return g.op("Max", ranked, MIN_P)
 
     def _rank_floor(self, g: Scope, weights: str) -> str:
         vocab = g.ints(self.vocab)
-        limited = g.op("Greater", TOP_K, g.store.constant(0, np.int64))
+        limited = g.op("Greater", TOP_K, g.integer(0))
         first = g.op("Min", g.op("Where", limited, TOP_K, g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
         held = total(g, best)
         # top-p counts shares of the tokens that top-k keeps
         share = g.op("Mul", g.op("Where", limited, held, total(g, weights)), TOP_P)
-        enough = g.op("Where", g.op("Less", TOP_P, _f32(g, 1)), share, _f32(g, np.inf))
+        enough = g.op("Where", g.op("Less", TOP_P, g.number(1)), share, g.number(np.inf))
         short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))
         return self._widened(g, _nucleus(g, best, enough), weights, enough, short, (*SORTED[1:], self.vocab))
 
@@ -133,9 +133,7 @@ class TokenSampler:
         if sizes[1:]:
             lower = self._widened(wide, lower, of_short, goal, wide.op("Less", total(wide, best), goal), sizes[1:])
         whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
-        any_short = g.op(
-            "Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64)
-        )
+        any_short = g.op("Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.integer(0))
         return _if(g, any_short, (wide, whole), (done, done.op("Identity", floor)), FLOAT)
 
 
@@ -143,7 +141,7 @@ def with_penalty(g: Scope, logits: str, tokens: str, mask: str) -> str:
     """[r, vocab]: `logits` of tokens that occur before or in a row, in `SEEN` or as the `tokens` [n] that `mask` [r, n]
     has 0 for, divided by the penalty if positive, multiplied if negative."""
     # Columns that do not precede a row repeat the token of its first that does.
-    before = g.op("Equal", mask, _f32(g, 0))
+    before = g.op("Equal", mask, g.number(0))
     row = g.op("Unsqueeze", tokens, g.ints(0))
     first = g.op("Gather", tokens, g.op("ArgMax", g.op("Cast", before, to=FLOAT), axis=1, keepdims=1), axis=0)
     indices = g.op("Where", before, row, first)
@@ -151,7 +149,7 @@ def with_penalty(g: Scope, logits: str, tokens: str, mask: str) -> str:
     base = g.op("And", SEEN, g.op("Equal", first, first))
     seen = g.op("ScatterElements", base, indices, g.op("Equal", indices, indices), axis=1)
     milder, harder = g.op("Mul", logits, REPETITION_PENALTY), g.op("Div", logits, REPETITION_PENALTY)
-    return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
+    return g.op("Where", seen, g.op("Where", g.op("Less", logits, g.number(0)), milder, harder), logits)
 
 
 def inverse_cdf(g: Scope, weights: str, uniforms: str, vocab: int) -> str:
@@ -162,22 +160,22 @@ def inverse_cdf(g: Scope, weights: str, uniforms: str, vocab: int) -> str:
         weights = g.op("Pad", weights, g.ints(0, 0, 0, pad))
     count = (vocab + pad) // BLOCK
     blocks = g.op("Reshape", weights, g.ints(-1, count, BLOCK))
-    axis = g.store.constant(1, np.int64)
+    axis = g.integer(1)
     sums = g.op("ReduceSum", blocks, g.ints(2), keepdims=0)
     ends = g.op("CumSum", sums, axis)
     target = g.op(
         "Mul", g.op("Slice", ends, g.ints(-1), g.ints(count), g.ints(1)), g.op("Unsqueeze", uniforms, g.ints(1))
     )
-    block = g.op("Min", _first_above(g, ends, target, count), g.store.constant(count - 1, np.int64))  # of NaN: none is
+    block = g.op("Min", _first_above(g, ends, target, count), g.integer(count - 1))  # of NaN: none is
     before = g.op("GatherElements", g.op("CumSum", sums, axis, exclusive=1), block, axis=1)
     place = g.op("Add", g.op("Unsqueeze", block, g.ints(2)), g.store.constant(np.zeros((1, 1, BLOCK)), np.int64))
     inside = g.op("Squeeze", g.op("GatherElements", blocks, place, axis=1), g.ints(1))
     running = g.op("CumSum", inside, axis)
     token = _first_above(g, g.op("Add", before, running), target, BLOCK)
     # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will do.
-    possible = _first_above(g, running, _f32(g, 0), BLOCK)
-    token = g.op("Where", g.op("Less", token, g.store.constant(BLOCK, np.int64)), token, possible)
-    token = g.op("Min", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.store.constant(vocab - 1, np.int64))
+    possible = _first_above(g, running, g.number(0), BLOCK)
+    token = g.op("Where", g.op("Less", token, g.integer(BLOCK)), token, possible)
+    token = g.op("Min", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.integer(vocab - 1))
     return g.op("Squeeze", token, g.ints(1))
 
 
@@ -185,7 +183,7 @@ def _first_above(g: Scope, rising: str, target: str, count: int) -> str:
     """int64 [r, 1]: the index of the first of `count` rising numbers [r, count] that is above the target; `count` where
     none is. Counted, as which of equal ones an ArgMax returns is each provider's own choice."""
     above = g.op("Cast", g.op("Greater", rising, target), to=INT64)
-    return g.op("Sub", g.store.constant(count, np.int64), g.op("ReduceSum", above, g.ints(1), keepdims=1))
+    return g.op("Sub", g.integer(count), g.op("ReduceSum", above, g.ints(1), keepdims=1))
 
 
 def choice_graph(vocab: int) -> onnx.ModelProto:
@@ -193,7 +191,7 @@ def choice_graph(vocab: int) -> onnx.ModelProto:
     g, sampler = Scope(WeightStore()), TokenSampler(vocab)
     sampler.add(g, RAW_LOGITS, "", g.op("Squeeze", INPUT_IDS, g.ints(0)), TREE_MASK, out=CHOICES)
     taken, given = inputs(SAMPLING, sampler.features), outputs(SAMPLING, sampler.features)
-    return finish(g, declared(taken), declared(given), "streamspec", CHOICE_OPSET)
+    return finish(g, declared(taken), declared(given), CHOICE_OPSET)
 
 
 def total(g: Scope, weights: str) -> str:
@@ -202,13 +200,9 @@ def total(g: Scope, weights: str) -> str:
 
 def _nucleus(g: Scope, values: str, enough: str) -> str:
     """[r, 1]: the last of the descending `values` [r, K] that is needed to make their sum reach `enough` [r, 1]."""
-    before = g.op("CumSum", values, g.store.constant(1, np.int64), exclusive=1)
+    before = g.op("CumSum", values, g.integer(1), exclusive=1)
     needed = g.op("ReduceSum", g.op("Cast", g.op("Less", before, enough), to=INT64), g.ints(1), keepdims=1)
     return g.op("GatherElements", values, g.op("Sub", needed, g.ints(1)), axis=1)
-
-
-def _f32(g: Scope, value: float) -> str:
-    return g.store.constant(value, np.float32)
 
 
 def _if(

@@ -32,9 +32,9 @@ class RowsBefore:
     def __init__(self, g: Scope, tree_mask: str, rows: str, taps: int) -> None:
         """`tree_mask` [n, n]; `rows` int64 [n]: 0, 1, ..; `taps`: how many rows a convolution mixes."""
         with g.named("rows_before"):
-            zero, none = g.store.constant(0, np.int64), g.store.constant(-1, np.int64)
+            zero, none = g.integer(0), g.integer(-1)
             column, row = g.op("Unsqueeze", rows, g.ints(0)), g.op("Unsqueeze", rows, g.ints(1))
-            seen = g.op("Equal", tree_mask, g.store.constant(0, np.float32))
+            seen = g.op("Equal", tree_mask, g.number(0))
             ancestors = g.op("And", seen, g.op("Less", column, row))
             depth = g.op("ReduceSum", g.op("Cast", ancestors, to=TensorProto.INT64), g.ints(1), keepdims=0)
             parent = g.op("ReduceMax", g.op("Where", ancestors, column, none), g.ints(1), keepdims=0)
@@ -66,8 +66,8 @@ def beside_cache(past: str, new: str) -> Read:
 
     def read(g: Scope, numbers: str) -> str:
         fresh = g.op("Sub", numbers, PAST_LENGTH)
-        picked = g.op("Gather", new, g.op("Max", fresh, g.store.constant(0, np.int64)), axis=2)
-        inside = g.op("Unsqueeze", g.op("GreaterOrEqual", fresh, g.store.constant(0, np.int64)), g.ints(1))
+        picked = g.op("Gather", new, g.op("Max", fresh, g.integer(0)), axis=2)
+        inside = g.op("Unsqueeze", g.op("GreaterOrEqual", fresh, g.integer(0)), g.ints(1))
         return _or_zero(
             g, numbers, g.op("Where", inside, picked, g.op("Gather", past, _slots(g, numbers, past), axis=2))
         )
@@ -77,14 +77,14 @@ def beside_cache(past: str, new: str) -> Read:
 
 def _slots(g: Scope, numbers: str, cache: str) -> str:
     """int64 [x]: where a cache has the rows `numbers`, their remainder by its slots; 0 for those below 0."""
-    size, numbers = g.op("Shape", cache, start=2, end=3), g.op("Max", numbers, g.store.constant(0, np.int64))
+    size, numbers = g.op("Shape", cache, start=2, end=3), g.op("Max", numbers, g.integer(0))
     return g.op("Sub", numbers, g.op("Mul", g.op("Div", numbers, size), size))
 
 
 def _or_zero(g: Scope, numbers: str, inputs: str) -> str:
     """[1, x, H] of inputs [1, 1, x, H]."""
-    known = g.op("Unsqueeze", g.op("GreaterOrEqual", numbers, g.store.constant(0, np.int64)), g.ints(1))
-    return g.op("Where", known, g.op("Squeeze", inputs, g.ints(1)), g.store.constant(0, np.float32))
+    known = g.op("Unsqueeze", g.op("GreaterOrEqual", numbers, g.integer(0)), g.ints(1))
+    return g.op("Where", known, g.op("Squeeze", inputs, g.ints(1)), g.number(0))
 
 
 def gated_inputs(decoder: Decoder, g: Scope, x: str, rows: Rows, layer: int, linear: Linear) -> tuple[str, str]:

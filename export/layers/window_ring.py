@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Scope
 from streamspec.export.ops.static_scope import StaticScope
@@ -29,9 +27,8 @@ class Ring:
 def ring_after(g: Scope, slots: str, visible: str, positions: str, tree_mask: str) -> Ring:
     """The ring after the rows of a call are in it, at int64 `positions` [n], under `tree_mask` [n, n]. `slots`,
     `visible` int64 [1]: of the ring, and rows of the sequence with those of the call, L + n."""
-    zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
-    used = g.op("Min", visible, slots)
-    each = g.op("Range", zero, g.op("Squeeze", used), one)
+    zero, used = g.integer(0), g.op("Min", visible, slots)
+    each = g.arange(used)
     rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, g.ints(1)), each), slots)
     number = g.op("Add", each, g.op("Mul", rounds, slots))  # the newest row of each slot
     past = g.op("Sub", visible, g.op("Shape", tree_mask, start=1))
@@ -40,14 +37,14 @@ def ring_after(g: Scope, slots: str, visible: str, positions: str, tree_mask: st
     return Ring(
         used=used,
         positions=g.op("Where", new, g.op("Gather", positions, row, axis=0), number),
-        sees=g.op("Where", new, g.op("Gather", tree_mask, row, axis=1), g.store.constant(0, np.float32)),
+        sees=g.op("Where", new, g.op("Gather", tree_mask, row, axis=1), g.number(0)),
     )
 
 
 def ring_beside(g: StaticScope, slots: int, rows: int, positions: str, tree_mask: str) -> Ring:
     """A ring of `slots` slots that is only read, then the call's `rows` rows apart from it."""
     each, size = g.ints(*range(slots)), g.ints(slots)
-    filled, zero = g.op("Less", each, PAST_LENGTH), g.store.constant(0, np.int64)
+    filled, zero = g.op("Less", each, PAST_LENGTH), g.integer(0)
     rounds = g.op("Div", g.op("Sub", g.op("Sub", PAST_LENGTH, g.ints(1)), each), size)
     number = g.op("Add", each, g.op("Mul", g.op("Where", filled, rounds, zero), size))
     past = g.op("Unsqueeze", g.op("Where", filled, g.number(0), g.number(MASKED)), g.ints(0))

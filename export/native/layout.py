@@ -105,9 +105,7 @@ class Unpacked:
 
     def fourth(self, scales: str) -> str:
         """A fourth of float32 `scales`."""
-        return self._made(
-            f"{scales}.fourth", lambda out: self.g.op("Mul", scales, self.store.constant(0.25, np.float32), out=out)
-        )
+        return self._made(f"{scales}.fourth", lambda out: self.g.op("Mul", scales, self.g.number(0.25), out=out))
 
     def _made(self, value: str, make: Callable[[str], object]) -> str:
         if value not in self.store.made:

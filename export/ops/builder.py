@@ -7,7 +7,7 @@ Values are plain strings (ONNX value names). Only one weight is in memory at a t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,6 +47,10 @@ class WeightStore:
         """Adds `array` under `name`; a second call with the same name is a mistake of the caller."""
         array = np.asarray(array)
         return self._add(name, array, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+    def once(self, name: str, make: Callable[[], Array]) -> str:
+        """Adds the array that `make` returns under `name`, unless there is one of that name."""
+        return name if name in self.protos else self.add(name, make())
 
     def add_uint4(self, name: str, codes: Array) -> str:
         """Adds codes 0..15 (uint8), two to a byte."""
@@ -114,6 +118,19 @@ class Scope:
         """1-D int64 constant."""
         return self.store.constant(list(values), np.int64)
 
+    def integer(self, value: int) -> str:
+        """Scalar int64 constant."""
+        return self.store.constant(value, np.int64)
+
+    def number(self, value: float) -> str:
+        """Scalar float32 constant."""
+        return self.store.constant(value, np.float32)
+
+    def arange(self, count: str) -> str:
+        """int64 [n]: 0, 1, .., as many as `count` int64 [1] says."""
+        zero, one = self.integer(0), self.integer(1)
+        return self.op("Range", zero, self.op("Squeeze", count), one)
+
     def op(self, kind: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
         """Adds a node with one output and returns the output's name."""
         return self.ops(kind, *inputs, out=(out,), domain=domain, **attributes)[0]
@@ -167,7 +184,6 @@ def finish(
     scope: Scope,
     inputs: list[onnx.ValueInfoProto],
     outputs: list[onnx.ValueInfoProto],
-    producer: str,
     opset: int | None = None,
     native: bool = False,
     first: bool = False,
@@ -188,7 +204,7 @@ def finish(
     domains = {"": OPSET, CONTRIB: 1} | ({NATIVE: 1} if native else {})
     domains = domains if opset is None else {"": opset} | ({CONTRIB: 1} if first else {})
     opsets = [helper.make_opsetid(*pair) for pair in domains.items()]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="streamspec")
 
 
 def _read(nodes: Iterable[onnx.NodeProto]) -> set[str]:

@@ -33,10 +33,6 @@ class StaticScope(Scope):
         """The shape of any value of this graph."""
         return tuple(size.dim_value for size in self._type(value).tensor_type.shape.dim)
 
-    def number(self, value: float) -> str:
-        """A float32 constant."""
-        return self.store.constant(value, np.float32)
-
     def ops(
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:

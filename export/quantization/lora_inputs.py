@@ -93,7 +93,7 @@ class LowRank:
 
     def of_codes(self, g: Scope, codes: str) -> str:
         """x A^T [1, n, r] of rows given as uint8 codes around 128."""
-        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        one, middle = g.number(1), g.store.constant(128, np.uint8)
         return g.contrib("MatMulIntegerToFloat", codes, self._a, one, self._scale, middle)
 
     def added(self, g: Scope, product: str, inner: str) -> str:

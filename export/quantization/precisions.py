@@ -120,10 +120,11 @@ class _Float:
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by the transposed weight."""
-        x, name = mixed_inputs_of(g, x, weight), f"{weight.name}.transposed"
-        if name not in g.store:
-            g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
-        return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
+        x = mixed_inputs_of(g, x, weight)
+        transposed = g.store.once(
+            f"{weight.name}.transposed", lambda: np.asarray(weight.load()).T.astype(self.dtype, copy=False)
+        )
+        return updated(g, self._float(g, g.op("MatMul", self._own(g, x), transposed)), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies by the embedding's own layout; logits need no factor."""
@@ -136,7 +137,7 @@ class _Float:
         return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
 
     def _plain(self, store: WeightStore, weight: Weight) -> str:
-        return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), self.dtype))
+        return store.once(weight.name, lambda: np.asarray(weight.load(), self.dtype))
 
     def _own(self, g: Scope, x: str) -> str:
         return g.op("Cast", x, to=HALF) if self.dtype == np.float16 else x
@@ -177,7 +178,7 @@ class Int8:
         quantized, scales = self._columns(g.store, weight)
         x = mixed_inputs_of(g, x, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=3, width=weight.columns)
-        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        one, middle = g.number(1), g.store.constant(128, np.uint8)
         product = g.contrib("MatMulIntegerToFloat", activations, quantized, one, scales, middle)
         for update in updates:
             product = update.added(g, product, update.of_codes(g, activations))
@@ -188,10 +189,8 @@ class Int8:
         quantized, scales = self._table(g.store, weight)
         x = mixed_rows(g, x, self.table_block(weight), -1, weight.columns)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
-        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
-        zeros = f"{weight.name}.zero"
-        if zeros not in g.store:
-            g.store.add(zeros, np.zeros(weight.rows, np.int8))
+        one, middle = g.number(1), g.store.constant(128, np.uint8)
+        zeros = g.store.once(f"{weight.name}.zero", lambda: np.zeros(weight.rows, np.int8))
         return g.contrib("QGemm", activations, one, middle, quantized, scales, zeros, out=out, transB=1), row_scale
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
@@ -228,7 +227,7 @@ class Int8:
 
     def _quantize(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
         largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)
-        scale = g.op("Mul", largest, g.store.constant(1 / 127, np.float32))
+        scale = g.op("Mul", largest, g.number(1 / 127))
         if rank not in rows.zero_points:
             shape = [rows.count, g.ints(1)] if rank == 2 else [g.ints(1), rows.count, g.ints(1)]
             middle = g.store.constant(128, np.uint8)

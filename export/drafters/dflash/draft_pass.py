@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamspec.export.drafters.dflash.spec import NORM_OUT, BlockSource, BlockSpec
-from streamspec.export.drafters.draft_pass import Accepted, MainRows
+from streamspec.export.drafters.draft_pass import Accepted, MainRows, own_weight
 from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
@@ -40,10 +40,9 @@ class BlockPass(StreamPass):
         """What a layer's keys and values of the main rows are maps of."""
         return self.decoder.enter(g, Residual(states), layer)[0]
 
-    def own_weight(self, name: str) -> Weight:
-        """A linear map [out, in] of the drafter beside its layers."""
-        array = self.spec.tensors[name]
-        return Weight(f"dflash.{name}", array.shape[0], array.shape[1], lambda: array, drafter=True)
+    def own_weight(self, name: str, looked_up: bool = False) -> Weight:
+        """A linear map [out, in] of the drafter beside its layers, or a table whose rows are `looked_up`."""
+        return own_weight(f"dflash.{name}", self.spec.tensors[name], looked_up)
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
         """Writes the K/V of the main rows in the drafter's layers; returns these layers' cache outputs."""

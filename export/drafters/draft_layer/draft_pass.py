@@ -23,7 +23,7 @@ import numpy as np
 
 from streamspec.export.drafters.draft_layer.experts import ExpertUpdates, PassOutputs, contrast_weights, single_weights
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSource, DraftLayerSpec
-from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows, own_weight
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
@@ -105,7 +105,7 @@ class DraftLayerPass(DraftPass):
             return self._queries_keys_values(g, normed, main.rows, main.positions, self.layer)[1:]
         width = self.decoder.spec.kv_heads * self.decoder.spec.head_dim
         column = g.op("Slice", self.inputs, g.ints(0), g.ints(1), g.ints(2))  # as many zeros as rows, uncounted
-        zeros = g.op("Mul", column, g.store.constant(0, np.float32))
+        zeros = g.op("Mul", column, g.number(0))
         return (g.op("Expand", zeros, g.ints(1, 1, width)),) * 2
 
     # ---- in the branch
@@ -308,7 +308,7 @@ class DraftLayerPass(DraftPass):
         scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
         probabilities, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
         shares = g.op("Div", probabilities, g.op("ReduceSum", probabilities, g.ints(-1), keepdims=1))
-        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
+        zeros = g.op("Expand", g.number(0), g.op("Shape", scores))
         spread = self._constant(
             g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
         )  # an expert's weight to its channels
@@ -350,9 +350,8 @@ class DraftLayerPass(DraftPass):
         return g.op("Mul", activate(decoder, g, gate, decoder.spec.last_attention), up)
 
     def _weight(self, name: str, array: Array) -> Weight:
-        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32), drafter=True)
+        return own_weight(f"jakiro.{name}", array)
 
     @staticmethod
     def _constant(g: Scope, name: str, array: Array) -> str:
-        label = f"jakiro.{name}"
-        return label if label in g.store else g.store.add(label, array.astype(np.float32))
+        return g.store.once(f"jakiro.{name}", lambda: array.astype(np.float32))

@@ -56,5 +56,5 @@ def contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:
 def single_weights(g: Scope, zeros: str, best: str, number: int) -> str:
     """[1, m, N]: 1 for the expert that is `number` among the `best`."""
     one = g.op("Slice", best, g.ints(number), g.ints(number + 1), g.ints(2))
-    ones = g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one))
+    ones = g.op("Expand", g.number(1), g.op("Shape", one))
     return g.op("ScatterElements", zeros, one, ones, axis=-1)

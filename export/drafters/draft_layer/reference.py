@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
@@ -76,27 +77,23 @@ def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[
         start += count
 
 
+def level_rows(out: dict[str, Array], start: int, logits: Tensor) -> Iterator[Compared]:
+    """Yields the rows of a level, from row `start` of `out` on, beside the reference's `logits` [rows, V]; of both the
+    largest is 0."""
+    rows = slice(start, start + len(logits))
+    ours = out[CANDIDATE_LOGITS][rows]
+    theirs = (logits - logits.max(dim=1, keepdim=True).values).numpy()
+    yield from zip(out[CANDIDATES][rows], ours - ours.max(axis=1, keepdims=True), theirs, strict=True)
+
+
 class TrainedDraftLayer:
     """The trained layer, run over one text at a time."""
 
     def __init__(self, model: Any, spec: DraftLayerSpec) -> None:
         experts = len(spec.tensors["experts.down"])
         self.spec = spec
-        parts = {
-            name: getattr(spec, name)
-            for name in (
-                "active",
-                "contrast",
-                "parallel",
-                "two_lists",
-                "taps",
-                "prefix_attention",
-                "own_heads",
-                "depth",
-                "window",
-            )
-        }
-        self.model = DraftLayerModel(model, DraftLayerConfig(spec.gamma, experts, **parts)).eval()
+        shape = {field.name: getattr(spec, field.name) for field in fields(DraftLayerConfig) if field.name != "experts"}
+        self.model = DraftLayerModel(model, DraftLayerConfig(experts=experts, **shape)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
                 parameter.copy_(torch.as_tensor(spec.tensors[name]))
@@ -120,8 +117,4 @@ class TrainedDraftLayer:
             logits[:, slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
                 states, torch.full((count,), depth), vocabulary
             ).float()
-            ours = out[CANDIDATE_LOGITS][start : start + count]
-            theirs = (logits - logits.max(dim=1, keepdim=True).values).numpy()
-            yield from zip(
-                out[CANDIDATES][start : start + count], ours - ours.max(axis=1, keepdims=True), theirs, strict=True
-            )
+            yield from level_rows(out, start, logits)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from streamspec.export.drafters.draft_layer.draft_pass import ChosenRows, DraftBranch, DraftLayerPass, DraftLevel
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
-from streamspec.export.drafters.draft_pass import MainRows
-from streamspec.export.drafters.eagle3.spec import NORM, Eagle3Spec
+from streamspec.export.drafters.draft_pass import MainRows, own_weight
+from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, NORM, Eagle3Spec
 from streamspec.export.drafters.layer_config import HeadSource
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
@@ -54,9 +54,9 @@ class Eagle3Pass(DraftLayerPass):
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The head's own LM head over draft tokens [m, D] of finished states [m, H], or the target's."""
-        if "lm_head.weight" not in self.spec.tensors:
+        if HEAD not in self.spec.tensors:
             return self.head_of(self.target, g, flat, rows)
-        return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self._own("lm_head.weight")))
+        return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self._own(HEAD)))
 
     def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
         return self._pairs(g, chosen.tokens, g.op("Gather", before.feature, chosen.parents, axis=1))
@@ -74,8 +74,10 @@ class Eagle3Pass(DraftLayerPass):
     def _pairs(self, g: Scope, tokens: str, feature: str) -> str:
         """[1, m, 2H]: normed embeddings of tokens int64 [m], and features [1, m, H]."""
         ids = g.op("Unsqueeze", tokens, g.ints(0))
-        own = "embed_tokens.weight" in self.spec.tensors
-        embedded = self.decoder.look_up(g, ids, self._table()) if own else self.target.embed(g, ids)
+        if EMBEDDING in self.spec.tensors:
+            embedded = self.decoder.look_up(g, ids, self._own(EMBEDDING, looked_up=True))
+        else:
+            embedded = self.target.embed(g, ids)
         normed, _ = self.decoder.enter(g, Residual(embedded), self.layer)
         return g.op("Concat", normed, feature, axis=-1)
 
@@ -88,10 +90,5 @@ class Eagle3Pass(DraftLayerPass):
         stream = normed if self.spec.head.norm_before_residual else feature
         return g.op("Concat", embedded, normed, axis=-1), stream
 
-    def _own(self, name: str) -> Weight:
-        array = self.spec.tensors[name]
-        return Weight(f"eagle3.{name}", array.shape[0], array.shape[1], lambda: array, drafter=True)
-
-    def _table(self) -> Weight:
-        array = self.spec.tensors["embed_tokens.weight"]
-        return Weight("eagle3.embed_tokens.weight", array.shape[0], array.shape[1], lambda: array, looked_up=True)
+    def _own(self, name: str, looked_up: bool = False) -> Weight:
+        return own_weight(f"eagle3.{name}", self.spec.tensors[name], looked_up)

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths
-from streamspec.export.drafters.eagle3.spec import LAYER, Eagle3Spec
+from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths, level_rows
+from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, LAYER, Eagle3Spec
 from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.runners.graph_runner import AnyRunner
-from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
 
 Heads = tuple[Tensor, Tensor]  # keys and values [heads, rows, D] of the head's rows so far
 
@@ -28,9 +27,9 @@ class Eagle3Reference(DraftReference):
     def __init__(self, model: ReferenceModel, spec: Eagle3Spec) -> None:
         self.model, self.spec = model, spec
         self.head = PublishedHead(spec, model.decoder.embedding.weight)
-        if "lm_head.weight" not in spec.tensors:
+        if HEAD not in spec.tensors:
             rows = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
-            self.head.tensors["lm_head.weight"] = model.decoder.lm_head.weight[rows].float()
+            self.head.tensors[HEAD] = model.decoder.lm_head.weight[rows].float()
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""
@@ -58,7 +57,7 @@ class PublishedHead(LayerReference):
     def __init__(self, spec: Eagle3Spec, embedding: Tensor) -> None:
         super().__init__(spec.head.layer, spec.tensors)
         self.spec = spec
-        self.embedding = self.tensors.get("embed_tokens.weight", embedding)
+        self.embedding = self.tensors.get(EMBEDDING, embedding)
 
     @torch.no_grad()
     def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
@@ -72,11 +71,7 @@ class PublishedHead(LayerReference):
             logits = torch.full((count, len(self.embedding)), -torch.inf)
             chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
             logits[:, chosen] = self.logits(feature)
-            ours = out[CANDIDATE_LOGITS][start : start + count]
-            theirs = (logits - logits.max(dim=1, keepdim=True).values).numpy()
-            yield from zip(
-                out[CANDIDATES][start : start + count], ours - ours.max(axis=1, keepdims=True), theirs, strict=True
-            )
+            yield from level_rows(out, start, logits)
 
     def _after(self, path: list[int], feature: Tensor, past: Heads, length: int) -> Tensor:
         """The feature [H] after the draft tokens `path`; `feature` [1, H] and `past` are those before them."""

@@ -47,6 +47,7 @@ class HeadConfig:
 
 
 LAYER, NORM = "layers.0.", "eagle3.norm"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def head_shapes(config: HeadConfig, taps: int, own_embedding: bool, found: set[s
     """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
     layer, family, hidden = config.layer, FAMILIES[config.layer.model_type], config.layer.hidden_size
     shapes: Shapes = {"fc.weight": (hidden, taps * config.target_hidden), "norm.weight": (hidden,)}
-    shapes |= {"lm_head.weight": (config.draft_vocab, hidden), f"{LAYER}hidden_norm.weight": (hidden,)}
+    shapes |= {HEAD: (config.draft_vocab, hidden), f"{LAYER}hidden_norm.weight": (hidden,)}
     shapes |= {f"{LAYER}{name}": shape for name, shape in layer_shapes(layer, 2 * hidden).items()}
     biased = [*family.qkv] if getattr(layer, "attention_bias", False) else []
     if biased and f"{LAYER}{family.out[0]}.bias" in found:
@@ -86,7 +87,7 @@ def head_shapes(config: HeadConfig, taps: int, own_embedding: bool, found: set[s
         biased += [*family.up, *family.down]
     shapes |= {f"{LAYER}{name}.bias": shapes[f"{LAYER}{name}.weight"][:1] for name in biased}
     if own_embedding:
-        shapes["embed_tokens.weight"] = layer.vocab_size, hidden
+        shapes[EMBEDDING] = layer.vocab_size, hidden
     if config.norm_before_fc:
         shapes["input_norm.weight"] = (taps * config.target_hidden,)
     if config.fc_norm:
@@ -119,7 +120,7 @@ def shapes(section: AdapterSection) -> Shapes:
     if section.config.get("bigram"):
         raise section.refused("an EAGLE-3 head with a bigram", "none: its candidates know the token before")
     own = head_shapes(config, len(config.taps), False, set(section.config.get("biases") or ()))
-    return {name: shape for name, shape in own.items() if name not in ("lm_head.weight", "d2t")}
+    return {name: shape for name, shape in own.items() if name not in (HEAD, "d2t")}
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> Eagle3Spec:

@@ -17,8 +17,9 @@ from dataclasses import replace
 from streamspec.export.drafters.dflash.draft_pass import BlockPass
 from streamspec.export.drafters.dflash.spec import BlockSpec
 from streamspec.export.drafters.draft_pass import Accepted, MainRows
+from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD
 from streamspec.export.drafters.layer_config import HeadSource, layer_decoder
-from streamspec.export.drafters.published.spec import EMBEDDING, HEAD, PublishedBlockSpec
+from streamspec.export.drafters.published.spec import PublishedBlockSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
@@ -96,4 +97,4 @@ class PublishedBlockPass(BlockPass):
     def _embedded(self, g: Scope, ids: str) -> str:
         if EMBEDDING not in self.spec.tensors:
             return self.target.embed(g, ids)
-        return self.decoder.look_up(g, ids, replace(self.own_weight(EMBEDDING), drafter=False, looked_up=True))
+        return self.decoder.look_up(g, ids, self.own_weight(EMBEDDING, looked_up=True))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD
 from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
-from streamspec.export.drafters.published.spec import EMBEDDING, HEAD, PublishedBlockSpec
+from streamspec.export.drafters.published.spec import PublishedBlockSpec
 from streamspec.export.reference.draft_reference import (
     DraftedTree,
     DraftReference,

@@ -12,7 +12,7 @@ from streamspec.bundle.manifest import DrafterInfo
 from streamspec.errors import AdapterError
 from streamspec.export.drafters.adapter_section import Shapes
 from streamspec.export.drafters.dflash.spec import BlockSpec
-from streamspec.export.drafters.eagle3.spec import Eagle3Spec, head_shapes
+from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, Eagle3Spec, head_shapes
 from streamspec.export.drafters.layer_config import layer_shapes
 from streamspec.export.drafters.published.block_config import BlockHeadConfig, read_block_config
 from streamspec.export.drafters.published.eagle3_config import read_config
@@ -23,7 +23,6 @@ from streamspec.model_families import FAMILIES
 
 MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # of the token before, of the next one
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
     check_target(folder, config, target)
 
     def shapes(found: set[str]) -> Shapes:
-        own = "embed_tokens.weight" in found or config.layer.hidden_size != config.target_hidden
+        own = EMBEDDING in found or config.layer.hidden_size != config.target_hidden
         return head_shapes(config, len(config.tapped(0)), own, found)
 
     tensors = checked_tensors(folder, shapes)
@@ -120,10 +119,10 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
 
 def shared_embedding(spec: Any, table: Table) -> Any:
     """The drafter without an embedding of its own where that is the target's `table`."""
-    own = spec.tensors.get("embed_tokens.weight")
+    own = spec.tensors.get(EMBEDDING)
     step = 1 << 14
     if own is None or own.shape != tuple(table.shape):
         return spec
     if not all(np.array_equal(own[at : at + step], table[at : at + step]) for at in range(0, len(own), step)):
         return spec
-    return replace(spec, tensors={name: one for name, one in spec.tensors.items() if name != "embed_tokens.weight"})
+    return replace(spec, tensors={name: one for name, one in spec.tensors.items() if name != EMBEDDING})

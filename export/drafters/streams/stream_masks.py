@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.draft_pass import Accepted
 from streamspec.export.layers.attention import window_out
@@ -59,7 +57,7 @@ class StreamMasks:
 
     def _own(self, g: Scope, later: bool) -> str:
         """[m, m]: which streams each stream sees."""
-        masked, zero = g.store.constant(MASKED, np.float32), g.store.constant(0, np.float32)
+        masked, zero = g.number(MASKED), g.number(0)
         if later:
             return g.op("Expand", zero, g.op("Concat", self.rows.count, self.rows.count, axis=0))
         hidden = g.op(

@@ -62,7 +62,7 @@ def model() -> onnx.ModelProto:
         g = CapturedScope(WeightStore(), inputs)
         given = CapturedSampler(g, VOCAB).add("raw", "tokens", "greedy", "numbers")
     outputs = [tensor(name, TensorProto.INT64, ["n"]) for name in given]
-    return finish(g, inputs, outputs, "test", OPSET)
+    return finish(g, inputs, outputs, OPSET)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     inputs += [tensor(f"past_key_values.0.{x}", TensorProto.FLOAT, cache) for x in ("key", "value")]
     outputs = [tensor("mixed", TensorProto.FLOAT, [1, "n", heads * width])]
     outputs += [tensor(f"present.0.{x}", TensorProto.FLOAT, cache) for x in ("key", "value")]
-    onnx.save(finish(g, inputs, outputs, "test"), tmp_path / "m.onnx")
+    onnx.save(finish(g, inputs, outputs), tmp_path / "m.onnx")
     session = open_session(tmp_path / "m.onnx")
 
     def run(

@@ -31,7 +31,7 @@ def session(vocab: int, folder: Path) -> Any:
         tensor("mask", TensorProto.FLOAT, ["r", "n"]),
         *declared(sampler.inputs),
     ]
-    model = finish(g, inputs, [tensor("choices", TensorProto.INT64, ["r"])], "test")
+    model = finish(g, inputs, [tensor("choices", TensorProto.INT64, ["r"])])
     onnx.save(model, folder / "m.onnx")
     options = ort.SessionOptions()
     options.log_severity_level = 4

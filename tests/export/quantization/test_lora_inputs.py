@@ -40,7 +40,7 @@ class Map:
         inputs += declared(rows_in)
         for row in rows_in:
             store.add_inline(row.name, row.filled(0, symbol=0))
-        onnx.save(finish(g, inputs, [tensor("y", TensorProto.FLOAT, [1, "n", OUT])], "test"), folder / "m.onnx")
+        onnx.save(finish(g, inputs, [tensor("y", TensorProto.FLOAT, [1, "n", OUT])]), folder / "m.onnx")
         self.session = open_session(folder / "m.onnx", threads)
 
     def __call__(self, x: np.ndarray, pairs: list[Any]) -> np.ndarray:

@@ -59,7 +59,7 @@ def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **se
     shape: list[int | str] = ["n", weight.shape[1]] if head else [1, "n", weight.shape[1]]
     out: list[int | str] = ["n", weight.shape[0]] if head else [1, "n", weight.shape[0]]
     g.op("Identity", y, out="y")
-    onnx.save(finish(g, [tensor("x", 1, shape)], [tensor("y", 1, out)], "test"), folder / "model.onnx")
+    onnx.save(finish(g, [tensor("x", 1, shape)], [tensor("y", 1, out)]), folder / "model.onnx")
     exact = {
         "fp32": lambda: weight,
         "fp16": lambda: weight,
@@ -144,7 +144,7 @@ def test_mixing_undone_is_the_weight_and_rows_are_mixed_alike_alone_and_among_ot
     np.testing.assert_allclose(hadamard(many, block), many @ hadamard(np.eye(block), block), atol=1e-4)
     g = Scope(WeightStore())
     g.op("Identity", mixed_rows(g, "x", block, 1, -1, 1536), out="y")
-    graph = finish(g, [tensor("x", 1, [1, "n", 1536])], [tensor("y", 1, [1, "n", 1536])], "test")
+    graph = finish(g, [tensor("x", 1, [1, "n", 1536])], [tensor("y", 1, [1, "n", 1536])])
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     together = session.run(None, {"x": x[None]})[0][0]
     np.testing.assert_allclose(together, hadamard(x, block), atol=1e-4)
@@ -273,9 +273,7 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
         g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight, sensitive=bits == 8)
     )
     g.op("Identity", g.nodes[-1].output[0], out="y")
-    onnx.save(
-        finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx"
-    )
+    onnx.save(finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])]), tmp_path / "model.onnx")
     x = RNG.standard_normal((5, 256)).astype(np.float32)
     exact = x @ dequantize_blocks(*quantize_blocks(weight, bits, 128), 256).T
     found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
