@@ -248,8 +248,8 @@ def tables(content: Record, tokens: int) -> dict[str, str]:
 
 def readme_table(tasks: Mapping[str, Figures]) -> str:
     """Tokens per second by task: medians of streamspec's bundles, plain and not, and of peers in 8 and in 4 bits."""
-    heads = ["", "streamspec int8", "int4", "its plain int8, int4", "llama.cpp Q8_0, Q4_0"]
-    heads += ["onnxruntime-genai int8, int4", "OpenVINO GenAI int8, int4", "best n-grams of a peer"]
+    heads = ["", "streamspec int8", "int4", "streamspec, plain (int8, int4)", "llama.cpp Q8_0, Q4_0"]
+    heads += ["onnxruntime-genai int8, int4", "OpenVINO GenAI int8, int4", "best peer with n-gram drafts"]
     pairs = [(OURS, "int8", "int4"), ("llama.cpp", "Q8_0", "Q4_0")]
     pairs += [(name, "int8", "int4") for name in ("onnxruntime-genai", "openvino")]
     rows = []
