@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 from streamspec.bench.arms import Arm
-from streamspec.bench.figures import Measure
 from streamspec.bench.prompts import BenchPrompt, read_cases
 from streamspec.bundle.model_section import SHORT
 from streamspec.progress import track
@@ -32,6 +31,7 @@ from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.costs.learned_costs import CONTEXT
 from streamspec.runtime.costs.theory import Prediction, predict
 from streamspec.runtime.decoding.sampling_params import Sampling
+from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.registry import SOURCES
 from streamspec.runtime.options import SELF
 
@@ -91,18 +91,18 @@ def arms(texts: list[str], both: bool, threads: int | None, sampling: Sampling, 
     return [Arm("plain", made[0].session, False, sampling), *made]
 
 
-def teach(side: Arm, plain: Measure, own: Measure) -> None:
+def teach(side: Arm, plain: Stats, own: Stats) -> None:
     """Tells the costs of a side with a forced number of rows, which learn nothing else, what its steps took."""
-    costs, drafts, step = side.session.policy.costs, own.drafts, plain.decode / max(plain.plain_steps, 1)
+    costs, drafts, step = side.session.policy.costs, own.drafts, plain.decode_seconds / max(plain.plain_steps, 1)
     if costs is not None and drafts.steps:
         costs.observe(1, 0, step, CONTEXT)
-        seconds = (own.decode - own.plain_steps * step) / drafts.steps
+        seconds = (own.decode_seconds - own.plain_steps * step) / drafts.steps
         costs.observe(round(drafts.rows / drafts.steps), drafts.calls / drafts.steps, seconds, CONTEXT)
 
 
 def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int) -> tuple[list[Row], int]:
     """The rows of all sides but the plain one, and the number of answers that differ from it."""
-    every: dict[str, list[list[Measure]]] = {side.name: [[] for _ in range(repeats)] for side in sides}
+    every: dict[str, list[list[Stats]]] = {side.name: [[] for _ in range(repeats)] for side in sides}
     unequal = 0
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
@@ -113,12 +113,12 @@ def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int
             start, found = (repeat + number) % len(sides), {}
             for side in sides[start:] + sides[:start]:
                 found[side.name] = answer = side.answer(case.prompt(0, []), limit)
-                every[side.name][repeat].append(answer.measure)
+                every[side.name][repeat].append(answer.stats)
             unequal += sum(answer.token_ids != found["plain"].token_ids for answer in found.values())
             for side in sides:
                 if side.rows is not None:
-                    teach(side, found["plain"].measure, found[side.name].measure)
-    seconds = {name: [sum(m.decode for m in one) for one in passes] for name, passes in every.items()}
+                    teach(side, found["plain"].stats, found[side.name].stats)
+    seconds = {name: [sum(m.decode_seconds for m in one) for one in passes] for name, passes in every.items()}
     plain, first = seconds["plain"], seconds[sides[1].name]
     step = sum(plain) / sum(m.plain_steps for one in every["plain"] for m in one)
     rows = []

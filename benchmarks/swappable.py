@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.arms import Arm
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
-from streamspec.runtime import Session, load
+from streamspec.runtime import Completion, Session, load
 
 SIDES = ("merged, plain", "swapped, plain", "merged", "swapped")
 
@@ -77,7 +77,7 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
     sides = [Arm(side, sessions[side.split(",")[0]], "plain" not in side, rows=arguments.rows) for side in SIDES]
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
-    passes: dict[str, list[list[ArmOutput]]] = {side: [] for side in SIDES}
+    passes: dict[str, list[list[Completion]]] = {side: [] for side in SIDES}
     for repeat in range(arguments.repeats):
         for side in sides:
             side.begin_pass()
@@ -104,14 +104,16 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
     ), differ
 
 
-def per_second(answers: list[ArmOutput]) -> float:
+def per_second(answers: list[Completion]) -> float:
     """Returns tokens of the decode phase over its time."""
-    return sum(a.measure.step_tokens + a.measure.plain_steps for a in answers) / sum(a.measure.decode for a in answers)
+    return sum(a.stats.step_tokens + a.stats.plain_steps for a in answers) / sum(
+        a.stats.decode_seconds for a in answers
+    )
 
 
-def per_step(passes: list[list[ArmOutput]]) -> float:
+def per_step(passes: list[list[Completion]]) -> float:
     """Returns tokens per step of any kind."""
-    measures = [answer.measure for answers in passes for answer in answers]
+    measures = [answer.stats for answers in passes for answer in answers]
     return sum(m.step_tokens + m.plain_steps for m in measures) / sum(m.steps + m.plain_steps for m in measures)
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.bench.arms import Arm
-from streamspec.bench.figures import Measure
 from streamspec.bench.measure import check_length
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load
 from streamspec.runtime.costs.theory import predict
+from streamspec.runtime.decoding.stats import Stats
 
 PLAIN, OWN, BOTH = "plain", "own drafter", "two models"
 
@@ -39,7 +39,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     sides += [Arm(f"{BOTH}, gamma {n}", both, True, rows=n + 1) for n in arguments.gammas]
     cases = read_cases(arguments.prompts, arguments.limit)
     check_length(cases, own)
-    passes: dict[str, list[list[Measure]]] = {side.name: [] for side in sides}
+    passes: dict[str, list[list[Stats]]] = {side.name: [] for side in sides}
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
     for repeat in range(arguments.repeats):
@@ -50,11 +50,11 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             start, written = (repeat + number) % len(sides), set[tuple[int, ...]]()
             for side in sides[start:] + sides[:start]:
                 answer = side.answer(case.prompt(0, []), arguments.max_new_tokens)
-                passes[side.name][repeat].append(answer.measure)
+                passes[side.name][repeat].append(answer.stats)
                 written.add(tuple(answer.token_ids))
             if len(written) > 1:
                 raise SystemExit(f"prompt {number + 1}: the sides write different tokens")
-    seconds = {name: [sum(m.decode for m in one) for one in every] for name, every in passes.items()}
+    seconds = {name: [sum(m.decode_seconds for m in one) for one in every] for name, every in passes.items()}
     found = {}
     for side in sides:
         every = [measure for one in passes[side.name] for measure in one]

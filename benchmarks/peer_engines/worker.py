@@ -59,9 +59,15 @@ class Streamspec:
         self.session.forget()
         started = time.perf_counter()
         done = arm.answer(prompt, limit)
-        whole, measure = time.perf_counter() - started, done.measure
-        steps = {"steps": measure.steps, "step_tokens": measure.step_tokens, "plain_steps": measure.plain_steps}
-        return {"tokens": done.token_ids, "first": measure.prefill, "decode": measure.decode, "whole": whole, **steps}
+        whole, stats = time.perf_counter() - started, done.stats
+        steps = {"steps": stats.steps, "step_tokens": stats.step_tokens, "plain_steps": stats.plain_steps}
+        return {
+            "tokens": done.token_ids,
+            "first": stats.prefill_seconds,
+            "decode": stats.decode_seconds,
+            "whole": whole,
+            **steps,
+        }
 
 
 def without_drafter(policy: Any) -> Any:

@@ -12,27 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.bench.figures import Measure
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
-    from streamspec.runtime import Session
+    from streamspec.runtime import Completion, Session
 
 SAMPLE_ROWS = 2000  # rows that the wide / narrow comparison covers, where the prompts have as many
 MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite directions
-
-
-@dataclass(frozen=True)
-class ArmOutput:
-    """One answer of an arm. `drafted`: of every token, whether it came from a draft."""
-
-    text: str
-    token_ids: list[int]
-    measure: Measure
-    speculation: str
-    drafted: list[bool]
 
 
 @dataclass(eq=False)
@@ -57,27 +45,14 @@ class Arm:
         """Forgets what its answers have taught of texts, as a new process would not know it. What steps cost stays."""
         self._learned = None
 
-    def answer(self, prompt: Any, limit: int) -> ArmOutput:
+    def answer(self, prompt: Any, limit: int) -> Completion:
         """Answers `prompt` with at most `limit` tokens, from an empty cache."""
         self.session.forget()  # nobody profits from what another has read
         if self._learned is None:
             policy = self._policy()
             self._learned = policy, self.adaptive(policy)
         with self.session.decode_with(*self._learned):
-            done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
-        stats = done.stats
-        measure = Measure(
-            stats.new_tokens,
-            stats.steps,
-            stats.step_tokens,
-            stats.plain_steps,
-            stats.prefill_seconds,
-            stats.decode_seconds,
-            stats.graph_seconds,
-            stats.sources,
-            stats.drafts,
-        )
-        return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
+            return self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
 
     def _policy(self) -> DecodingPolicy:
         """Returns the session's policy, with the rows and pruning that this arm forces and nothing learned."""

@@ -11,27 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.runtime.costs.theory import NO_DRAFTS, DraftCounts, Prediction
+from streamspec.runtime.costs.theory import Prediction
+from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.source import SourceCounts
 from streamspec.runtime.hardware.providers import ProviderChoice
 
-
-@dataclass(frozen=True)
-class Measure:
-    """One answer of one arm. Seconds are wall time, host included; `graph` is the part inside the model."""
-
-    new_tokens: int
-    steps: int  # verification steps
-    step_tokens: int  # committed by them
-    plain_steps: int
-    prefill: float
-    decode: float
-    graph: float
-    sources: Mapping[str, SourceCounts] | None = None  # of its drafts
-    drafts: DraftCounts = NO_DRAFTS
-
-
-Pass = list[Measure]  # all prompts, one repetition
+Pass = list[Stats]  # of the answers to all prompts, one repetition
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,7 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
     every = [measure for run in passes for measure in run]
     steps = sum(m.steps for m in every)
     calls = sum(m.steps + m.plain_steps + 1 for m in every)
-    decode, graph = sum(m.decode for m in every), sum(m.graph for m in every)
+    decode, graph = sum(m.decode_seconds for m in every), sum(m.graph_seconds for m in every)
     return Figures(
         name=name,
         tokens_per_step=sum(m.step_tokens for m in every) / steps if steps else 1.0,
@@ -91,7 +76,7 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
 def _sources(passes: Sequence[Pass]) -> dict[str, SourceCounts]:
     """Drafted and accepted tokens of each source in a pass, the mean of all passes, in whole tokens."""
     total = dict[str, SourceCounts]()
-    for name, counts in ((name, n) for run in passes for m in run for name, n in (m.sources or {}).items()):
+    for name, counts in ((name, n) for run in passes for m in run for name, n in m.sources.items()):
         before = total.get(name, SourceCounts())
         total[name] = SourceCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
     return {name: SourceCounts(*(round(n / len(passes)) for n in counts)) for name, counts in total.items()}
@@ -99,12 +84,12 @@ def _sources(passes: Sequence[Pass]) -> dict[str, SourceCounts]:
 
 def speed(run: Pass) -> float:
     """Tokens per second of the decode phase; an answer's first token belongs to its prefill."""
-    return _ratio(sum(m.new_tokens - 1 for m in run), sum(m.decode for m in run))
+    return _ratio(sum(m.new_tokens - 1 for m in run), sum(m.decode_seconds for m in run))
 
 
 def speed_with_prefill(run: Pass) -> float:
     """Tokens per second from prompt to last token."""
-    return _ratio(sum(m.new_tokens for m in run), sum(m.prefill + m.decode for m in run))
+    return _ratio(sum(m.new_tokens for m in run), sum(m.prefill_seconds + m.decode_seconds for m in run))
 
 
 def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], speed_of: Callable[[Pass], float]) -> Spread:
@@ -112,7 +97,7 @@ def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], speed_of: Callable[[
 
 
 def _step_ms(run: Pass) -> float:
-    return _ratio(1000 * sum(m.decode for m in run), sum(m.steps + m.plain_steps for m in run))
+    return _ratio(1000 * sum(m.decode_seconds for m in run), sum(m.steps + m.plain_steps for m in run))
 
 
 def _ratio(a: float, b: float) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.arms import Arm
 from streamspec.bench.figures import Pass
 from streamspec.bench.prompts import BenchPrompt, Prompt
 from streamspec.bench.quality import loops, score
+
+if TYPE_CHECKING:
+    from streamspec.runtime import Completion
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 WARM_UP_TOKENS = 16
@@ -62,7 +65,7 @@ class Recorder:
                 self._keep(case, prompt, by_arm, case.references if turn + 1 == len(case.turns) else [])
             self._compare(len(self.passes[PLAIN][repetition]) - 1, prompt, by_arm)
 
-    def _run_arms(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, ArmOutput]:
+    def _run_arms(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, Completion]:
         by_arm = {}
         start = shift % len(self.arms)
         for arm in self.arms[start:] + self.arms[:start]:
@@ -71,21 +74,20 @@ class Recorder:
             passes = self.passes.setdefault(arm.name, [])
             if len(passes) <= repetition:
                 passes.append([])
-            passes[repetition].append(answer.measure)
+            passes[repetition].append(answer.stats)
         return by_arm
 
-    def _keep(self, case: BenchPrompt, prompt: Prompt, by_arm: dict[str, ArmOutput], references: list[str]) -> None:
+    def _keep(self, case: BenchPrompt, prompt: Prompt, by_arm: dict[str, Completion], references: list[str]) -> None:
         plain, speculative = by_arm[PLAIN], by_arm[SPECULATIVE]
         self.categories.append(case.category)
         self.looping.append(loops(plain.token_ids))
         self.texts.append([*self.arms[0].session.encode(prompt), *plain.token_ids])
-        self.speculation = speculative.speculation
+        self.speculation = speculative.stats.speculation
         # Trees of other sizes write what the speculative side writes.
         scored = [c.name for c in self.arms if c.name == SPECULATIVE or not c.speculate]
         scores = {name: score(by_arm[name].text, references) for name in scored} if references else {}
         for name in self.scores:
             self.scores[name] += [scores[name]] if scores else []
-        measure = speculative.measure
         self.outputs.append(
             {
                 "prompt": prompt,
@@ -93,11 +95,11 @@ class Recorder:
                 "token_ids": plain.token_ids,
                 "references": references,
                 "scores": scores,
-                "tokens_per_step": measure.step_tokens / max(1, measure.steps),
+                "tokens_per_step": speculative.stats.step_tokens / max(1, speculative.stats.steps),
             }
         )
 
-    def _compare(self, index: int, prompt: Prompt, by_arm: dict[str, ArmOutput]) -> None:
+    def _compare(self, index: int, prompt: Prompt, by_arm: dict[str, Completion]) -> None:
         plain = by_arm[PLAIN].token_ids
         for arm in self.arms:
             other = by_arm[arm.name].token_ids

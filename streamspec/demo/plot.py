@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamspec.bench.figures import Measure, speed
+from streamspec.bench.figures import speed
+from streamspec.runtime.decoding.stats import Stats
 
 PLAIN_COLOUR, SPECULATIVE_COLOUR = "#9aa5b1", "#2a7f4f"
 
 
-def draw(plain: Sequence[Measure], speculative: Sequence[Measure], file: Path) -> None:
-    """Writes a PNG. Both sequences hold one measure per prompt, in the same order."""
+def draw(plain: Sequence[Stats], speculative: Sequence[Stats], file: Path) -> None:
+    """Writes a PNG. Both sequences hold the counts of an answer per prompt, in the same order."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

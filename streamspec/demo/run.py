@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from streamspec.atomic import sha256_file
-from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.arms import Arm
 from streamspec.bench.figures import Figures, figures, rounded
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
@@ -27,6 +27,9 @@ from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
 from streamspec.errors import BundleError, ConfigError
 from streamspec.paths import cache_dir
+
+if TYPE_CHECKING:
+    from streamspec.runtime import Completion
 
 BASE = "smollm2-135m"
 MAX_NEW_TOKENS = 96
@@ -45,7 +48,7 @@ def demo(
     adapter = sql_adapter() if train_minutes is None else _train(train_minutes, console)
     bundle = _bundle(adapter, console)
     pairs, right = _run(bundle, limit, console)
-    passes = {side: [[pair[side].measure for pair in pairs]] for side in (PLAIN, SPECULATIVE)}
+    passes = {side: [[pair[side].stats for pair in pairs]] for side in (PLAIN, SPECULATIVE)}
     plain = figures(PLAIN, passes[PLAIN], passes[PLAIN])
     speculative = figures(SPECULATIVE, passes[SPECULATIVE], passes[PLAIN])
     same = sum(pair[PLAIN].token_ids == pair[SPECULATIVE].token_ids for pair in pairs)
@@ -113,7 +116,7 @@ def _bundle(adapter: Path, console: Console) -> Path:
     return target
 
 
-def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[str, ArmOutput]], int]:
+def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[str, Completion]], int]:
     """Returns the answers of both arms per prompt, and how many are right."""
     from streamspec.runtime import load
 
@@ -141,18 +144,16 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     return pairs, right
 
 
-def _show(console: Console, prompt: str, answers: dict[str, ArmOutput], tokenizer: Any) -> None:
+def _show(console: Console, prompt: str, answers: dict[str, Completion], tokenizer: Any) -> None:
     speculative = answers[SPECULATIVE]
     console.print(Text("\n" + prompt.splitlines()[-1], style="dim"), soft_wrap=True)
     console.print(
         paint(pieces(tokenizer, speculative.token_ids), speculative.drafted, console.color_system is not None),
         soft_wrap=True,
     )
-    steps = (
-        f"{speculative.measure.new_tokens} tokens in "
-        f"{speculative.measure.steps + speculative.measure.plain_steps} steps"
-    )
-    times = [1000 * (answers[side].measure.prefill + answers[side].measure.decode) for side in (PLAIN, SPECULATIVE)]
+    stats, plain = speculative.stats, answers[PLAIN].stats
+    steps = f"{stats.new_tokens} tokens in {stats.steps + stats.plain_steps} steps"
+    times = [1000 * (each.prefill_seconds + each.decode_seconds) for each in (plain, stats)]
     console.print(f"  {steps}; plain {times[0]:.0f} ms, speculative {times[1]:.0f} ms", style="dim", highlight=False)
 
 

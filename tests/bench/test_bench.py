@@ -14,12 +14,13 @@ import streamspec.runtime
 from streamspec.bench import bench
 from streamspec.bench import recorder as record
 from streamspec.bench.arms import Arm, SessionTieBreaker, wide_narrow_difference
-from streamspec.bench.figures import Measure, Spread, figures
+from streamspec.bench.figures import Spread, figures
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.fake_session import FakeSession
 
@@ -77,8 +78,16 @@ def test_first_difference() -> None:
     assert first_difference([1], [1, 3]) == 1
 
 
-def measure(new: int, steps: int, decode: float, plain_steps: int = 0, prefill: float = 1.0) -> Measure:
-    return Measure(new, steps, new - 1 - plain_steps if steps else 0, plain_steps, prefill, decode, decode / 2)
+def measure(new: int, steps: int, decode: float, plain_steps: int = 0, prefill: float = 1.0) -> Stats:
+    return Stats(
+        new_tokens=new,
+        steps=steps,
+        step_tokens=new - 1 - plain_steps if steps else 0,
+        plain_steps=plain_steps,
+        prefill_seconds=prefill,
+        decode_seconds=decode,
+        graph_seconds=decode / 2,
+    )
 
 
 def test_figures_pool_prompts_and_take_the_median_over_passes() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.arms import Arm
+from streamspec.runtime import Completion
 from tests.campaign import side
 from tests.campaign.__main__ import main
 from tests.campaign.kept import Kept
@@ -85,7 +86,7 @@ def test_a_token_that_differs_is_reported_with_its_arm_prompt_and_position(
 ) -> None:
     answered = Arm.answer
 
-    def forged(self: Arm, prompt: Any, limit: int) -> ArmOutput:
+    def forged(self: Arm, prompt: Any, limit: int) -> Completion:
         answer = answered(self, prompt, limit)
         if self.name != "drafter, pruned to 4 rows":
             return answer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamspec.bench.figures import Measure
 from streamspec.bench.prompts import read_cases
 from streamspec.demo.plot import draw
 from streamspec.demo.run import paint
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION
+from streamspec.runtime.decoding.stats import Stats
 
 
 def test_the_shipped_sample_is_readable_and_has_answers() -> None:
@@ -25,6 +25,7 @@ def test_drafted_tokens_are_marked_with_and_without_colour() -> None:
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    plain, fast = Measure(9, 0, 0, 8, 0.1, 0.8, 0.7), Measure(9, 3, 8, 0, 0.1, 0.3, 0.2)
+    plain = Stats(new_tokens=9, plain_steps=8, prefill_seconds=0.1, decode_seconds=0.8, graph_seconds=0.7)
+    fast = Stats(new_tokens=9, steps=3, step_tokens=8, prefill_seconds=0.1, decode_seconds=0.3, graph_seconds=0.2)
     draw([plain, plain], [fast, fast], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
