@@ -12,7 +12,7 @@ from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
 
 COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 CAPTURED = "captured.onnx"  # beside it, over the data of `model.onnx`: the step graph for capture
-MOST = {"heads": 1024, "width": 4096}
+MAX_SIZES = {"heads": 1024, "width": 4096}
 
 
 def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, ...]:
@@ -22,7 +22,7 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
     for number, value in enumerate(model.array("caches", layers)):
         entry = Fields(value, f"{model.where}.caches[{number}]", model.error, model.fix)
         window = entry.integer("window", 1, longest) if entry.optional("window") else None
-        sizes = {name: entry.integer(name, 1, maximum) for name, maximum in MOST.items() if entry.optional(name)}
+        sizes = {name: entry.integer(name, 1, maximum) for name, maximum in MAX_SIZES.items() if entry.optional(name)}
         out.append(LayerCache(entry.choice("kind", tuple(LAYER_KINDS)), window, entry.choice("dtype", DTYPES), **sizes))
     if len(out) != layers or len({cache.dtype for cache in out}) > 1:
         raise model.fail("caches", f"{len(out)} layers", f"{layers}, all of one dtype")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamspec.bundle.cache_section import read_sizes
-from streamspec.bundle.model_section import AGAIN, MAX_LAYERS, ModelInfo, check_model, read_model, said
+from streamspec.bundle.model_section import AGAIN, MAX_LAYERS, ModelInfo, check_model, read_model, without_defaults
 from streamspec.bundle.store_section import StoreInfo, read_store
 from streamspec.captured.packed_call import CallSizes
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
@@ -192,7 +192,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
-        content["model"] = said(content["model"])
+        content["model"] = without_defaults(content["model"])
         for section, names in ((content, ("store", "captured")), (content["streams"], ("layers", "own_keys"))):
             for name in names if section else ():  # left out where they say nothing, as they once were in all
                 if section[name] in (None, 0, (0, 0)):

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamspec.bundle.cache_section import MOST, read_caches
+from streamspec.bundle.cache_section import MAX_SIZES, read_caches
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import NONE, LayerCache
@@ -108,10 +108,10 @@ def check_model(model: ModelInfo, precision: str, files: Container[str], native:
         raise BundleError(found, "both or neither", AGAIN)
 
 
-def said(model: dict[str, Any]) -> dict[str, Any]:
+def without_defaults(model: dict[str, Any]) -> dict[str, Any]:
     """Removes the fields of `IF_ANY` that are empty, and cache sizes that equal the model's:
     manifests have never had them."""
     for cache in model["caches"]:
-        for name in [name for name in MOST if not cache[name]]:
+        for name in [name for name in MAX_SIZES if not cache[name]]:
             del cache[name]
     return {name: value for name, value in model.items() if value or name not in IF_ANY}

@@ -103,7 +103,7 @@ def digests(manifest: Manifest) -> dict[str, str]:
     """Hashes each section of `STEERING`, by its name in the metadata of the graph. Empty fields are
     left out, so that fields added later change no hash of bundles without them."""
     content = json.loads(manifest.to_json())
-    texts = {name: json.dumps(_said(content.get(name)), sort_keys=True) for name in STEERING}
+    texts = {name: json.dumps(_without_empty(content.get(name)), sort_keys=True) for name in STEERING}
     return {f"manifest.{name}": hashlib.sha256(text.encode()).hexdigest()[:32] for name, text in texts.items()}
 
 
@@ -116,11 +116,13 @@ def shortened(manifest: Manifest) -> Manifest:
     return replace(manifest, model=manifest.model.without_skipped(), probe=None)
 
 
-def _said(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        name: _said(entry) for name, entry in value.items() if entry is not None and entry is not False and entry != []
+        name: _without_empty(entry)
+        for name, entry in value.items()
+        if entry is not None and entry is not False and entry != []
     }
 
 

@@ -20,10 +20,10 @@ def command(
     """Cut an adapter's LoRAs to a lower rank (truncated SVD)."""
     from streamspec.adapters.shrink import shrink
 
-    kept = shrink(adapter, out, rank)
+    shares = shrink(adapter, out, rank)
     before, after = (sum(file.stat().st_size for file in folder.iterdir()) for folder in (adapter, out))
     if as_json:
-        print(json.dumps({"out": str(out), "rank": rank, "kept": kept, "bytes": after, "bytes_before": before}))
+        print(json.dumps({"out": str(out), "rank": rank, "kept": shares, "bytes": after, "bytes_before": before}))
     else:
-        parts = ", ".join(f"{share:.1%} of the {part}" for part, share in kept.items())
+        parts = ", ".join(f"{share:.1%} of the {lora}" for lora, share in shares.items())
         print(f"wrote {out}, {before / 1e6:.1f} -> {after / 1e6:.1f} MB; kept {parts} (squared singular values)")

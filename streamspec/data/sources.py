@@ -68,10 +68,10 @@ def _named(name: str) -> list[DataSource]:
     path = Path(name)
     if not path.exists():
         if glob.has_magic(name):
-            found = sorted(glob.glob(name, recursive=True))
-            if not found:
+            matches = sorted(glob.glob(name, recursive=True))
+            if not matches:
                 raise DataError(f"{name}: no file of this pattern", "files", "check --data")
-            return [source for one in found for source in _named(one)]
+            return [source for match in matches for source in _named(match)]
         folder, colon, split = name.rpartition(":")
         if colon and Path(folder).is_dir():
             return [_saved(Path(folder), split)]

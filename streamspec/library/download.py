@@ -81,8 +81,8 @@ def fetch(url: str, work: Path, sha256: str | None = None) -> Path:
             except BROKEN as error:
                 left = TRIES if _size(part) > before else left - 1
                 if not _worth_another_try(error, part) or not left:
-                    kept = f"; {_size(part) / 1e6:.1f} MB are kept" if _size(part) else ""
-                    found = f"{shown(url)} cannot be fetched ({_reason(error)}){kept}"
+                    resumable = f"; {_size(part) / 1e6:.1f} MB are kept" if _size(part) else ""
+                    found = f"{shown(url)} cannot be fetched ({_reason(error)}){resumable}"
                     raise BundleError(found, "an address that answers", "check it, or run this again later") from None
                 time.sleep(WAIT)
     if sha256 is not None and (digest := sha256_file(part)) != sha256.lower():

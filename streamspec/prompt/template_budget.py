@@ -116,11 +116,11 @@ def paid_call(name: str, function: Any, whole: bool) -> Callable[..., Any]:
 
     @wraps(function)
     def paid(*arguments: Any, **options: Any) -> Any:
-        given = *arguments[first:], *options.values()
+        values = *arguments[first:], *options.values()
         pay(CALL)
-        for one in given:
-            pay(weight(one) if whole else shallow(one))
-        pay_growth(name, given[0], given[1:])
+        for value in values:
+            pay(weight(value) if whole else shallow(value))
+        pay_growth(name, values[0], values[1:])
         made = function(*arguments, **options)
         pay(shallow(made))
         return made

@@ -272,8 +272,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             if name == "join" and arguments:
                 arguments = (list(arguments[0]), *arguments[1:])
                 pay_join(owner, arguments[0])
-            for one in (owner, *arguments, *options.values()):
-                pay(weight(one))
+            for value in (owner, *arguments, *options.values()):
+                pay(weight(value))
             pay_growth(name, owner, (*arguments, *options.values()))
         made = super().call(context, obj, *arguments, **options)
         pay(shallow(made))
@@ -344,12 +344,14 @@ def _compile(template: str) -> Any:
         finalize=_output,
         extensions=["jinja2.ext.loopcontrols", _Generation],
     )
-    own = {"join": _join, "sum": _sum, "round": _round, "format": _printf, "indent": _indent, "tojson": _to_json}
-    own["_text"] = _text
-    filters = {name: one for name, one in (environment.filters | own).items() if name not in REMOVED}
-    environment.filters = {name: paid_call(name, one, name not in SHALLOW) for name, one in filters.items()}
-    environment.filters |= {one.__name__: one for one in (_weighed, _step)}
-    environment.tests = {name: paid_call(name, one, name not in QUICK_TESTS) for name, one in environment.tests.items()}
+    paying = {"join": _join, "sum": _sum, "round": _round, "format": _printf, "indent": _indent, "tojson": _to_json}
+    paying["_text"] = _text
+    filters = {name: function for name, function in (environment.filters | paying).items() if name not in REMOVED}
+    environment.filters = {name: paid_call(name, function, name not in SHALLOW) for name, function in filters.items()}
+    environment.filters |= {function.__name__: function for function in (_weighed, _step)}
+    environment.tests = {
+        name: paid_call(name, test, name not in QUICK_TESTS) for name, test in environment.tests.items()
+    }
     del environment.globals["lipsum"]
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     try:

@@ -70,17 +70,17 @@ def _read(path: Path) -> str:
 
 def _make(path: Path, token: str) -> None:
     """Writes a temporary file whole, then gives it the name; keeps a file that has appeared meanwhile."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(token.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            _name(beside, path)
+            _name(temporary, path)
     finally:
         with suppress(FileNotFoundError):
-            beside.unlink()
+            temporary.unlink()
 
 
 def _name(file: Path, path: Path) -> None:

@@ -115,15 +115,15 @@ class CallForm:
             spoken = render([ASK, CALL | {"content": WORDS}], False)
         except StreamspecError as error:
             raise invalid(str(error), "tools", "unsupported_value") from None
-        found = _call_in(after.removeprefix(before)) if after.startswith(before) else None
-        if found is None:
+        call = _call_in(after.removeprefix(before)) if after.startswith(before) else None
+        if call is None:
             raise invalid(
                 "tools: the bundle's chat template writes no calls as JSON objects with name and arguments; expected "
                 "a template that does; leave tools out",
                 "tools",
                 "unsupported_value",
             )
-        opening, arguments = found
+        opening, arguments = call
         tags, _ = _call_in(spoken.partition(WORDS)[2]) or (opening.strip().rpartition("\n")[2], arguments)
         ids = session.tokenizer.encode(tags, add_special_tokens=False).ids
         return cls(opening, session.tokenizer.decode(ids).strip(), arguments)
@@ -164,9 +164,9 @@ class CallParser:
         """Takes the content, up to a call, out of the held text."""
         held = self._held
         if self._form.shown:
-            found = re.search(re.escape(self._form.shown) + r"\s*(\{|\Z)", held)
-            self._calling = found is not None and bool(found[1])
-            end = len(held) - _overlap(held, self._form.shown) if found is None else found.start()
+            call = re.search(re.escape(self._form.shown) + r"\s*(\{|\Z)", held)
+            self._calling = call is not None and bool(call[1])
+            end = len(held) - _overlap(held, self._form.shown) if call is None else call.start()
         else:  # no tags: a call is an answer that begins with a brace
             self._talking = self._talking or held.lstrip()[:1] not in ("", "{")
             self._calling = not self._talking and bool(held.strip())
@@ -203,13 +203,14 @@ class CallParser:
         while at is not None and (self._tools.parallel or not calls):
             gap = NEXT.match(text, at)
             try:
-                said, end = STRICT.raw_decode(text, gap.end() if gap else at)
+                call, end = STRICT.raw_decode(text, gap.end() if gap else at)
             except (ValueError, RecursionError):
                 break
-            name, given = (said.get("name"), said.get(self._form.arguments)) if isinstance(said, dict) else (None, None)
-            if name not in self._tools.names or not isinstance(given, dict):
+            call = call if isinstance(call, dict) else {}
+            name, arguments = call.get("name"), call.get(self._form.arguments)
+            if name not in self._tools.names or not isinstance(arguments, dict):
                 break
-            calls.append(_call(name, json.dumps(given, ensure_ascii=False)))
+            calls.append(_call(name, json.dumps(arguments, ensure_ascii=False)))
             following = text.find(shown, end) if shown else -1
             at = end if NEXT.match(text, end) else following + len(shown) if following >= 0 else None
         return calls
@@ -238,12 +239,12 @@ def _call_in(text: str) -> tuple[str, str] | None:
     """Finds the probe's call. Returns the text before it, and the name of its arguments."""
     for brace in re.finditer(r"\{", text):
         try:
-            said, _ = json.JSONDecoder().raw_decode(text, brace.start())
+            call, _ = json.JSONDecoder().raw_decode(text, brace.start())
         except ValueError:
             continue
-        if isinstance(said, dict) and said.get("name") == NAME:
-            keys = list(said)
-            arguments = next((key for key, value in said.items() if value == ARGUMENTS), None)
+        if isinstance(call, dict) and call.get("name") == NAME:
+            keys = list(call)
+            arguments = next((key for key, value in call.items() if value == ARGUMENTS), None)
             if arguments is not None and keys.index("name") < keys.index(arguments):
                 return text[: brace.start()], arguments
     return None
