@@ -34,21 +34,25 @@ class _Adapter(NamedTuple):
 
 
 class AdapterSwapper:
-    """Swaps the adapters of one runner. The policy and the adaptive state of an adapter are kept for when it returns.
-    `options`: of the load; `data`: for the sources of drafts.
+    """Swaps the adapters of one runner. Remembers the policy and the adaptive state of each adapter. `options`: of the
+    load; `data`: for the sources of drafts.
     """
 
     def __init__(
         self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions, data: SourceData = NO_DATA
     ) -> None:
-        self.folder, self.bundle, self.runner, self.options, self._data = folder, manifest, runner, options, data
+        self.folder = folder
+        self.bundle = manifest
+        self.runner = runner
+        self.options = options
+        self._data = data
         self._active = _Adapter(None, manifest, Tensors())
         self._policies: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
     def over(self, runner: ModelRunner) -> AdapterSwapper:
-        """Returns a swapper of another runner over the same model: adapters are read and measured once for all, the
-        adaptive states are each one's own.
+        """Returns a swapper of another runner over the same model: both read and measure adapters once, and each has
+        adaptive states of its own.
         """
         runner = runner.target if isinstance(runner, TwoModelRunner) else runner
         assert isinstance(runner, OrtRunner)

@@ -33,9 +33,9 @@ AS_IT_IS = PromptFormat()  # with the tokenizer's special tokens, as the base wa
 
 
 class StatesRunner(OrtRunner):
-    """Reads texts of their own beside a session's conversation, into a cache of its own."""
+    """Reads texts into a cache of its own, apart from the session's conversation."""
 
-    drafts = True  # no sequence of its own
+    drafts = True  # it does not count as a sequence
 
     def _empty_cache(self) -> Cache:
         if self.model.sharing is None:

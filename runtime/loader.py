@@ -1,4 +1,4 @@
-"""Loads a bundle: checks its files, opens its graph on a provider, decides how it is decoded."""
+"""Loads a bundle: checks its files, opens its graph on a provider, chooses its decoding policy."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `threads`: CPU threads (default: one per physical core).
     - `provider`: "auto" takes the fastest installed provider that computes this bundle correctly; a name takes that one
       or raises. `Session.provider` tells which one runs, and why others do not.
-    - `cpu_bundle`: beside a bundle for a device, folder of one of the same weights for the CPU, such as in int8: "auto"
-      measures the device against it and opens the faster (default: it compares with the device's bundle on the CPU).
+    - `cpu_bundle`: for a bundle for a device, the folder of one of the same weights for the CPU, such as in int8:
+      "auto" measures the device against it and opens the faster (default: it compares with the device's bundle on the
+      CPU).
     - `tree`: "auto" measures the cost of a step on this machine once and then drafts as many rows as pay at each step,
       or none; a number fixes the rows; "plain" turns speculation off.
     - `verify`: False skips the hashes of the bundle's files, not their sizes.
@@ -55,8 +56,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
     - `ngram`: also drafts from n-grams of the text.
     - `recycling`: also drafts what the model chose after the same tokens before, in rows that the session verified.
-    - `lookahead`: also drafts from n-grams that the model writes ahead of the text, in rows of every step where
-      those pay (default: do not).
+    - `lookahead`: also drafts from n-grams that the model writes ahead of the text, in rows of every step where those
+      pay (default: do not).
     - `store`: also drafts from the bundle's store of answers, where it has one.
     - `past_answers`: True: also drafts from the answers that all sessions over these weights have given, which stay in
       memory; a path: and keeps them in this file, in plain, for the next load. Speed may then tell what was answered.
@@ -66,8 +67,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `draft`: folder of another bundle, of a smaller model with the same tokenizer: it drafts in place of a drafter in
       the bundle, as many tokens for each step as pay. Its adapters and its own drafter are not used. "window": the
       bundle's own model drafts, over the first 4 and the newest tokens of its KV cache, 512 in all, or N with
-      "window:N"; it pays at long contexts, and is left out of steps where it does not. "self": the bundle's short
-      graph drafts, the model without some of its layers over the same weights.
+      "window:N"; it pays at long contexts, and is left out of steps where it does not. "self": the bundle's short graph
+      drafts, the model without some of its layers over the same weights.
     - `context`: maximum tokens of prompt and answer (default: the model's). It caps the memory of the KV cache.
     - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
       `context` tokens, or 1,024 without one, before anything large is opened.

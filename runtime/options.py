@@ -1,4 +1,4 @@
-"""Options of a generation and of a load: one dataclass each, from the keyword to the decoder.
+"""Defines the options of a generation and of a load: one dataclass each, from the keyword to the decoder.
 
 `GenerationKwargs` and `LoadKwargs` name the same fields for type checkers.
 """

@@ -69,9 +69,8 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 or isinstance(
-            self.temperature, bool
-        ):  # what is smaller is greedy but for rounding, and float32 cannot divide by it
+        # A smaller temperature is greedy but for rounding, and float32 cannot divide by it.
+        if self.temperature != 0 or isinstance(self.temperature, bool):
             _check("temperature", self.temperature, MIN_TEMPERATURE, 100.0, or_="0, or ")
         _check("top_k", self.top_k, 0, 2**31)
         _check("top_p", self.top_p, 0.0, 1.0, above=True)

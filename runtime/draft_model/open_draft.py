@@ -1,5 +1,5 @@
-"""Opens what drafts for a bundle in place of its own drafter: a second one, its own short graph, or a window of its
-own cache. The tests of runtime/draft_model and tests/export/weights/test_skipped_layers.py cover this module."""
+"""Opens the draft model that replaces a bundle's own drafter: a second bundle, its short graph, or a window of its KV
+cache. The tests of runtime/draft_model and tests/export/weights/test_skipped_layers.py cover this module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamspec.runtime.options import WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
 SHORT_OF = {MODEL: SHORT, NATIVE: SHORT_NATIVE}
-# Bundles whose cache no window can be taken of.
+# Flavours without a cache that a window can be taken of.
 FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device"}
 
 
@@ -42,7 +42,7 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
         _check_window(manifest)
         return manifest
     if options.short:
-        return shortened(manifest)  # which `needed` counts
+        return shortened(manifest)  # `needed` includes it
     other = Path(options.draft)
     draft = read_manifest(other)
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
@@ -70,8 +70,8 @@ def _check_window(manifest: Manifest) -> None:
 
 
 def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) -> ModelRunner:
-    """Lets what `read_draft` found draft for `runner`. A bundle is opened on the provider that the options name or that
-    suits it, and unloaded and opened again with the first one. Raises as `load` does."""
+    """Returns `runner` with the draft model that `read_draft` found. A bundle is opened on the provider that the
+    options name or that suits it, and unloaded and opened again with the first one. Raises as `load` does."""
     from streamspec.runtime.tuning.select_provider import open_runner
 
     if options.draft is None or draft is None:

@@ -1,5 +1,5 @@
 """Drafts by lookahead decoding (Fu et al. 2024, arXiv 2402.02057): proposes n-grams that the model wrote itself, in
-rows that run several places ahead beside the draft.
+rows that run several places ahead of the text.
 
 The window has columns. Column i begins `i` places after the text's last token with a tentative token; what the model
 chooses after a column is its next token in the next step (Jacobi iteration, Santilli et al. 2023, arXiv 2305.10427).

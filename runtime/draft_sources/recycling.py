@@ -109,9 +109,8 @@ class RecyclingTable:
                     levels[child], claimed = level, True
                 elif child is None and not among & DRAFTER:
                     likely = probability * alone[level]
-                    if (
-                        likely >= MIN_PROBABILITY or node == 0
-                    ):  # whatever follows the text, so that its rates stay known
+                    # All that may follow the text is offered, so that its rates stay known.
+                    if likely >= MIN_PROBABILITY or node == 0:
                         heappush(offers, (-likely, len(offers), token, node, level))
                 level += 1
 

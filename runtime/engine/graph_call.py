@@ -45,17 +45,17 @@ class GraphCall(Protocol):
 
     @property
     def max_rows(self) -> int | None:
-        """Rows of every call where the graph's shape is fixed; None for any number."""
+        """The number of rows of every call where the graph's shape is fixed; None: any number."""
 
     @property
     def together(self) -> int:
         """See `ModelRunner`."""
 
     def begin(self) -> None:
-        """Takes up the options of the generation that begins (`SamplingState`)."""
+        """Begins a generation with the options in `SamplingState`."""
 
     def follow_cache(self) -> None:
-        """Binds the cache again, whose contents were replaced."""
+        """Binds the cache again after its contents were replaced."""
 
     def run(self, rows: CallRows, request: StepRequest, forced_node: int = -1, shrink: bool = False) -> StepResult:
         """Runs the rows of `request`, and its drafter after row `forced_node`, or after the accepted one (-1).
@@ -143,7 +143,7 @@ class SamplingState:
             self.seen[tokens] = True
 
     def uniforms(self, rows: CallRows) -> np.ndarray:
-        """Returns float32 [r]: what the tokens after the `logit_rows` of `rows` are drawn with."""
+        """Returns float32 [r]: the numbers that the tokens after the `logit_rows` of `rows` are drawn with."""
         positions = [int(rows.positions[row]) for row in rows.logit_rows.tolist()]
         drawn = {p: self.sampling.uniform(p + 1) for p in set(positions)}
         return np.array([drawn[p] for p in positions], np.float32)

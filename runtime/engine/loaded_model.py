@@ -78,7 +78,10 @@ class LoadedModel:
         generating. `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
-        self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
+        self.path = path
+        self.manifest = manifest
+        self.provider = provider
+        self.spin = spin
         self.rows = manifest.static.rows if manifest.static else None  # rows of every call, where shapes are fixed
         self.captured = manifest.captured if path.name == CAPTURED else None  # sizes of a graph that can be captured
         chosen = named(provider)

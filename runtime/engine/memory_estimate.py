@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 MB = 1_000_000
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
-FEWEST = 64  # the same where a row costs much
-SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, where that leaves it `FEWEST` rows; of such
-ALIVE = 3  # there are so many at a time
-SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
+FEWEST = 64  # prompt rows per call where a row costs much
+SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, where that leaves it `FEWEST` rows
+ALIVE = 3  # arrays of such scores at a time
+SURE = 1024  # tokens of context that must have room where the options do not limit it
 LOGIT_ROWS = 64  # of the widest call that gives logits
 DRAFTED = MAX_DEPTH + MAX_GAMMA  # slots of a second cache beyond its window: drafts, and what the graph's own may take
-STATES = 8  # the same of rows x hidden size
+STATES = 8  # arrays of rows x hidden size at a time
 LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
 DATA = ".data"
@@ -162,7 +162,7 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
-    caches = sessions * (2 if model.embeddings else 1)  # a session embeds beside its conversation
+    caches = sessions * (2 if model.embeddings else 1)  # embeddings take a second cache
     return MemoryEstimate(
         weights=mapped + looked_up,
         packed=packed,

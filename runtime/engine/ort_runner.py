@@ -43,10 +43,12 @@ class OrtRunner:
         cache.
         """
         manifest = model.manifest
-        self.model, self.provider, self.threads, self.rows = model, model.provider, model.threads, model.rows
-        self.row_counts = (
-            model.captured.rows if model.captured else ()
-        )  # of calls, where the graph has a few fixed shapes
+        self.model = model
+        self.provider = model.provider
+        self.threads = model.threads
+        self.rows = model.rows
+        # The row counts of calls, where the graph has a few fixed shapes.
+        self.row_counts = model.captured.rows if model.captured else ()
         self.context_length = manifest.model.context_length if context is None else context
         if type(self.context_length) is not int or not 2 <= self.context_length <= manifest.model.context_length:
             raise ConfigError(

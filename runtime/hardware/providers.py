@@ -194,7 +194,7 @@ class ProviderChoice:
     """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
     `captured`: whether the device replays a captured graph; `why_not_captured`: of a bundle that has one for that.
     `passed_over`: with "auto", providers that are installed but are not it, each with the reason. `bundle`: the folder
-    of the bundle that runs, where it is the one beside for the CPU."""
+    of the bundle that runs, where it is the CPU bundle."""
 
     name: str
     on_cpu: int = 0

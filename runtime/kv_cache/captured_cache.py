@@ -1,4 +1,4 @@
-"""The KV cache of a captured graph: buffers on a device whose addresses never change.
+"""Keeps the KV cache of a captured graph in buffers on a device; their addresses never change.
 
 Rows of an accepted path are not moved when they are accepted: the next call moves them before it writes its own
 (`streamspec.captured.packed_call`). Until then the cache knows where they lie.

@@ -1,4 +1,4 @@
-"""The KV cache in a device's own memory.
+"""Keeps the KV cache in a device's own memory.
 
 Between steps nothing of it crosses the bus: the step graph writes new rows where they lie, and the bundle's
 `compact.onnx` moves those of an accepted path. Only growing, which doubles the room, goes through the machine's memory.
@@ -47,7 +47,7 @@ class DeviceCache(SequenceRows):
         for layer, group in self._group_of.items():
             if group.cache.window is None:  # a ring has all its slots from the beginning
                 committed = [part.numpy()[:, :, : self.length] for part in self.data[layer]]
-                self.data[layer] = [self._filled(rows, self.capacity) for rows in committed]
+                self.data[layer] = [self._filled(part, self.capacity) for part in committed]
         self._binding = self._bind()
         return True
 
@@ -62,7 +62,7 @@ class DeviceCache(SequenceRows):
                 # Once a node lies beyond its slot, all later ones do: the targets are one run, from the first on.
                 pieces = pieces or [(self.length, self.length, 1)]
                 sources = np.concatenate([np.arange(source, source + count) for source, _, count in pieces])
-                for name, array in ((rows, sources), (start, np.array([pieces[0][1]]))):
+                for name, array in ((rows, sources), (start, np.array([pieces[0][1]], np.int64))):
                     held.append(self._value(array))
                     self._binding.bind_ortvalue_input(name, held[-1])
             try:

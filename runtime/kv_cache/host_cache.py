@@ -1,4 +1,4 @@
-"""The KV cache in the machine's memory: an array for all layers that keep the same, grown on demand, compacted in place
+"""Keeps the KV cache in the machine's memory: an array for all layers of one shape, grown on demand, compacted in place
 after each step. A ring, of layers that keep a window, has all its slots at once.
 
 Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing

@@ -1,4 +1,4 @@
-"""A bundle for the CPU beside one for a device, of the same weights: both give the same answers."""
+"""Pairs a bundle for a device with one of the same weights for the CPU: both give the same answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT_FILES = ("tokenizer", TOKENIZER), ("chat template", TEMPLATE)
 
 
 class CpuBundle(NamedTuple):
-    """A bundle of the same weights for the CPU, beside one for a device."""
+    """A bundle for the CPU of the same weights as a bundle for a device."""
 
     folder: Path
     manifest: Manifest

@@ -123,9 +123,8 @@ def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np
         alone = runner.forward([tokens[node] for node in other], range(len(other)), causal_mask(len(other)))
         expected[other[1:]] = alone[1:]
     spread, tolerance = float(chain.std()), TREE_TOLERANCE[manifest.precision]
-    gapped = [node for node, depth in enumerate(tree.depths) if node != depth] or [
-        0
-    ]  # the others would be right without mask and positions
+    # The other nodes would be right without mask and positions.
+    gapped = [node for node, depth in enumerate(tree.depths) if node != depth] or [0]
     _compare(logits[gapped], expected[gapped], spread, tolerance, runner.provider, "a draft tree")
     _check_step(runner, tokens, tree, expected, tolerance)
     if len(right) > 1:

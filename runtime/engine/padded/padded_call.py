@@ -110,7 +110,7 @@ class PaddedCall:
         unsure = outputs.unsure[rows.logit_rows]
         if unsure.all():
             return self._sample(rows, None, outputs), False
-        # Rows beside the accepted path choose nothing that anybody reads.
+        # Nobody reads the choices of rows off the accepted path.
         path = [0] if rows.tree is None else list(accept(rows.tree, rows.tokens, chosen.tolist())[1])
         if not unsure[path].any():
             return chosen, True
