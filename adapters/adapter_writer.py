@@ -144,7 +144,7 @@ def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) ->
 
 
 def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
-    """How the adapter was made: the content of `training.json`."""
+    """Returns the content of `training.json`, which records how the adapter was made."""
     return {
         "config": run.config.to_json(),
         "metrics": metrics,

@@ -1,5 +1,5 @@
-"""What is checked with a tokenizer and a base at hand, before the first gradient: the target, the prompt format, room
-for answers. What needs neither: `early_checks.py`.
+"""Checks, with a tokenizer and a base at hand, the target, the prompt format and the room for answers before the first
+gradient. `early_checks.py` checks all that needs neither.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def answer_batches(
 
 
 def rows_in_time(count: int, until: Deadline, speeds: Speeds) -> int:
-    """How many of `count` prompts to answer at once: as many as are done by `until`; of the first a few, which tell
-    how long they take.
+    """Returns how many of `count` prompts to answer at once: as many as are done by `until`; a few while it is
+    not known how long one takes.
     """
     left = until.left()
     if math.isinf(left):

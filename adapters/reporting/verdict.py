@@ -71,8 +71,8 @@ def answers(metrics: Mapping[str, Any]) -> str:
 
 
 def trend(log: Sequence[Mapping[str, float]], name: str) -> tuple[float, float, float] | None:
-    """Of validation as it went: the figure `name` at two thirds of it and at its end, and the minutes between; None
-    of fewer than four.
+    """Returns the validation figure `name` at two thirds of a stage and at its end, and the minutes between; None
+    for fewer than four figures.
     """
     checked = [entry for entry in log if name in entry]
     if len(checked) < 4:

@@ -43,7 +43,7 @@ ENDLESS = Deadline(math.inf, time.monotonic)
 
 
 class Speeds:
-    """How long work takes on this machine as it is now, by kind of work."""
+    """Measures how long each kind of work takes on this machine under its present load."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[float, float]] = {}  # kind -> units, seconds
