@@ -129,9 +129,9 @@ def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) ->
     }
     write_json(config.out / STREAM_CONFIG, description)
     provenance = _provenance(run, metrics)
-    said = verdict(metrics, run.state.log)
+    sentences = verdict(metrics, run.state.log)
     if processes.is_first():
-        write_card(config.out, description, provenance, said)
+        write_card(config.out, description, provenance, sentences)
     write_json(config.out / PROVENANCE, provenance)
     return {
         "out": str(config.out),
@@ -139,12 +139,12 @@ def finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) ->
         "recipe": description["recipe"],
         "minutes": provenance["minutes"],
         **metrics,
-        "verdict": said,
+        "verdict": sentences,
     }
 
 
 def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
-    """How the adapter was made: the content of `training.json`."""
+    """Returns the content of `training.json`, which records how the adapter was made."""
     return {
         "config": run.config.to_json(),
         "metrics": metrics,

@@ -1,5 +1,5 @@
-"""What is checked with a tokenizer and a base at hand, before the first gradient: the target, the prompt format, room
-for answers. What needs neither: `early_checks.py`.
+"""Checks, with a tokenizer and a base at hand, the target, the prompt format and the room for answers before the first
+gradient. `early_checks.py` checks all that needs neither.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CONVERSATIONS = {"messages", "message_lists"}  # shapes of data
 
 
 def read_target(config: TrainConfig, base: Base) -> Adapter | None:
-    """The target adapter, or the one that goes on; None where the run trains one or the base is the target. Refuses one
-    that does not fit.
+    """Returns the target adapter, or the adapter that is continued; None where the run trains the target or the base is
+    the target. Refuses an adapter that does not fit the base.
     """
     path = config.continue_ or config.target_lora
     if path is None:
@@ -39,23 +39,20 @@ def chosen_format(config: TrainConfig, base: Base, target: Adapter | None, shape
     Refuses one other than the target adapter was trained with. A plain PEFT folder names none: it is taken to be
     trained with the chat template, where there is one.
     """
-    given = PromptFormat.given(None if config.format == AUTO else config.format, config.separator)
+    asked = PromptFormat.given(None if config.format == AUTO else config.format, config.separator)
     if target is None:
-        return given or _format_for(base, shapes)
-    own = format_of(base, target)
+        return asked or _format_for(base, shapes)
+    trained = format_of(base, target)
     if target.prompt_format is None:
-        return given or own
-    if given and (own.kind, own.kind == "raw" and own.separator) != (
-        given.kind,
-        given.kind == "raw" and given.separator,
-    ):
-        flags = f"--format {own.kind}" + f" --separator {own.separator!r}" * (own.kind == "raw")
+        return asked or trained
+    if asked and (asked.kind != trained.kind or (asked.kind == "raw" and asked.separator != trained.separator)):
+        flags = f"--format {trained.kind}" + f" --separator {trained.separator!r}" * (trained.kind == "raw")
         raise ConfigError(
-            f"--format {given.kind} --separator {given.separator!r}",
+            f"--format {asked.kind} --separator {asked.separator!r}",
             f"the prompt format of {target.path}",
             f"give {flags}, or neither",
         )
-    return own
+    return trained
 
 
 def _format_for(base: Base, shapes: Collection[str]) -> PromptFormat:

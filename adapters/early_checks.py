@@ -1,5 +1,5 @@
-"""What is refused before torch is imported, within a second: the output folder, missing packages, data whose first rows
-cannot be read, and adapters and bases that do not fit the options. Free of torch.
+"""Refuses, within a second and before torch is imported, output folders, missing packages, data whose first rows cannot
+be read, and adapters and bases that do not fit the options. Free of torch.
 """
 
 from __future__ import annotations

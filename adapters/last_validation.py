@@ -35,11 +35,11 @@ def measured_rows(run: Run) -> tuple[int, Sequence[TokenRow]]:
     return each, run.val_rows[: each * processes.count()]
 
 
-def measure(run: Run, kind: str, count: int, work: Callable[[], object]) -> None:
-    """Measures how long `count` units of this kind of `work` take."""
+def measure(run: Run, name: str, count: int, work: Callable[[], object]) -> None:
+    """Measures how long `count` units of the `work` of this name take."""
     began = run.budget.now()
     work()
-    run.budget.speeds.measured(kind, count, run.budget.now() - began)
+    run.budget.speeds.measured(name, count, run.budget.now() - began)
 
 
 def measure_texts(run: Run, model: TargetModel) -> None:

@@ -67,9 +67,9 @@ def _quantization(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     bits = run.config.base_bits
     if bits is None:
         return {}
-    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
-    kind = {4: {"load_in_4bit": True} | four, 8: {"load_in_8bit": True}}[bits]
-    return {"quantization_config": BitsAndBytesConfig(**kind), "device_map": {"": run.device}}
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    options = {4: {"load_in_4bit": True} | nf4, 8: {"load_in_8bit": True}}[bits]
+    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": run.device}}
 
 
 def load_target(run: Run, task: Path | None) -> PreTrainedModel:
@@ -102,5 +102,5 @@ def choose_vocabulary(run: Run, *parts: Sequence[TokenRow]) -> Tensor | None:
     if run.begins_with is not None:
         saved = read_tensors(run.begins_with / STREAM_WEIGHTS).get("draft_vocab")
         return None if saved is None else saved.to(run.device)
-    kept = draft_vocabulary(parts, run.config.draft_vocab, len(run.formatter.tokenizer), run.formatter.end_ids)
-    return None if kept is None else torch.tensor(kept, device=run.device)
+    tokens = draft_vocabulary(parts, run.config.draft_vocab, len(run.formatter.tokenizer), run.formatter.end_ids)
+    return None if tokens is None else torch.tensor(tokens, device=run.device)

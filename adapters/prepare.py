@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
 
 
 def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[RunInputs, dict[str, str]]:
-    """What a run reads, and the hashes of the files by the option that names them."""
+    """Reads the inputs of a run. Returns them, and the hashes of the files by the option that names them."""
     sample = sample_examples(config.data, config.renamed)
     data, val = fingerprints(config.data), fingerprints(config.val or [])
     base = resolve_base(config.base)
@@ -115,10 +115,8 @@ def read_rows_of(
 
 def digest(hashes: Mapping[str, str]) -> str:
     """One hash of all data, of its files' hashes in order."""
-    found = list(hashes.values())
-    if not found:
-        return ""
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+    joined = "".join(hashes.values())
+    return joined if len(hashes) < 2 else hashlib.sha256(joined.encode()).hexdigest()
 
 
 def file_hashes(config: TrainConfig, base: Base, data: str, val: str) -> dict[str, str]:

@@ -104,7 +104,7 @@ def fit_drafter(
 
 
 def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> StepLoss:
-    """The losses of a step, of a batch and the step's random number."""
+    """Returns the function that computes the losses of a step from its batch and its random number."""
     config, options = run.config, run.options
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
@@ -133,7 +133,7 @@ def answering(model: PreTrainedModel) -> Iterator[None]:
 
 
 def make_answers(
-    run: Run, model: PreTrainedModel, prompts: list[list[int]], kept: CompletionFile, until: Deadline, name: str
+    run: Run, model: PreTrainedModel, prompts: list[list[int]], file: CompletionFile, until: Deadline, name: str
 ) -> Answered:
     """Answers of the model, or of the source that answers for it, once a sample of those was compared with it."""
     config, source = run.config, run.source
@@ -141,22 +141,22 @@ def make_answers(
     label = f"regenerating ({name})"
     job = AnswerJob(config.max_new_tokens, drawn, until, run.budget.speeds, label, run.note)
     if source is None:
-        return regenerate(model, prompts, run.formatter.end_ids, kept, job, config.regenerate_batch)
+        return regenerate(model, prompts, run.formatter.end_ids, file, job, config.regenerate_batch)
     if not run.state.finished(COMPARED):
         some = prompts[:: max(1, len(prompts) // SAMPLE)][:SAMPLE]
         began = run.budget.elapsed()
-        greedy = asked_once(source, some, kept, replace(job, sampled=None))
+        greedy = asked_once(source, some, file, replace(job, sampled=None))
         report = check_answers_from(model, greedy, config.answers_from or "")
         run.state.finish(COMPARED, (run.budget.elapsed() - began) / 60, report | source.made_by())
-    return asked_once(source, prompts, kept, job)
+    return asked_once(source, prompts, file, job)
 
 
-def asked_once(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> Answered:
+def asked_once(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, job: AnswerJob) -> Answered:
     """Answers of the run's source, which the first process asks for all."""
     if processes.is_first():
-        ask(source, prompts, kept, job)
-    kept.known |= processes.from_first(kept.known)
-    return answered(prompts, kept.known)
+        ask(source, prompts, file, job)
+    file.known |= processes.from_first(file.known)
+    return answered(prompts, file.known)
 
 
 def own_answers(
@@ -165,13 +165,13 @@ def own_answers(
     """Rows with the model's own completions, as many as are done by `until`, perhaps none; `text` rows give it their
     beginning to continue.
     """
-    prompts, kept = asked.prompts(run.config.longest_prompt, count), kept_answers(run, name)
+    prompts, file = asked.prompts(run.config.longest_prompt, count), kept_answers(run, name)
     finished, used = run.state.finished(f"regenerated_{name}"), run.work / f"answered-{name}.json"
     if finished:  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
     began = run.budget.elapsed()
     with answering(model):
-        found = make_answers(run, model, prompts, kept, ENDLESS if finished else until, name)
+        found = make_answers(run, model, prompts, file, ENDLESS if finished else until, name)
     if not finished:
         reached = {tuple(prompt) for prompt, _ in found}
         if processes.is_first():
@@ -217,8 +217,8 @@ def finish_drafter(
     work.pop(TEXTS)
     with drafter.drafter_lora(False):
         until = run.budget.until_done(ANSWERS, work)
-        own = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
-    rows: Sequence[TokenRow] = own or run.val_rows
+        answers = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
+    rows: Sequence[TokenRow] = answers or run.val_rows
     rest: dict[str, float] = {RANKED: len(rows), DESCRIBED: len(rows)}
     ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))
     if len(ranks) < len(rows):
@@ -227,7 +227,7 @@ def finish_drafter(
         "tau": reported_tau(ranks, drafter.gamma),
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
-        "val_answers": min(len(own), len(ranks)),
+        "val_answers": min(len(answers), len(ranks)),
         "val_ranked": len(ranks),
         "expected": expected(ranks, run.config.method, run.config.resolved, run.ns, len(drafter.decoder.layers)),
     }

@@ -49,10 +49,10 @@ def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
     with new_folder(out) as folder:
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
         try:
-            kept = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
+            cut_shares = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
         except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise AdapterError(f"{adapter}: {type(error).__name__} {error}", "a whole adapter", RESTORE) from None
-        shares = {part: share for part, share in kept.items() if share is not None}
+        shares = {name: share for name, share in cut_shares.items() if share is not None}
         if not shares:
             raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
         trained = read_json(adapter / PROVENANCE) if (adapter / PROVENANCE).exists() else {}
@@ -82,7 +82,7 @@ def cut_task(folder: Path, rank: int) -> float | None:
 
 
 def scaling(config: dict[str, Any], name: str, size: int) -> float:
-    """What PEFT multiplies the product of the LoRA `name`, of rank `size`, by."""
+    """The factor by which PEFT multiplies the product of the LoRA `name`, of rank `size`."""
     patterns = config.get("alpha_pattern") or {}
     alpha = patterns.get(get_pattern_key(patterns, module_of(name)), config["lora_alpha"])
     return float(alpha / (math.sqrt(size) if config.get("use_rslora") else size))

@@ -45,8 +45,8 @@ def check_adapter(adapter: Adapter, base: Base, allow_mismatch: bool, say: Calla
 
 def template_of(base: Base, adapter: Path | None) -> bytes | None:
     """The chat template beside the adapter, which TRL and others save there, else the base's."""
-    own = chat_template(adapter) if adapter is not None else None
-    return chat_template(base.path) if own is None else own
+    template = chat_template(adapter) if adapter is not None else None
+    return chat_template(base.path) if template is None else template
 
 
 def format_of(base: Base, adapter: Adapter | None) -> PromptFormat:
@@ -61,17 +61,17 @@ def check_tokenizer(adapter: Path, base: Base) -> None:
 
     A token for padding alone is fine: it is in no prompt and no answer.
     """
-    own, theirs = adapter / TOKENIZER, base.path / TOKENIZER
-    if not (own.is_file() and theirs.is_file()) or own.read_bytes() == theirs.read_bytes():
+    saved, expected = adapter / TOKENIZER, base.path / TOKENIZER
+    if not (saved.is_file() and expected.is_file()) or saved.read_bytes() == expected.read_bytes():
         return
     try:
-        mine, known = (Tokenizer.from_file(str(file)).get_vocab() for file in (own, theirs))
+        tokens, known = (Tokenizer.from_file(str(file)).get_vocab() for file in (saved, expected))
     except Exception as error:  # the library raises bare Exception
-        raise AdapterError(f"{own}: {error}", "a tokenizer that loads", "remove it, or save it again") from None
+        raise AdapterError(f"{saved}: {error}", "a tokenizer that loads", "remove it, or save it again") from None
     padding = special_token(adapter, "pad_token")
-    odd = [token for token, i in mine.items() if known.get(token, -1) != i and (token != padding or token in known)]
+    odd = [token for token, i in tokens.items() if known.get(token, -1) != i and (token != padding or token in known)]
     if odd:
-        shown = ", ".join(sorted(odd, key=mine.__getitem__)[:SHOWN])
+        shown = ", ".join(sorted(odd, key=tokens.__getitem__)[:SHOWN])
         raise AdapterError(
             f"{adapter}: a tokenizer with {len(odd)} tokens that {base.id} has not, or elsewhere: {shown}",
             "the base's tokenizer",
@@ -86,8 +86,8 @@ def check_shapes(adapter: Path, base: Base) -> None:
     """
     shapes, expected = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
     saved = {mapped: shapes[name] for name, mapped in text_names(shapes).items()}
-    kept = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
-    for name in saved.keys() - kept.keys():  # PEFT keeps copies of embeddings that it adapts
+    compared = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
+    for name in saved.keys() - compared.keys():  # PEFT keeps copies of embeddings that it adapts
         rows = read_config(base.path).vocab_size
         if saved[name][:1] != (rows,):
             raise AdapterError(
@@ -95,12 +95,12 @@ def check_shapes(adapter: Path, base: Base) -> None:
                 f"{rows}, the vocabulary of {base.id}",
                 "export a base with the resized embeddings: merge the adapter into it and save both with PEFT",
             )
-    faults = [f"no {name}" for name in sorted(expected.keys() - kept.keys())]
-    faults += [f"unknown {name}" for name in sorted(kept.keys() - expected.keys())]
+    faults = [f"no {name}" for name in sorted(expected.keys() - compared.keys())]
+    faults += [f"unknown {name}" for name in sorted(compared.keys() - expected.keys())]
     faults += [
-        f"{name} {list(kept[name])}, not {list(shape)}"
+        f"{name} {list(compared[name])}, not {list(shape)}"
         for name, shape in sorted(expected.items())
-        if kept.get(name, shape) != shape
+        if compared.get(name, shape) != shape
     ]
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
@@ -121,16 +121,16 @@ def merged(tuned: Any) -> Any:
 
     model: Any = tuned.get_base_model()
     ends = model.get_input_embeddings(), model.get_output_embeddings()
-    for end in ends if any(isinstance(one, LoraLayer) for one in ends) else ():
+    for end in ends if any(isinstance(end, LoraLayer) for end in ends) else ():
         layer = end.get_base_layer() if isinstance(end, BaseTunerLayer) else end
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     return tuned.merge_and_unload(safe_merge=True)
 
 
 def is_embedding(name: str) -> bool:
-    """Whether a tensor of the file is a whole embedding or LM head, which PEFT keeps beside updates of it."""
-    parts = name.split(".")
-    return parts[-1] == "weight" and any(part in EMBEDDINGS for part in parts[-3:-1]) and "lora_" not in name
+    """Tells whether a tensor of the file is a whole embedding or LM head, which PEFT saves with updates of it."""
+    modules = name.split(".")
+    return modules[-1] == "weight" and any(module in EMBEDDINGS for module in modules[-3:-1]) and "lora_" not in name
 
 
 def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:

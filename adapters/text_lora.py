@@ -48,22 +48,22 @@ def _settings(raw: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """
     from peft.utils.other import get_pattern_key
 
-    modules = {_module(name): _module(mapped) for name, mapped in names.items() if any(part in name for part in LORA_A)}
-    own: dict[str, Any] = {
+    modules = {_module(name): _module(mapped) for name, mapped in names.items() if any(side in name for side in LORA_A)}
+    settings: dict[str, Any] = {
         "target_modules": sorted(modules.values()),
         "exclude_modules": None,
         "layers_to_transform": None,
         "layers_pattern": None,
     }
     for setting, default in (("rank_pattern", raw.get("r")), ("alpha_pattern", raw.get("lora_alpha"))):
-        given = raw.get(setting) or {}
-        values = {module: given.get(get_pattern_key(list(given), module), default) for module in modules}
-        own[setting] = {modules[module]: value for module, value in values.items() if value != default}
+        patterns = raw.get(setting) or {}
+        values = {module: patterns.get(get_pattern_key(list(patterns), module), default) for module in modules}
+        settings[setting] = {modules[module]: value for module, value in values.items() if value != default}
     if whole := raw.get("modules_to_save"):
-        own["modules_to_save"] = _held(whole, names) or None
+        settings["modules_to_save"] = _held(whole, names) or None
     if isinstance(rows := raw.get("trainable_token_indices"), dict):
-        own["trainable_token_indices"] = {unwrapped(f"{module}.")[:-1]: ids for module, ids in rows.items()}
-    return raw | own
+        settings["trainable_token_indices"] = {unwrapped(f"{module}.")[:-1]: ids for module, ids in rows.items()}
+    return raw | settings
 
 
 def _held(modules: list[str], names: Iterable[str]) -> list[str]:
@@ -75,5 +75,5 @@ def _held(modules: list[str], names: Iterable[str]) -> list[str]:
 
 def _module(name: str) -> str:
     """The module that the tensor `name` of a file is an update of."""
-    cut = next(name.index(part) for part in LORA_A if part in name)
+    cut = next(name.index(side) for side in LORA_A if side in name)
     return name[:cut].removeprefix(WRAPPER)

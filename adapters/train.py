@@ -125,9 +125,9 @@ def train_staged(run: Run) -> dict[str, Any]:
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until) or run.rows
     vocabulary = choose_vocabulary(run, run.rows, rows)
     set_seed(config.seed)  # a resumed run begins here as well
-    kind = drafter_class(config)
-    kind.prepare_target(run, model)
-    drafter = kind.fresh(run, model, vocabulary, frozen=True)
+    network = drafter_class(config)
+    network.prepare_target(run, model)
+    drafter = network.fresh(run, model, vocabulary, frozen=True)
     if config.begins_with is not None:
         load_drafter(config.begins_with, drafter)
     fit_drafter(run, "streams", drafter, rows, vocabulary, config.stream_lr)

@@ -29,7 +29,7 @@ FIT_ROWS = 8  # texts that a drafter's first fit reads at once
 
 @dataclass
 class RunInputs:
-    """What a run reads."""
+    """The inputs of a run."""
 
     config: TrainConfig
     base: Base
@@ -82,7 +82,7 @@ class Run(RunInputs):
         return batch * self.state.processes
 
     def note(self) -> None:
-        """Writes down the time used, now and then."""
+        """Saves the time used, unless that was done a few seconds ago."""
         self.budget.note()
 
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
@@ -103,10 +103,10 @@ def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None
         target = (
             UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
         )
-    made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
-    made |= source.made_by() if source is not None else {}
-    drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
-    return made | drawn if config.answer_temperature else made
+    settings = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+    settings |= source.made_by() if source is not None else {}
+    sampling = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
+    return settings | sampling if config.answer_temperature else settings
 
 
 def preview(run: Run) -> str:

@@ -52,7 +52,7 @@ class OpenAiServer:
         parts = urlsplit(self.url)
         if parts.username or parts.password:
             raise ConfigError("--answers-from with a password in its address", f"the key in {KEY}", "leave it out")
-        models = [str(one["id"]) for one in self._field(self._call("/models", None, SOON), "data")]
+        models = [str(model["id"]) for model in self._field(self._call("/models", None, SOON), "data")]
         if not self.model and len(models) != 1:
             raise ConfigError(
                 f"--answers-from {self.url} serves {', '.join(models[:4]) or 'no model'}",
@@ -85,19 +85,17 @@ class OpenAiServer:
         ended = choice.get("finish_reason") == "stop"
         ids = choice.get("token_ids")
         if ids is None:
-            ids = self._tokenised(str(self._field(choice, "text")))
+            text = str(self._field(choice, "text"))
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            same = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
             counted = (reply.get("usage") or {}).get("completion_tokens")
-            if ids is None or counted not in (None, len(ids), len(ids) + ended):
+            if not same or counted not in (None, len(ids), len(ids) + ended):
                 return None
         complete = not ended or (ids and ids[-1] in self.ends)
         return list(ids) if complete else [*ids, *self.ends[:1]]
 
     def close(self) -> None:
         """Does nothing: the server drops requests whose connection ends."""
-
-    def _tokenised(self, text: str) -> list[int] | None:
-        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return ids if self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text else None
 
     def _call(self, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -111,15 +109,14 @@ class OpenAiServer:
                     content = response.read(MOST_BYTES)
                 return parse_json(content, f"--answers-from {self.url}", ConfigError, "check the address")
             except urllib.error.HTTPError as error:
-                said = _message(error.read(MOST_BYTES))
+                reason = f"{error.code} {_message(error.read(MOST_BYTES))}"
                 if error.code in (400, 422):
-                    raise _BadRequest(f"{error.code} {said}") from None
+                    raise _BadRequest(reason) from None
                 if error.code not in BUSY or attempt + 1 == TRIES:
-                    raise self._refusal(f"{error.code} {said}") from None
+                    raise self._refusal(reason) from None
             except (OSError, ValueError, HTTPException) as error:
-                reason = getattr(error, "reason", error)
                 if body is None or attempt + 1 == TRIES:
-                    raise self._refusal(f"{reason}") from None
+                    raise self._refusal(str(getattr(error, "reason", error))) from None
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 

@@ -1,4 +1,4 @@
-"""What is asked of a source of answers, and what a source is. Free of torch. Tests: tests/adapters/answers."""
+"""Requests for answers, and the interface of their sources. Free of torch. Tests: tests/adapters/answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class AnswerJob:
-    """How prompts are answered. `sampled`: temperature, top_p and seed of every second answer; None: all are greedy.
+    """Settings for the answers to a list of prompts. `sampled`: temperature, top_p and seed of every second answer;
+    None: all are greedy.
     Ends by `until`: prompts without an answer are then left out. The time that an answer takes is added to `speeds`;
     `note` is called now and then.
     """
@@ -43,12 +44,12 @@ class AnswerJob:
 
 
 class AnswerSource(Protocol):
-    """Something that answers like the target. `parallel`: requests that it serves at once, from as many threads."""
+    """A program that answers like the target. `parallel`: requests that it serves at once, from as many threads."""
 
     parallel: int
 
     def made_by(self) -> dict[str, str]:
-        """What the answers depend on, for the file that keeps them."""
+        """Returns the settings that the answers depend on, for the file that keeps them."""
 
     def answer(self, request: AnswerRequest) -> list[int] | None:
         """The answer's token ids, with end-of-text where it was reached; None where they cannot be told from the text
@@ -56,4 +57,4 @@ class AnswerSource(Protocol):
         """
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends the requests under way."""

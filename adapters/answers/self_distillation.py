@@ -55,16 +55,16 @@ def drawn(temperature: float, top_p: float, seed: int, answers: list[int], steps
 
 
 def answer_batches(
-    prompts: list[list[int]], max_new_tokens: int, most_prompts: int, most_tokens: int
+    prompts: list[list[int]], max_new_tokens: int, max_prompts: int, max_tokens: int
 ) -> list[list[list[int]]]:
-    """Cuts prompts into batches of similar lengths, each of at most `most_tokens` tokens with answers and padding; in
+    """Cuts prompts into batches of similar lengths, each of at most `max_tokens` tokens with answers and padding; in
     a random order, always the same, so that those a time limit leaves are no special ones.
     """
     batches: list[list[list[int]]] = []
     for prompt in sorted(prompts, key=len):  # the longest of a batch comes last
         last = batches[-1] if batches else []
-        fits = (len(last) + 1) * (len(prompt) + max_new_tokens) <= most_tokens
-        if last and fits and len(last) < most_prompts:
+        fits = (len(last) + 1) * (len(prompt) + max_new_tokens) <= max_tokens
+        if last and fits and len(last) < max_prompts:
             last.append(prompt)
         else:
             batches.append([prompt])
@@ -73,8 +73,8 @@ def answer_batches(
 
 
 def rows_in_time(count: int, until: Deadline, speeds: Speeds) -> int:
-    """How many of `count` prompts to answer at once: as many as are done by `until`; of the first a few, which tell
-    how long they take.
+    """Returns how many of `count` prompts to answer at once: as many as are done by `until`; a few while it is
+    not known how long one takes.
     """
     left = until.left()
     if math.isinf(left):
@@ -90,32 +90,32 @@ def regenerate(
     model: PreTrainedModel,
     prompts: list[list[int]],
     ends: Sequence[int],
-    kept: CompletionFile,
+    file: CompletionFile,
     job: AnswerJob,
     batch_size: int,
 ) -> Answered:
     """(prompt, answer) in the order of `prompts`, the one of the tokens `ends` included that was reached, if any.
 
-    Answers in `kept` are not made again, new ones are added to it batch by batch, of at most `batch_size` prompts.
+    Answers in `file` are not made again; new ones are added to it batch by batch, of at most `batch_size` prompts.
     """
     every = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
     numbers = {tuple(prompt): index for index, prompt in enumerate(every)}
-    most = processes.count() * MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
-    batches = answer_batches(every, job.max_new_tokens, processes.count() * batch_size, most)
-    missing = [[p for p in batch if tuple(p) not in kept.known] for batch in batches]
+    max_tokens = processes.count() * MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
+    batches = answer_batches(every, job.max_new_tokens, processes.count() * batch_size, max_tokens)
+    missing = [[p for p in batch if tuple(p) not in file.known] for batch in batches]
     with processes.counted(job.label, sum(len(processes.dealt(batch)) for batch in missing)) as add:
         for batch in missing:
             while batch:
                 rows, began = processes.from_first(rows_in_time(len(batch), job.until, job.speeds)), job.until.now()
-                part = batch[:rows]
-                made = _shared_batch(model, part, [numbers[tuple(p)] for p in part], ends, job, add)
-                if made is None:
-                    return answered(prompts, kept.known)
-                kept.add(part, made)
+                asked = batch[:rows]
+                answers = _shared_batch(model, asked, [numbers[tuple(p)] for p in asked], ends, job, add)
+                if answers is None:
+                    return answered(prompts, file.known)
+                file.add(asked, answers)
                 job.speeds.measured(ANSWERS, rows, job.until.now() - began)
                 job.note()
                 batch = batch[rows:]
-    return answered(prompts, kept.known)
+    return answered(prompts, file.known)
 
 
 def _shared_batch(
@@ -156,7 +156,11 @@ def answer_batch(
     """
     device = model.get_input_embeddings().weight.device
     body, head = model.base_model, model.get_output_embeddings()
-    tokens, mask = (x.to(device) for x in _left_padded(prompts, ends[0]))
+    missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    tokens = torch.tensor([[ends[0]] * count + ids for count, ids in zip(missing, prompts, strict=True)], device=device)
+    mask = torch.tensor(
+        [[0] * count + [1] * len(ids) for count, ids in zip(missing, prompts, strict=True)], device=device
+    )
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
     cache, alive = HFDecoder(model).new_cache(), len(prompts)
@@ -177,16 +181,8 @@ def answer_batch(
             break
         tokens, mask = choices[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         if 2 * len(going) <= len(rows):
-            kept = torch.tensor(going, device=device)
-            cache.reorder_cache(kept)
-            tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in going]
+            unfinished = torch.tensor(going, device=device)
+            cache.reorder_cache(unfinished)
+            tokens, mask, rows = tokens[unfinished], mask[unfinished], [rows[i] for i in going]
     finished(alive)
     return answers
-
-
-def _left_padded(prompts: list[list[int]], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts and their attention mask, int64 [B, T]."""
-    missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
-    tokens = [[filler] * count + prompt for count, prompt in zip(missing, prompts, strict=True)]
-    mask = [[0] * count + [1] * len(prompt) for count, prompt in zip(missing, prompts, strict=True)]
-    return torch.tensor(tokens), torch.tensor(mask)

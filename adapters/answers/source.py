@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from streamspec.adapters.answers.bundle import BundleAnswers
 from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
-from streamspec.adapters.answers.request import AnswerJob, AnswerRequest, AnswerSource
+from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.runs.budget import ANSWERS
 from streamspec.errors import ConfigError, DataError
 from streamspec.progress import counted
@@ -48,11 +48,13 @@ def open_source(
     return BundleAnswers(Path(place), load, threads)
 
 
-def ask(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> Answered:
+def ask(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, job: AnswerJob) -> Answered:
     """As `self_distillation.regenerate`, one prompt a request: in a random order, always the same, each answer kept as
     it comes. Prompts whose answers have no token ids are left out.
     """
-    left = _requests(prompts, kept, job)
+    order = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
+    random.Random(0).shuffle(order)
+    left = [job.request(p, i) for i, p in enumerate(order) if tuple(p) not in file.known][::-1]  # the last goes first
     began, done = job.until.now(), 0
     pending: dict[Future[list[int] | None], list[int]] = {}
     pool = ThreadPoolExecutor(source.parallel)
@@ -69,7 +71,7 @@ def ask(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, jo
                 for future in finished:
                     prompt, answer = pending.pop(future), future.result()
                     if answer:
-                        kept.add([prompt], [answer])
+                        file.add([prompt], [answer])
                 done += len(finished)
                 add(len(finished))
                 job.note()
@@ -79,14 +81,7 @@ def ask(source: AnswerSource, prompts: list[list[int]], kept: CompletionFile, jo
             source.close()
     if done:
         job.speeds.measured(ANSWERS, done, job.until.now() - began)
-    return answered(prompts, kept.known)
-
-
-def _requests(prompts: list[list[int]], kept: CompletionFile, job: AnswerJob) -> list[AnswerRequest]:
-    """Those for the prompts without an answer, the first to be asked last."""
-    order = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
-    random.Random(0).shuffle(order)
-    return [job.request(p, i) for i, p in enumerate(order) if tuple(p) not in kept.known][::-1]
+    return answered(prompts, file.known)
 
 
 @torch.no_grad()

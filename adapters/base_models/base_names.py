@@ -36,30 +36,30 @@ def check_named_base(
     """
     if allow:
         return
-    names, theirs = base_names(base), stored_name(named or "")
-    ours = {stored_name(name) for name in names}
-    if theirs not in ours - {""} and not (tells(named or "", base) and any(tells(name, base) for name in names)):
+    names, trained_on = base_names(base), stored_name(named or "")
+    known = {stored_name(name) for name in names}
+    if trained_on not in known - {""} and not (tells(named or "", base) and any(tells(name, base) for name in names)):
         say(
             f"warning: {folder} names its base {named!r}, which does not tell whether that is {base.id}"
             if named
             else f"warning: {folder} does not name its base; taking {base.id} for it"
         )
-    elif theirs not in ours:
+    elif trained_on not in known:
         raise AdapterError(f"{folder} was trained on {named}", f"an adapter of {base.id}", f"name its base, or {ALLOW}")
     elif revision not in (None, "", "main", base.revision):
         say(f"warning: {folder} was trained on revision {revision} of {named}, not {base.revision or 'a known one'}")
 
 
 def base_names(base: Base) -> set[str]:
-    """The names a base goes by: its id, its folder, and what its configuration calls it."""
+    """The names of a base: its id, its folder, and the name in its configuration."""
     names = {base.id, SAME_WEIGHTS.get(base.id, base.id), str(base.path)}
     file = base.path / "config.json"
-    written = parse_object(file.read_bytes(), str(file), AdapterError, "fetch the base again").get("_name_or_path")
-    return names | ({written} if isinstance(written, str) else set())
+    configured = parse_object(file.read_bytes(), str(file), AdapterError, "fetch the base again").get("_name_or_path")
+    return names | ({configured} if isinstance(configured, str) else set())
 
 
 def stored_name(name: str) -> str:
-    """The last part of a model's name or path, without what tells how the copy is stored, in lower case.
+    """The last component of a model's name or path, without endings that tell how the copy is stored, in lower case.
 
     `unsloth/Meta-Llama-3.1-8B-bnb-4bit` and `meta-llama/Llama-3.1-8B` both give `llama-3.1-8b`.
     """
@@ -72,7 +72,7 @@ def stored_name(name: str) -> str:
 
 
 def tells(name: str, base: Base) -> bool:
-    """Whether a name says which model it is of: a hub id, or a number of parameters, or a family with a version."""
+    """Tells whether a name identifies a model: a hub id, or a number of parameters, or a family with a version."""
     last = stored_name(name)
     if last.startswith("checkpoint-"):
         return False

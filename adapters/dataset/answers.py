@@ -74,7 +74,7 @@ class ChatTurns:
         return Turn(prompt, text[:stop] if stop else text, not stop)
 
     def _tail(self) -> str | None:
-        """What the template writes after an answer; None where it does not take the probe."""
+        """Returns the text that the template writes after an answer; None where it does not take the probe."""
         probe = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": PROBE}]
         try:
             text = self.layout.render(probe, self.template, self.specials, add_generation_prompt=False)
@@ -85,14 +85,13 @@ class ChatTurns:
 
     def _check_results(self, prompt: str, before: Sequence[Message], tools: Tools, where: str) -> None:
         for i, message in enumerate(before):
-            if message["role"] == "tool" and not self._shown(message["content"], prompt):
+            if message["role"] != "tool":
+                continue
+            text = message["content"].strip()
+            if text not in prompt and json.dumps(text, ensure_ascii=False)[1:-1] not in prompt:
                 changed = [*before[:i], {**message, "content": f"{message['content']}."}, *before[i + 1 :]]
                 if self.prompt(changed, tools) == prompt:
                     self._refuse(where, "leaves out messages of the role tool")
-
-    def _shown(self, content: str, prompt: str) -> bool:
-        text = content.strip()
-        return text in prompt or json.dumps(text, ensure_ascii=False)[1:-1] in prompt
 
     def _refuse(self, where: str, why: str) -> None:
         raise DataError(

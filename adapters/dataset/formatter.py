@@ -51,8 +51,10 @@ class Formatter:
         if prompt_format.kind == "chat":
             if not self.template:
                 raise DataError("this base has no chat template", "a chat template", "use --format raw")
-            self.chat = ChatTurns(prompt_format, self.template, self._specials(), self.ends)
-        self._spaced = self._begins_words()
+            specials = {name: getattr(tokenizer, name) or "" for name in ("bos_token", "eos_token")}
+            self.chat = ChatTurns(prompt_format, self.template, specials, self.ends)
+        before, after, both = self._ids(["\n", "ab", "\nab"], False)
+        self._spaced = both != before + after  # the tokenizer puts a blank before each text
 
     @classmethod
     def of(cls, base: Base, prompt_format: PromptFormat, adapter: Path | None = None) -> Formatter:
@@ -82,7 +84,7 @@ class Formatter:
         whole = iter(self._ids([str(example.completion) for example in texts], True))
         openings = iter(self._ids([str(example.opening) for example in texts], True))
         turns = {i: self._turns(example) for i, example in enumerate(examples) if example.shape != "text"}
-        flat = [turn for some in turns.values() for turn in some]
+        flat = [turn for turns_of_example in turns.values() for turn in turns_of_example]
         prompts = self._ids([turn.prompt for turn in flat], self.format.add_special_tokens)
         pairs = iter(list(zip(prompts, self._answers(flat, prompts), strict=True)))
         rows: list[list[PromptedRow]] = []
@@ -105,11 +107,12 @@ class Formatter:
         first = len(example.prompt) if example.shape == "message_lists" else 0  # of a prompt nothing counts
         answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not answers:
-            raise _no_answer(example)
+            advice = "use rows with answers to train"
+            raise DataError(f"{example.where} has no completion", "prompt and completion", advice)
         answers = [i for i in answers if _counts(messages[i])]
         if self.chat is not None:
             return [self.chat.turn(messages[: i + 1], example.tools, example.where) for i in answers]
-        if _has_tools(example, messages):
+        if example.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
             raise DataError(f"{example.where} has tools", "--format chat: raw text knows none", "use it")
         return [Turn(self.format.render(messages[:i]), messages[i]["content"], True) for i in answers]
 
@@ -126,10 +129,6 @@ class Formatter:
         end = [self.tokenizer.eos_token_id]
         return [ids + end if turn.open_end else ids for ids, turn in zip(alone, turns, strict=True)]
 
-    def _begins_words(self) -> bool:
-        before, after, both = self._ids(["\n", "ab", "\nab"], False)
-        return both != before + after
-
     def _ids(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         if not texts:
             return []
@@ -138,9 +137,6 @@ class Formatter:
         )
         ids: list[list[int]] = encoded["input_ids"]
         return ids
-
-    def _specials(self) -> dict[str, str]:
-        return {k: getattr(self.tokenizer, k) or "" for k in ("bos_token", "eos_token")}
 
 
 def _sequences(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PromptedRow]:
@@ -166,17 +162,9 @@ def _messages(example: Example) -> list[Message]:
     return [{"role": "user", "content": prompt}, *answer]
 
 
-def _has_tools(example: Example, messages: list[Message]) -> bool:
-    return bool(example.tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
-
-
 def _counts(answer: Message) -> bool:
-    """Whether an assistant's turn is learnt from: not an empty one, nor one that OpenAI's mark excludes."""
+    """Tells whether an assistant's turn is learnt from: not where it is empty, nor where `weight` 0 excludes it."""
     return bool(answer["content"] or answer.get("tool_calls")) and answer.get("weight") != 0
-
-
-def _no_answer(example: Example) -> DataError:
-    return DataError(f"{example.where} has no completion", "prompt and completion", "use rows with answers to train")
 
 
 def end_texts(folder: Path, tokenizer: Any) -> list[str]:
@@ -185,5 +173,5 @@ def end_texts(folder: Path, tokenizer: Any) -> list[str]:
     named = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch it again") if file.is_file() else {}
     ends = named.get("eos_token_id")
     ids = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int) and 0 <= i < len(tokenizer)]
-    own = special_token(folder, "eos_token")
-    return [*([own] if own else []), *(str(tokenizer.convert_ids_to_tokens(i)) for i in ids)]
+    eos = special_token(folder, "eos_token")
+    return [*([eos] if eos else []), *(str(tokenizer.convert_ids_to_tokens(i)) for i in ids)]

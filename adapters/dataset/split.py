@@ -13,8 +13,10 @@ SHARE = 20  # one row in so many is drawn, at most
 MOST_LEFT_OUT = 0.1  # of the rows, for prompts that validation has
 
 
-def drawn_split(rows: TokenRows, most: int, seed: int, say: Callable[[str], None]) -> tuple[TokenRows, TokenRows]:
-    """Training rows and validation rows: of one in twenty examples, at most `most`, drawn by `seed`.
+def drawn_split(
+    rows: TokenRows, max_examples: int, seed: int, say: Callable[[str], None]
+) -> tuple[TokenRows, TokenRows]:
+    """Training rows and validation rows: of one in twenty examples, at most `max_examples`, drawn by `seed`.
 
     No row is in both. Rows that ask the same as a drawn one are left out of training; where these are many, only those
     that are the same. Says what it drew. Raises DataError for a single example.
@@ -22,7 +24,7 @@ def drawn_split(rows: TokenRows, most: int, seed: int, say: Callable[[str], None
     examples, first = np.unique(rows.examples, return_index=True)
     if len(examples) < 2:
         raise DataError("data of one row", "two rows, one of them for validation", "add rows, or name --val")
-    count = min(most, max(1, len(examples) // SHARE))
+    count = min(max_examples, max(1, len(examples) // SHARE))
     held = examples[_drawn(rows, first, np.random.default_rng(seed).permutation(len(examples)), count)]
     inside = np.isin(rows.examples, held)
     alike = _alike(rows, inside, rows.opening_bytes)

@@ -94,7 +94,7 @@ class TokenRows(Sequence[TokenRow]):
         return self.ids[start : start + length].tobytes()
 
     def has_targets(self) -> Array:
-        """bool [rows]: whether a row has a token to predict, of which the first is none."""
+        """bool [rows]: tells which rows have a token to predict; the first token of a row is none."""
         counts = np.zeros(len(self.table), bool)
         for begin, end in _pieces(self.table):
             first, last = int(self.table[begin, 0]), int(self.table[end - 1, :2].sum())
@@ -105,7 +105,7 @@ class TokenRows(Sequence[TokenRow]):
         return counts[self.picked]
 
     def has_room(self, longest: int) -> Array:
-        """bool [rows]: whether the opening is a prompt of at most `longest` tokens; an empty one is none."""
+        """bool [rows]: tells which openings are prompts of at most `longest` tokens; an empty one is none."""
         return (self.openings > 0) & (self.openings <= longest)
 
     def prompts(self, longest: int, count: int) -> list[list[int]]:

@@ -49,7 +49,7 @@ class Tokens:
     odd: str | None  # how prompts end where the chat template writes answers otherwise
 
     def notes(self, name: str) -> list[str]:
-        """What a user should know of these rows, a line each."""
+        """Notes on these rows for the user, a line each."""
         lines = []
         if self.split:
             lines.append(

@@ -1,4 +1,4 @@
-"""How the processes of a run were started: what cannot train rightly is refused by name. Free of torch."""
+"""Checks how the processes of a run were started; refuses by name what cannot train correctly. Free of torch."""
 
 from __future__ import annotations
 

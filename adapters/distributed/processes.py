@@ -1,4 +1,4 @@
-"""The processes of a run and what they tell each other. A process of its own is the first of one; nothing is sent then.
+"""The processes of a run and the values they exchange. A process that runs alone is the first, and sends nothing.
 
 Only the first writes, prints and looks at the clock. All call these functions in the same order.
 """
@@ -193,5 +193,5 @@ def dealt(items: Sequence[T]) -> Sequence[T]:
 
 
 def joined(shares: Sequence[Sequence[T]]) -> list[T]:
-    """What each process made of its `dealt` items, in the order of all items."""
+    """Merges the results of each process for its `dealt` items, in the order of all items."""
     return [shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))]

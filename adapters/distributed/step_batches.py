@@ -1,4 +1,4 @@
-"""Which rows a training step reads on each process, and the random numbers that belong to them.
+"""The rows that a training step reads on each process, and the random numbers that belong to them.
 
 Both are functions of the seed, the epoch and the row: not of the process, nor of an interruption.
 """

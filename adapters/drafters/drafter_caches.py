@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class DrafterCache:
-    """What attention of transformers asks of any cache, beside `update`."""
+    """The members of a cache that attention of transformers reads, besides `update`."""
 
     def __init__(self) -> None:
         self.is_updated: dict[int, bool] = {}

@@ -1,4 +1,4 @@
-"""What a row of the table of drafters states (`registry.py`). Free of torch. Covered by the tests of `registry`."""
+"""The row of the table of drafters (`registry.py`). Free of torch. Covered by the tests of `registry`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class MlpWeights:
 @dataclass(frozen=True)
 class LayerCopy:
     """A trainable float32 copy. `parts`: attention and norms by their names in a draft layer; `read`: the norm before
-    the MLP, in parallel layers maybe attention's, None where the MLP reads the residual stream as it is.
+    the MLP, which in parallel layers may be attention's; None where the MLP reads hidden states without a norm.
     """
 
     parts: dict[str, nn.Module]
@@ -45,7 +45,7 @@ class LayerCopy:
 
     @property
     def read(self) -> nn.Module | None:
-        """That norm."""
+        """The norm before the MLP."""
         return self.parts.get("norm_mid") or (self.parts.get("norm_in") if self.parallel else None)
 
     def of_pass(self, attends: bool) -> list[nn.Module | None]:

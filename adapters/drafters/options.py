@@ -25,13 +25,13 @@ def taps_of_text(text: str) -> tuple[int, ...]:
 
 def parsed_taps(value: Any) -> str:
     """Numbers and `FINAL` with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
-    parts = comma_parts(value)
+    entries = comma_parts(value)
     taps = [
-        FINAL_STATE if part == FINAL else int(part)
-        for part in parts
-        if part == FINAL or (part.isdecimal() and len(part) < 5 and int(part))
+        FINAL_STATE if entry == FINAL else int(entry)
+        for entry in entries
+        if entry == FINAL or (entry.isdecimal() and len(entry) < 5 and int(entry))
     ]
-    if len(taps) < len(parts) or len(set(taps)) < len(taps):
+    if len(taps) < len(entries) or len(set(taps)) < len(taps):
         expected = f"whole numbers from 1 on or {FINAL}, with commas, each once"
         raise ConfigError(f"taps = {value!r}", expected, "change --taps")
     return taps_text(taps)
@@ -39,7 +39,7 @@ def parsed_taps(value: Any) -> str:
 
 def comma_parts(value: Any) -> list[str]:
     """The parts of text with commas, or, as YAML has them, of a number or a list."""
-    return [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
+    return [str(entry).strip() for entry in (value if isinstance(value, list) else str(value).split(","))]
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""What a user sees of a training run: progress, figures while it runs, and what it came to."""
+"""The output of a training run for its user: progress, figures while it runs, and its verdict."""

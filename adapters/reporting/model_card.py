@@ -22,17 +22,17 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def write_card(
-    folder: Path, description: Mapping[str, Any], provenance: Mapping[str, Any], said: Sequence[str]
+    folder: Path, description: Mapping[str, Any], provenance: Mapping[str, Any], verdict: Sequence[str]
 ) -> None:
     """Writes both files. `description`, `provenance`: the contents of the folder's configuration and `training.json`;
-    `said`: the verdict.
+    `verdict`: its sentences about the run.
     """
     metrics = provenance["metrics"]
     write_text(folder / FIGURE, figure(provenance["log"], metrics.get("per_stream_accuracy", ())))
-    write_text(folder / CARD, card(folder, description, provenance, said))
+    write_text(folder / CARD, card(folder, description, provenance, verdict))
 
 
-def card(folder: Path, description: Mapping[str, Any], provenance: Mapping[str, Any], said: Sequence[str]) -> str:
+def card(folder: Path, description: Mapping[str, Any], provenance: Mapping[str, Any], verdict: Sequence[str]) -> str:
     """The model card as Markdown with YAML front matter."""
     base, method, drafts = description["base"], description["method"], METHODS[description["method"]] is not None
     task = (folder / TASK_WEIGHTS).is_file()
@@ -48,7 +48,7 @@ def card(folder: Path, description: Mapping[str, Any], provenance: Mapping[str, 
     if task:
         parts.append(f"`{TASK_WEIGHTS}` is a LoRA as PEFT saves it, which `PeftModel.from_pretrained` loads too.")
     parts += ["## Measured on validation data", _figures(provenance["metrics"])]
-    parts += ["\n".join(f"- {line[:1].upper()}{line[1:]}." for line in said), f"![Training]({FIGURE})"]
+    parts += ["\n".join(f"- {line[:1].upper()}{line[1:]}." for line in verdict), f"![Training]({FIGURE})"]
     parts += ["## Training", _training(provenance)]
     return "\n\n".join(parts) + "\n"
 

@@ -48,11 +48,11 @@ def target_figures(model: TargetModel, rows: list[TokenRow]) -> dict[str, float]
 
 
 def drafter_figures(model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, float]:
-    """Those of its target, `tau`, and the number of `texts`."""
-    found = target_figures(model, rows)
+    """The figures of its target, `tau`, and the number of `texts`."""
+    figures = target_figures(model, rows)
     with evaluating(model):
         ranks = record_ranks(model, rows, vocabulary)
-    return found | {"tau": reported_tau(ranks, model.gamma), "texts": len(rows)}
+    return figures | {"tau": reported_tau(ranks, model.gamma), "texts": len(rows)}
 
 
 def reported_tau(ranks: Ranks, gamma: int) -> float:
@@ -85,7 +85,7 @@ class PeriodicValidation(TrainerCallback):
     def run(self) -> dict[str, float]:
         """Measures, and notes the time it took."""
         began = self.now()
-        found = self.measure()
+        figures = self.measure()
         self.last = self.now() - began
         self.spent += self.last
-        return {f"eval_{name}": value for name, value in found.items()}
+        return {f"eval_{name}": value for name, value in figures.items()}

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 
 def before_torch() -> None:
-    """Silences what torch's C++ parts would print of their own. To be called before torch is imported; a variable that
-    is set already stays.
+    """Silences messages of torch's C++ code. Must be called before torch is imported; a variable that is set already
+    stays.
     """
     if not sys.warnoptions:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

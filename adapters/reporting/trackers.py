@@ -23,7 +23,7 @@ PROJECT = "streamspec"  # where no variable of the tracker names another
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What trackers print stays away: stdout belongs to the result, stderr to our own lines."""
+    """Drops the output of trackers: stdout belongs to the result, stderr to our own lines."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield
 

@@ -23,8 +23,8 @@ HARDLY = 1.1  # expected speed-up below which speculation hardly pays
 Options = Mapping[str, Any]
 
 
-def _rows(own: int, layers: int) -> float:
-    return STREAMS_COST + LAYER_COST * own / layers
+def _rows(drafter_layers: int, layers: int) -> float:
+    return STREAMS_COST + LAYER_COST * drafter_layers / layers
 
 
 def _passes(options: Options, ns: int, layers: int) -> float:
@@ -50,11 +50,11 @@ def expected(ranks: Ranks, method: str, options: Options, ns: int, layers: int) 
     """
     price = DRAFTER_COSTS[method](options, ns, layers)
     order = node_order(ranks, options["gamma"])
-    found = []
+    candidates = []
     for rows, cost in ROW_COSTS.items():
         tau = simulated_tau(ranks, DraftTree.from_nodes(order, rows))
-        found.append((tau / (cost + price), rows, tau, cost + price))
-    speed_up, rows, tau, cost = max(found)
+        candidates.append((tau / (cost + price), rows, tau, cost + price))
+    speed_up, rows, tau, cost = max(candidates)
     return {"rows": rows, "tau": round(tau, 2), "step": round(cost, 2), "speed_up": round(speed_up, 2)}
 
 
@@ -71,8 +71,8 @@ def answers(metrics: Mapping[str, Any]) -> str:
 
 
 def trend(log: Sequence[Mapping[str, float]], name: str) -> tuple[float, float, float] | None:
-    """Of validation as it went: the figure `name` at two thirds of it and at its end, and the minutes between; None
-    of fewer than four.
+    """Returns the validation figure `name` at two thirds of a stage and at its end, and the minutes between; None
+    for fewer than four figures.
     """
     checked = [entry for entry in log if name in entry]
     if len(checked) < 4:
@@ -93,11 +93,11 @@ def verdict(metrics: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
     gain = f"{speed['speed_up']:.1f}x plain decoding or more"
     if speed["speed_up"] < HARDLY:
         gain = "hardly any gain over plain decoding"
-    said = (
+    speed_up = (
         f"expected {gain}, at {speed['rows']} rows: {speed['tau']:.2f} tokens in steps of {speed['step']:.2f} plain "
         f"ones, int8 on a CPU, by {answers(metrics)}; `streamspec bench` measures it"
     )
-    return [said, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'), texts)}"]
+    return [speed_up, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'), texts)}"]
 
 
 def _about_tau(found: tuple[float, float, float] | None, texts: int | None) -> str:

@@ -43,7 +43,7 @@ ENDLESS = Deadline(math.inf, time.monotonic)
 
 
 class Speeds:
-    """How long work takes on this machine as it is now, by kind of work."""
+    """Measures how long each kind of work takes on this machine under its present load."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[float, float]] = {}  # kind -> units, seconds
@@ -93,7 +93,7 @@ class TimeBudget:
         time left is divided as they are measured to take it.
         """
         end = self.until(kept=self.writing())
-        costs = {one: self.speeds.cost(one, units) for one, units in work.items()}
+        costs = {name: self.speeds.cost(name, units) for name, units in work.items()}
         known = [cost for cost in costs.values() if cost is not None]
         share = (costs[kind] or 0.0) / max(sum(known), 1e-9) if len(known) == len(work) else 1 / len(work)
         return end if math.isinf(end.at) else Deadline(end.now() + max(end.left(), 0.0) * share, end.now)
@@ -120,8 +120,8 @@ class TimeBudget:
 
     def writing(self) -> float:
         """Seconds to keep for the files of the adapter."""
-        share, most = WRITING
-        return 0.0 if self.minutes is None else min(60 * self.minutes * share, most)
+        share, max_seconds = WRITING
+        return 0.0 if self.minutes is None else min(60 * self.minutes * share, max_seconds)
 
     def reserve(self, work: dict[str, float]) -> float:
         """Seconds to keep for `work`, units by kind, and for the files: as measured, within `MOST_KEPT` of all."""

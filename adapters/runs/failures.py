@@ -1,6 +1,4 @@
-"""What can happen to a run on the way, as one line that says how to go on: interruption, a full disk, memory, a lost
-GPU.
-"""
+"""Explains what ends a run early (interruption, a full disk, memory, a lost GPU) in one line that says how to go on."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ GPU_WORDS = ("CUDA error", "CUDA driver", "HIP error", "CUBLAS_STATUS", "CUDNN_S
 
 @contextmanager
 def one_line_failures(out: Path) -> Iterator[None]:
-    """Turns what can happen to a run that writes to `out` into ResourceErrors of one line that say how to go on, and
-    says it of an interruption, too. Other exceptions pass.
+    """Turns failures of the machine, in a run that writes to `out`, into ResourceErrors of one line that say how to go
+    on; an interruption says it too. Other exceptions pass.
     """
     try:
         yield
@@ -41,10 +39,9 @@ def one_line_failures(out: Path) -> Iterator[None]:
     except StreamspecError:
         raise
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
-        known = explained(error, out)
-        if known is None:
+        if (explanation := explained(error, out)) is None:
             raise
-        raise known from error
+        raise explanation from error
 
 
 def explained(error: BaseException, out: Path) -> ResourceError | None:

@@ -46,4 +46,4 @@ def check_out(out: Path, resume: bool) -> None:
 
 def nearest(path: Path) -> Path:
     """The path itself where it exists, else the nearest of its folders that does."""
-    return next(one for one in (path, *path.absolute().parents) if one.exists())
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -39,7 +39,7 @@ def sole_owner(work: Path) -> Iterator[None]:
             (work / OWNER).unlink(missing_ok=True)
         release(lock, work / LOCK)
         with suppress(OSError):
-            for folder in (work, *(one for one in new if one != work)):
+            for folder in (work, *(parent for parent in new if parent != work)):
                 folder.rmdir()  # fails where something is in it
 
 
@@ -54,7 +54,7 @@ def check_unused(work: Path) -> None:
 
 def only_locked(out: Path, work: Path) -> bool:
     """Tells whether the folder `out` holds nothing but what `sole_owner` puts into `work`."""
-    return all(one in (work, work / LOCK, work / OWNER) for one in out.rglob("*"))
+    return all(path in (work, work / LOCK, work / OWNER) for path in out.rglob("*"))
 
 
 def _in_use(work: Path) -> AdapterError:

@@ -75,10 +75,10 @@ class RunState:
             return
         if changed:
             name = next((k for k in changed if k not in MAY_GROW), changed[0])
-            least = "at least " if name in MAY_GROW else ""
+            bound = "at least " if name in MAY_GROW else ""
             raise ConfigError(
                 f"{flag(name)} {self.options.get(name)}",
-                f"{least}{options.get(name)} as when the run began",
+                f"{bound}{options.get(name)} as when the run began",
                 "resume with the same options, or start anew with another --out",
             )
 
@@ -92,8 +92,8 @@ class RunState:
         if not processes.is_first():
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        kept = {"options": self.options, "processes": self.processes, "log": self.log, "minutes": self.minutes}
-        write_text(self.file, json.dumps(kept))
+        state = {"options": self.options, "processes": self.processes, "log": self.log, "minutes": self.minutes}
+        write_text(self.file, json.dumps(state))
 
 
 def _more(now: Any, before: Any) -> bool:

@@ -251,7 +251,7 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
 
     @property
     def renamed(self) -> dict[str, str]:
-        """What the data call columns, by the names that `streamspec.data` knows."""
+        """The names of the data's columns, by the names that `streamspec.data` knows."""
         return dict(pair.split("=", 1) for pair in self.columns.split(",")) if self.columns else {}
 
     @property

@@ -22,17 +22,9 @@ from streamspec.errors import AdapterError, ConfigError
 from streamspec.option_fields import flag
 
 # Options that a run has of its own: they are not those of the run that it continues.
-OWN = {"base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume"}
-OWN |= {
-    "answers",
-    "answers_from",
-    "threads",
-    "save_steps",
-    "tensorboard",
-    "max_minutes",
-    "epochs",
-    "clock",
-    "allow_base_mismatch",
+OWN = {
+    *("base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume", "answers"),
+    *("answers_from", "threads", "save_steps", "tensorboard", "max_minutes", "epochs", "clock", "allow_base_mismatch"),
     "base_bits",
 }
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.

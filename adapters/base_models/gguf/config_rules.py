@@ -1,4 +1,4 @@
-"""What single architectures say beyond their row of the table: each function completes a config.
+"""The rules of single architectures beyond their row of the table: each function completes a config.
 
 `tests/adapters/base_models/gguf/test_converter.py` covers it. Facts: llama.cpp's `conversion/*.py` and
 `src/models/*.cpp`.

@@ -12,5 +12,5 @@ INSTALL = 'pip install "streamspec[export]", which has PyTorch and reads every f
 
 
 def has_torch() -> bool:
-    """Whether bases are read by PyTorch, transformers and PEFT; else by numpy."""
+    """Tells whether bases are read by PyTorch, transformers and PEFT; otherwise numpy reads them."""
     return all(find_spec(name) is not None for name in ("torch", "transformers", "peft"))

@@ -1,4 +1,4 @@
-"""What the code of transformers says of a family besides `streamspec.model_families` and the config of a model.
+"""Facts of a family in the code of transformers, besides `streamspec.model_families` and the config of a model.
 
 For families that are not here the modules of transformers say what the config does not, and these need PyTorch. Facts:
 the `configuration_*.py` and `modeling_*.py` of transformers; tests/export/test_without_torch.py compares every row with

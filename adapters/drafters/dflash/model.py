@@ -58,6 +58,7 @@ from streamspec.errors import ConfigError
 class BlockDraftModel(StreamingModel):
     """A causal LM with a block drafter of `gamma` depths. The target is frozen."""
 
+    config: BlockConfig
     optional_tensors: ClassVar = DraftingModel.optional_tensors
 
     def __init__(
@@ -71,7 +72,7 @@ class BlockDraftModel(StreamingModel):
         layers = model.config.num_hidden_layers
         super().__init__(model, config, True, embedding_rms, bigram, tapped=tuple(layers - tap for tap in config.taps))
         self.first = layers  # nothing is read of the target's own K/V
-        self.shape, self.copied = config, like_last(self.decoder, config.ns)
+        self.copied = like_last(self.decoder, config.ns)
         config.window = self.decoder.window(self.copied[-1])
         self.block_layers = nn.ModuleList(own_layer(self.decoder, index) for index in self.copied)
         assert self.decoder.norm is not None
@@ -124,17 +125,17 @@ class BlockDraftModel(StreamingModel):
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """Returns the finished states [B, P, gamma, H] of the block after each of the rows `picked`."""
-        rows, gamma = picked.rows, self.shape.gamma
+        rows = picked.rows
         hidden = self.entry_states(self.start_states(main), rows, picked.roots).flatten(1, 2)
         positions = self.positions(rows)
-        length, window = main.tokens.shape[1], self.shape.window
-        mask = stream_mask(rows, length, gamma, positions, window, hidden.dtype, causal=False)
+        length, window = main.tokens.shape[1], self.config.window
+        mask = stream_mask(rows, length, self.gamma, positions, window, hidden.dtype, causal=False)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
         for index, layer, text in zip(self.copied, self.block_layers, self.context(main), strict=True):
             cache = AppendCache([text.keys], [text.values], index, {})
             hidden = self.decoder.call_layer(index, hidden, mask, positions, rotary, cache, module=layer)
         finished: Tensor = self.norm_out(hidden)
-        return finished.to(self.decoder.embedding.weight.dtype).unflatten(1, (-1, gamma))
+        return finished.to(self.decoder.embedding.weight.dtype).unflatten(1, (-1, self.gamma))
 
     def start_states(self, main: MainPass) -> Tensor:
         """m^1 [B, T, H] of all rows, as it is."""
@@ -166,12 +167,11 @@ class BlockDraftModel(StreamingModel):
 
     def described(self) -> dict[str, Any]:
         """Describes the drafter for the section `streams` of an adapter's configuration."""
-        shape = self.shape
         return DraftingModel.described(self) | {
-            "block_layers": shape.ns,
-            "scale": shape.scale,
-            "taps": list(shape.taps),
-            "window": shape.window,
+            "block_layers": self.config.ns,
+            "scale": self.config.scale,
+            "taps": list(self.config.taps),
+            "window": self.config.window,
             "biases": [name for name in self.drafter_tensors() if name == "norm_out.bias"],
         }
 

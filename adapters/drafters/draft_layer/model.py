@@ -345,6 +345,7 @@ class DraftLayerModel(DraftingModel):
 
 
 def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+    """Applies a norm; x as it is where the layer has none there."""
     return x if norm is None else norm(x)  # type: ignore[no-any-return]
 
 

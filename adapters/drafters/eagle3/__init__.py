@@ -1,2 +1,1 @@
-"""A draft layer in the form of EAGLE-3 heads, which others serve: `config` says which bases can have one,
-`model` is the network."""
+"""A draft layer in the form of EAGLE-3 heads, which others serve."""

@@ -1,12 +1,31 @@
-"""The row of EAGLE-3 heads in the table of drafters: a head has a draft layer's options. Free of torch."""
+"""The row of EAGLE-3 heads in the table of drafters, with a draft layer's options, and the bases that can have one.
+Free of torch.
+"""
 
 from __future__ import annotations
 
-from streamspec.adapters.drafters.draft_layer.config import check_draft_layer
+from collections.abc import Mapping
+from typing import Any
+
+from streamspec.adapters.drafters.draft_layer.config import check_draft_layer, check_draft_layer_base
 from streamspec.adapters.drafters.draft_layer.options import ALL_ATTEND, ONE_EXPERT, TARGET_STATES, UnrolledOptions
 from streamspec.adapters.drafters.drafter_method import STAGED, DrafterMethod
-from streamspec.adapters.drafters.eagle3.config import check_pair_base
-from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
+from streamspec.adapters.drafters.options import FINAL, DraftLayerOptions, TrainedAloneOptions
+from streamspec.errors import ConfigError
+
+FAMILIES = ("llama", "qwen3")  # whose layers the published formats know
+
+
+def check_pair_base(options: Mapping[str, Any], family: str, layers: int) -> None:
+    """Raises ConfigError for a base (its family, how many layers) or taps that the formats do not know."""
+    if family not in FAMILIES:
+        raise ConfigError(f"--method eagle3 with {family}", " or ".join(FAMILIES), "take --method eagle")
+    if FINAL in options["taps"].split(","):
+        raise ConfigError(
+            f"--taps {FINAL} with --method eagle3", "inputs of layers", "name layers, or take --method eagle"
+        )
+    check_draft_layer_base(options, family, layers)
+
 
 EAGLE3 = DrafterMethod(
     "streamspec.adapters.drafters.eagle3.model:PairLayerModel",

@@ -48,21 +48,21 @@ def check_warm_streams(options: Mapping[str, Any], saved: Mapping[str, Any]) -> 
     Of more layers the last `ns` are kept; a bigram or an early exit may be new or dropped; a LoRA may grow.
     """
     ns, rank = min(options["ns"], saved["ns"]), (saved.get("lora") or {}).get("rank", 0)
-    kept = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {"ns": ns, "stream_rank": rank}
+    shape = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {"ns": ns, "stream_rank": rank}
     exits = saved.get("exit_layers")
     if saved.get("pruning") and options["prune_rank"]:
-        kept["exit_layer"] = exits and ",".join(map(str, exits))
-    kept |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning")}
-    kept |= {"value_rotation": bool(saved.get("value_rotation")), "start_rank": saved.get("start_rank")}
+        shape["exit_layer"] = exits and ",".join(map(str, exits))
+    shape |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning")}
+    shape |= {"value_rotation": bool(saved.get("value_rotation")), "start_rank": saved.get("start_rank")}
     same = "gamma", "ns", "positions", "root_token", "exit_layer", "value_rotation"
-    odd = [name for name in same if kept.get(name, options[name]) != options[name]]
+    odd = [name for name in same if shape.get(name, options[name]) != options[name]]
     ranks = "bigram_rank", "prune_rank", "start_rank"
-    odd += [name for name in ranks if kept[name] and options[name] not in (0, kept[name])]
+    odd += [name for name in ranks if shape[name] and options[name] not in (0, shape[name])]
     odd += ["stream_rank"] if rank > options["stream_rank"] else []
     if odd:
         name = odd[0]
         raise ConfigError(
-            f"--warm-start {options['warm_start']}: streams with {name} = {kept[name]}",
+            f"--warm-start {options['warm_start']}: streams with {name} = {shape[name]}",
             f"{options[name]}",
             f"give {flag(name)} as that adapter has it",
         )

@@ -148,7 +148,7 @@ class StreamingModel(DraftingModel):
         """Pass 2: finished hidden states [B, P, gamma, E] of the streams."""
         rows = picked.rows
         batch, count = rows.shape
-        gamma = self.config.gamma
+        gamma = self.gamma
         hidden = self.entry_states(self.start_states(main), rows, picked.roots).reshape(batch, count * gamma, -1)
         positions = self.positions(rows)
         rotary = self.decoder.rotary_embeddings(hidden, positions)

@@ -15,12 +15,12 @@ from streamspec.option_fields import option
 
 def parsed_layers(value: Any) -> str:
     """Layers with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
-    parts = comma_parts(value)
-    layers = {int(part) for part in parts if part.isdecimal() and len(part) < 5 and int(part)}
-    if len(layers) < len(parts):
+    entries = comma_parts(value)
+    layers = {int(entry) for entry in entries if entry.isdecimal() and len(entry) < 5 and int(entry)}
+    if len(layers) < len(entries):
         expected = "whole numbers from 1 on with commas, each once"
         raise ConfigError(f"exit_layer = {value!r}", expected, "change --exit-layer")
-    return ",".join(parts)
+    return ",".join(entries)
 
 
 @dataclass
