@@ -65,7 +65,8 @@ class AttentionHeads:
         return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
 
     def packed_heads(self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear) -> PackedHeads:
-        """The same side by side, for a native operator, which normalises and turns heads itself where it can."""
+        """Queries, keys and values side by side, for a native operator, which normalises and turns heads where it
+        can."""
         spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixer(layer)[0]
         borrows = self.spec.source(layer) != layer
         kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
