@@ -51,7 +51,7 @@ class EarlyExit:
         for row in EXIT_INPUTS:
             assert row.default is not None
             g.store.add_inline(row.name, row.filled(row.default))
-        limited = g.op("Greater", KEEP_ABOVE, g.number(np.finfo(np.float32).min))
+        limited = g.op("Greater", KEEP_ABOVE, g.number(float(np.finfo(np.float32).min)))
         pruning = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
         surviving = self._best(pruned, self._scores(pruned, entry, tokens, count), count)

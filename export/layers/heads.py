@@ -151,8 +151,9 @@ class AttentionHeads:
         for number, kind in enumerate(self.spec.rotaries):
             count = len(kind.inv_freq)
             spare = -count % LANES
-            padded = np.pad(kind.inv_freq, (0, spare)).reshape(1, -1)
-            frequencies = g.store.once(f"{self.rotary_prefix}rotary.{number}.inv_freq", lambda array=padded: array)
+            frequencies = f"{self.rotary_prefix}rotary.{number}.inv_freq"
+            if frequencies not in g.store:
+                g.store.add(frequencies, np.pad(kind.inv_freq, (0, spare)).reshape(1, -1))
             angles = g.op("Mul", column, frequencies)
             cos, sin = g.op("Cos", angles), g.op("Sin", angles)
             if spare:  # else how a row's last numbers are computed depends on how many rows follow

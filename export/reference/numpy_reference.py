@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
-from streamspec.export.reference.reference import Around
 from streamspec.export.spec.decoder_spec import Rotary
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
+
+if TYPE_CHECKING:
+    from streamspec.export.reference.reference import Around
 
 HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
 SCORES = 1 << 24  # of attention, at a time

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from torch import Tensor
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
-from streamspec.export.reference.reference import Around
 from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
+
+if TYPE_CHECKING:
+    from streamspec.export.reference.reference import Around
 
 
 @dataclass
