@@ -103,7 +103,7 @@ def _texts(path: Path, base_sha256: str) -> Iterator[Text]:
 
 
 def _answers(example: Example) -> Iterator[str]:
-    """What a model writes in this row."""
+    """Yields the texts of this row that a model would write."""
     if isinstance(example.completion, str):
         yield example.completion
     for turns in (example.prompt, example.completion):

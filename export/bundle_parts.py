@@ -44,7 +44,7 @@ class Parts:
     embeddings: bool = False  # whether the step graph gives the states that the head reads
 
     @property
-    def most_rows(self) -> int | None:
+    def max_rows(self) -> int | None:
         """Rows that a call has at most; None: any number."""
         if self.static is not None:
             return self.static.rows
@@ -125,7 +125,7 @@ def _of_context(parts: Parts, target: Target, rows: int) -> DecoderSpec:
 
 def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> DraftSpec:
     """The drafter with its early exit at the input of `layer`. Raises ConfigError for a layer that it has none at."""
-    exits = {} if drafter is None else {one.layer or drafter.first_layer(layers): one for one in drafter.exits}
+    exits = {} if drafter is None else {exit.layer or drafter.first_layer(layers): exit for exit in drafter.exits}
     if drafter is None or layer not in exits:
         trained = " or ".join(map(str, exits)) or "no early exit"
         raise ConfigError(

@@ -60,12 +60,29 @@ class DescribedBase:
     def copy_tokenizer(self, folder: Path) -> Tokenizer:
         """Copies `tokenizer.json` and the chat template to `folder`; returns the tokenizer. Raises BaseModelError for
         one that no bundle may have."""
-        return copy_tokenizer(self.base, folder, self.template)
+        source = self.base.path / TOKENIZER
+        if not source.is_file():
+            raise BaseModelError(
+                f"{self.base.path} holds no {TOKENIZER}",
+                "a fast tokenizer",
+                "save the tokenizer with transformers' AutoTokenizer",
+            )
+        shutil.copyfile(source, folder / TOKENIZER)
+        if self.template is not None:
+            (folder / TEMPLATE).write_bytes(self.template)
+        try:
+            read_tokenizer(folder)
+            return Tokenizer.from_file(str(source))
+        except BundleError as error:
+            raise BaseModelError(f"{source}: {error.found}", error.expected, "save it again without that") from None
+        except Exception as error:  # the library raises bare Exception
+            raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 
     def begin_token(self, tokenizer: Tokenizer, named: int | None) -> int | None:
-        """The token that chat templates know as `bos_token`: the one that the base's tokenizer names, which may be
-        another than `named` by its config, as in DeepSeek-R1's distilled Qwen models; none where it names none in so
-        many words.
+        """The id of the token that chat templates call `bos_token`.
+
+        The settings of the base's tokenizer decide, even where they say null. The config's token (`named`) may be
+        another, as in DeepSeek-R1's distilled Qwen models; it counts only where the settings do not mention one.
         """
         if BEGIN not in self.specials:
             return named
@@ -99,11 +116,11 @@ def resolve_pair(
     base: str | Path, adapter: str | Path | None, allow_base_mismatch: bool, say: Callable[[str], None]
 ) -> tuple[Base, Adapter | None]:
     """Resolves a base and reads an adapter. Raises AdapterError where they do not belong together."""
-    found = read_adapter(Path(adapter)) if adapter is not None else None
+    loaded = read_adapter(Path(adapter)) if adapter is not None else None
     resolved = resolve_base(base, say)
-    if found is not None:
-        check_adapter(found, resolved, allow_base_mismatch, say)
-    return resolved, found
+    if loaded is not None:
+        check_adapter(loaded, resolved, allow_base_mismatch, say)
+    return resolved, loaded
 
 
 def describe_base(base: Base, adapter: Adapter | None, prompt_format: PromptFormat | None) -> DescribedBase:
@@ -165,26 +182,3 @@ def _identity(base: str, adapter: Adapter | None) -> str:
         return base
     hashes = [base, *(sha256_file(adapter.path / name) for name in (TASK_CONFIG, TASK_WEIGHTS))]
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-
-
-def copy_tokenizer(base: Base, folder: Path, template: bytes | None) -> Tokenizer:
-    """Copies `tokenizer.json`, and writes the chat template beside it; returns the tokenizer. Raises BaseModelError for
-    one that no bundle may have.
-    """
-    source = base.path / TOKENIZER
-    if not source.is_file():
-        raise BaseModelError(
-            f"{base.path} holds no {TOKENIZER}",
-            "a fast tokenizer",
-            "save the tokenizer with transformers' AutoTokenizer",
-        )
-    shutil.copyfile(source, folder / TOKENIZER)
-    if template is not None:
-        (folder / TEMPLATE).write_bytes(template)
-    try:
-        read_tokenizer(folder)
-        return Tokenizer.from_file(str(source))
-    except BundleError as error:
-        raise BaseModelError(f"{source}: {error.found}", error.expected, "save it again without that") from None
-    except Exception as error:  # the library raises bare Exception
-        raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None

@@ -48,7 +48,7 @@ class ExportKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What an export of a bundle takes beside a base and an adapter.
+    """The options of an export, apart from the base and the adapter.
 
     - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
     - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
@@ -114,7 +114,7 @@ class ExportOptions:
 
     @property
     def stream_storage(self) -> str:
-        """How a LoRA of the streams' own is stored: `stream_weights`, or what `streams` asks for."""
+        """The storage of the streams' own LoRA: `stream_weights`, or the one that `streams` needs."""
         return self.stream_weights or (MERGED if self.streams == DEFERRED else DELTA)
 
     def check(self) -> None:

@@ -88,24 +88,24 @@ def export_swappable(
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
     check_cache_dtype(kv_cache_dtype)
-    say, kind = progress or to_stderr, precision_named(precision)
+    say, rounded = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
-    described_base = describe_base(resolved, None, prompt_format)
-    described = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
-    if len(described) < len(adapters):
+    described = describe_base(resolved, None, prompt_format)
+    named = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
+    if len(named) < len(adapters):
         raise ConfigError(
             "two adapters of one name",
             "folders with names of their own",
             "rename one, or add it later with `streamspec adapt --name`",
         )
-    for name, adapter in described.items():
+    for name, adapter in named.items():
         check_adapter(adapter, resolved, allow_base_mismatch, say)
         _check(adapter)
-        described[name] = _with_format(adapter, described_base, prompt_format)
-    check_hidden_size(kind, described_base.config.hidden_size)
+        named[name] = _with_format(adapter, described, prompt_format)
+    check_hidden_size(rounded, described.config.hidden_size)
     with bundle_folder(out, force) as folder:
-        bundle = _write_base(folder, described_base, list(described.values()), kind, kv_cache_dtype, say)
-        for name, adapter in described.items():
+        bundle = _write_base(folder, described, list(named.values()), rounded, kv_cache_dtype, say)
+        for name, adapter in named.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
             _write(folder / ADAPTERS / name, bundle, resolved, adapter)
@@ -134,7 +134,7 @@ def _write_base(
     say("loading the base")
     target = read_target(described.base, None, whole=False)
     spec = replace(target.spec, cache_dtype=cache_dtype)
-    room = capacity_for([_drafter(one, spec) for one in adapters if one.streams is not None], spec)
+    room = capacity_for([_drafter(adapter, spec) for adapter in adapters if adapter.streams is not None], spec)
     parts = Parts(described, target, spec, None, None, room.candidates)
     tokenizer = described.copy_tokenizer(folder)
     reference = compute_reference(parts, tokenizer, texts_for(kind.name, tokenizer, spec), say)
@@ -326,5 +326,5 @@ def _name(name: str) -> str:
 def _drafter(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
     """An adapter's streams, with an early exit where they begin or none: a swappable graph has no other."""
     streams = cast(StreamSpec, read_drafter(adapter, spec))
-    exits = [one for one in streams.exits if one.layer in (None, streams.first_layer(spec.layers))]
+    exits = [exit for exit in streams.exits if exit.layer in (None, streams.first_layer(spec.layers))]
     return replace(streams, pruning=replace(exits[0], layer=None) if exits else None)

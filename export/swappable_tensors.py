@@ -102,16 +102,17 @@ def _stream_tensors(
 
 def capacity_for(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableCapacity:
     """The capacity that holds all of these drafters. Raises AdapterError where no one graph can."""
-    streams = [cast(StreamSpec, one) for one in drafters]  # `_check` refuses all others
-    ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
-    lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
+    streams = [cast(StreamSpec, drafter) for drafter in drafters]  # `_check` refuses all others
+    ns = tuple(sorted({drafter.ns for drafter in streams}, reverse=True))
+    bigram = any(drafter.bigram for drafter in streams)
+    lists = [len(drafter.draft_vocab) for drafter in streams if drafter.draft_vocab is not None]
     _check_shared(ns, spec)
     return SwappableCapacity(
         ns=ns,
         candidates=min(BIGRAM_CANDIDATES if bigram else DRAFT_CANDIDATES, spec.vocab, *lists),
-        root_token=any(one.root_map is not None for one in streams),
+        root_token=any(drafter.root_map is not None for drafter in streams),
         bigram=bigram,
-        pruning=any(one.pruning is not None and one.ns == ns[0] for one in streams),
+        pruning=any(drafter.pruning is not None and drafter.ns == ns[0] for drafter in streams),
         draft_vocab=bool(lists),
     )
 
@@ -120,7 +121,7 @@ def _check_shared(ns: tuple[int, ...], spec: DecoderSpec) -> None:
     """Raises AdapterError where streams over one of `ns` (falling) pass a layer that a later one shares keys with in
     another part of the graph: that part has the keys of the main rows alone (`SwappableStreams`).
     """
-    begins = [spec.layers - one for one in ns]
+    begins = [spec.layers - count for count in ns]
     shared = {layer: spec.source(layer) for layer in range(spec.layers) if spec.source(layer) != layer}
     apart = [layer for layer, source in shared.items() if 0 < bisect(begins, source) < bisect(begins, layer)]
     if apart:

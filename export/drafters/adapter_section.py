@@ -41,16 +41,16 @@ class AdapterSection:
             raise self.refused(f"streams.{name} is {value!r}", f"a whole number {low}..{high}")
         return value
 
-    def taps(self, least: int = 1) -> list[int]:
-        """The layers above each of the states that a drafter reads, `least` or more. Raises AdapterError."""
+    def taps(self, lowest: int = 1) -> list[int]:
+        """The layers above each of the states that a drafter reads, `lowest` or more. Raises AdapterError."""
         taps, layers = self.config.get("taps"), self.spec.layers
         if (
             not isinstance(taps, list)
             or not taps
-            or not all(type(tap) is int and least <= tap <= layers for tap in taps)
+            or not all(type(tap) is int and lowest <= tap <= layers for tap in taps)
             or len(set(taps)) < len(taps)
         ):
-            raise self.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of {least}..{layers}")
+            raise self.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of {lowest}..{layers}")
         return taps
 
     def positive(self, name: str, value: Any) -> float:

@@ -169,7 +169,7 @@ class DraftPass(ABC):
         return self.head_of(self.decoder, g, flat, rows)
 
     def head_of(self, decoder: Decoder, g: Scope, flat: str, rows: Rows) -> str:
-        """The same by the LM head of a decoder."""
+        """Logits [m, D] over draft tokens by the LM head of `decoder`."""
         head, chosen = decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
             return self.scaled(g, *decoder.logits(g, flat, rows, head))

@@ -157,7 +157,7 @@ class HeadSource(PlainSource):
         return cast(Table, self.tensors[self._own(name)])
 
     def _own(self, name: str) -> str:
-        inside = next((one for one in self.inside if name.startswith(one)), None)
+        inside = next((prefix for prefix in self.inside if name.startswith(prefix)), None)
         return name.removeprefix(self.label) if inside is None else self.inside[inside] + name.removeprefix(inside)
 
 

@@ -36,7 +36,7 @@ from streamspec.export.spec.draft_spec import DraftSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Drafter:
-    """How one kind of drafter is read, written and compared. `read` takes an adapter's section, its tensors, which are
+    """Reads, writes and compares the drafters of one method. `read` takes an adapter's section, its tensors, which are
     as `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and
     how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it to a swappable graph;
     `whole_model`: its reference needs the whole base in float32, not layer by layer."""

@@ -52,21 +52,22 @@ class CapturedSampler:
         drawn = inverse_cdf(g, kept, UNIFORMS, self.vocab)
         best = g.op("ArgMax", logits, axis=1, keepdims=0)  # of no rows the CPU's gets -1 wrong
         chosen = g.op("Where", hot, drawn, best)
-        said = g.op("Where", g.op("And", hot, coarse), g.op("Sub", g.ints(-1), chosen), chosen)
+        result_token = g.op("Where", g.op("And", hot, coarse), g.op("Sub", g.ints(-1), chosen), chosen)
         # Rows to sample are all or none: a row's number finds the drawn token, or the greedy one, which is the first.
         choice, result = (
-            g.op("Gather", g.op("Concat", sampled, greedy, axis=0), numbers, axis=0) for sampled in (chosen, said)
+            g.op("Gather", g.op("Concat", sampled, greedy, axis=0), numbers, axis=0)
+            for sampled in (chosen, result_token)
         )
         return choice, result
 
     def _floor(self, weights: str) -> tuple[str, str]:
         """[s, 1]: the smallest weight that top-k, top-p and min-p keep; and bool [s]: whether those of top-k and top-p
         lie further down than what is sorted."""
-        g, most = self.g, min(RANKED, self.vocab)
-        best, _ = g.ops("TopK", weights, g.ints(most), out=(None, None), axis=-1, largest=1, sorted=1)
+        g, ranked_count = self.g, min(RANKED, self.vocab)
+        best, _ = g.ops("TopK", weights, g.ints(ranked_count), out=(None, None), axis=-1, largest=1, sorted=1)
         limited, nucleus = g.op("Greater", TOP_K, g.number(0)), g.op("Less", TOP_P, g.number(1))
-        ranks = g.store.constant(np.arange(most)[None], np.float32)
-        within = g.op("Less", ranks, g.op("Where", limited, TOP_K, g.number(most)))
+        ranks = g.store.constant(np.arange(ranked_count)[None], np.float32)
+        within = g.op("Less", ranks, g.op("Where", limited, TOP_K, g.number(ranked_count)))
         held = total(g, g.op("Where", within, best, g.number(0)))
         # top-p counts shares of the tokens that top-k keeps
         share = g.op("Mul", g.op("Where", limited, held, total(g, weights)), TOP_P)
@@ -77,9 +78,9 @@ class CapturedSampler:
         ranked = g.op("GatherElements", best, last, axis=1)
         floor = g.op("Max", g.op("Where", g.op("Or", limited, nucleus), ranked, g.number(0)), MIN_P)
         short = g.op("And", g.op("And", nucleus, g.op("Not", limited)), g.op("Less", held, enough))
-        lowest = g.op("Slice", best, g.ints(most - 1), g.ints(most), g.ints(1))
+        lowest = g.op("Slice", best, g.ints(ranked_count - 1), g.ints(ranked_count), g.ints(1))
         short = g.op("And", short, g.op("Less", MIN_P, lowest))  # what min-p drops needs no other threshold
-        coarse = g.op("Or", short, g.op("Greater", TOP_K, g.number(most)))
-        if most == self.vocab:
+        coarse = g.op("Or", short, g.op("Greater", TOP_K, g.number(ranked_count)))
+        if ranked_count == self.vocab:
             coarse = g.op("And", coarse, g.store.constant(False, np.bool_))
         return floor, g.op("Squeeze", coarse, g.ints(1))

@@ -92,8 +92,8 @@ def check_capturable(spec: DecoderSpec) -> None:
 
 @dataclass
 class CapturedStepGraph:
-    """The parts of a captured graph; as of the dynamic graph beside it, but for `sizes`. `lacks`: fused operators that
-    the device has not."""
+    """A captured graph. Its parts are those of the dynamic graph beside it, but for `sizes`. `lacks`: fused operators
+    that the device has not."""
 
     spec: DecoderSpec
     source: Source
@@ -164,7 +164,7 @@ class _CapturedLayers(UnbranchedStack):
         g.op("Where", sees, g.number(0), g.number(MASKED), out=TREE_MASK)
 
     def _see(self) -> None:
-        """What each row sees: the slots of the tokens before the call, and of its rows those that it is said to."""
+        """Each row sees the slots of the tokens before the call, and the call's rows that `call` marks for it."""
         g, margin = self.g, self.sizes.margin
         self.slots = g.store.add("slots", np.arange(self.sizes.all_slots))
         offset = g.op("Add", PAST_LENGTH, g.ints(margin))
@@ -274,8 +274,8 @@ class _CapturedBuilder:
             greedy = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
         with g.named("sample"):
             sampler = CapturedSampler(g, self.parts.spec.vocab)
-            choices, said = sampler.add(RAW_LOGITS, self.layers.tokens, greedy, self.layers.numbers)
-        values = [said]
+            choices, reported = sampler.add(RAW_LOGITS, self.layers.tokens, greedy, self.layers.numbers)
+        values = [reported]
         if self.drafter is not None:
             values += self.layers.drafts(self.drafter, final, choices)
         with g.named("pack"):

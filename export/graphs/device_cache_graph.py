@@ -37,8 +37,8 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
             slots = _in_circle(g, rows, cache) if ring else rows
             moved, mode = g.op("Gather", cache, slots, axis=2), {"mode": "circular"} if ring else {}
             g.op("TensorScatter", cache, moved, start, out=present(layer, kind), axis=2, **mode)
-    taken, given = inputs(COMPACTION, features), outputs(COMPACTION, features)
-    return finish(g, declared(taken), declared(given))
+    graph_inputs, graph_outputs = inputs(COMPACTION, features), outputs(COMPACTION, features)
+    return finish(g, declared(graph_inputs), declared(graph_outputs))
 
 
 def _in_circle(g: Scope, rows: str, cache: str) -> str:

@@ -64,7 +64,7 @@ from streamspec.step_graph import (
 
 @dataclass
 class StepGraph:
-    """The parts of a step graph. `tree`: the exported default for the tree's inputs. `room`: the graph is of the base
+    """A step graph. `tree`: the exported default for the tree's inputs. `room`: the graph is of the base
     alone, with capacity for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`.
     `embeddings`: it gives the states that the head reads."""
 
@@ -103,7 +103,7 @@ class _Batch:
     logit_rows: str
     visible: str  # int64 [1]: slots of the cache in use after this call, L + n
     attention: RowExactAttention
-    kept: str = ""  # int64 [n]: numbers of these rows among all, '' for all of them
+    surviving: str = ""  # int64 [n]: numbers of these rows among all, '' for all of them
     slots: str = ""
     biases: dict[int | None, str] = field(default_factory=dict)
     biases_below: dict[int | None, str] = field(default_factory=dict)  # over keys of layers below the early exit
@@ -152,11 +152,11 @@ class _Layers(ConvolvingStack):
         g = self.g
         self.below, self.batch = self.batch, self._surviving(exit, state.residual.stream)
         state.normed, stream = (
-            g.op("Gather", x, self.batch.kept, axis=1) for x in (state.normed, state.residual.stream)
+            g.op("Gather", x, self.batch.surviving, axis=1) for x in (state.normed, state.residual.stream)
         )
         state.residual = Residual(stream)
         if state.per_layer_inputs:
-            state.per_layer_inputs = g.op("Gather", state.per_layer_inputs, self.batch.kept, axis=1)
+            state.per_layer_inputs = g.op("Gather", state.per_layer_inputs, self.batch.surviving, axis=1)
         state.rotary = self.decoder.rotary(g, self.batch.positions)
         self._going_on = self.batch.rows
 
@@ -213,12 +213,13 @@ class _Layers(ConvolvingStack):
 
     def number(self, g: Scope, nodes: str) -> str:
         """int64: of rows `nodes` among all, pruned ones too."""
-        return g.op("Gather", self.batch.kept, nodes, axis=0) if self.batch.kept else nodes
+        return g.op("Gather", self.batch.surviving, nodes, axis=0) if self.batch.surviving else nodes
 
     def accepted(self, node: str, number: str, **more: Any) -> Accepted:
-        """What drafting reads of a row `node`, which is `number` among all; `more`: its root and finished state."""
+        """The values that drafting reads of row `node`, number `number` of the call; `more`: its root and finished
+        state."""
         batch, every = self.batch, self.below
-        found = Accepted(
+        accepted = Accepted(
             node=node,
             number=number,
             entries=self.entries,
@@ -231,9 +232,9 @@ class _Layers(ConvolvingStack):
             **more,
         )
         if every is None:
-            return found
-        below = replace(found, node=number, positions=every.positions, tree_mask=every.tree_mask)
-        return replace(found, below=replace(below, visible=every.visible, rings=every.rings))
+            return accepted
+        below = replace(accepted, node=number, positions=every.positions, tree_mask=every.tree_mask)
+        return replace(accepted, below=replace(below, visible=every.visible, rings=every.rings))
 
     def with_logits(self, finished: str) -> str:
         self._going_on = Rows(self.g.op("Shape", self.batch.logit_rows))
@@ -243,19 +244,19 @@ class _Layers(ConvolvingStack):
         """The rows that go on after the early exit at entry [1, n, H]."""
         g, below = self.g, self.batch
         with g.named("prune"):
-            kept, logit_rows, parents, slots = exit.add(g, entry, below.rows.count, below.tokens)
-            rows = Rows(g.op("Shape", kept))
+            surviving, logit_rows, parents, slots = exit.add(g, entry, below.rows.count, below.tokens)
+            rows = Rows(g.op("Shape", surviving))
             visible = g.op("Add", PAST_LENGTH, rows.count)
             return _Batch(
                 rows=rows,
-                tokens=g.op("Gather", below.tokens, kept, axis=0),
-                positions=g.op("Gather", below.positions, kept, axis=0),
-                tree_mask=g.op("Gather", g.op("Gather", TREE_MASK, kept, axis=0), kept, axis=1),
+                tokens=g.op("Gather", below.tokens, surviving, axis=0),
+                positions=g.op("Gather", below.positions, surviving, axis=0),
+                tree_mask=g.op("Gather", g.op("Gather", TREE_MASK, surviving, axis=0), surviving, axis=1),
                 parents=parents,
                 logit_rows=logit_rows,
                 visible=visible,
                 attention=RowExactAttention(g, self.spec, visible),
-                kept=kept,
+                surviving=surviving,
                 slots=slots,
             )
 
@@ -281,7 +282,7 @@ class _Layers(ConvolvingStack):
         """[1, 1, n, used] over the keys of a layer below the early exit, which are of all rows; and `used`."""
         used = below.visible if ring is None else below.rings[ring].used
         if window not in self.batch.biases_below:
-            gathered = self.g.op("Gather", below.biases[window], self.batch.kept, axis=2)
+            gathered = self.g.op("Gather", below.biases[window], self.batch.surviving, axis=2)
             self.batch.biases_below[window] = gathered
         return self.batch.biases_below[window], used
 
@@ -329,9 +330,9 @@ class _Builder:
             self._draft(self.drafter, choices)
         self._defaults()
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
-        taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
+        graph_inputs, graph_outputs = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
         native = self.native is not None
-        model = finish(self.g, declared(taken), declared(given), native=native, first=first)
+        model = finish(self.g, declared(graph_inputs), declared(graph_outputs), native=native, first=first)
         onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
         return model
 
@@ -356,9 +357,9 @@ class _Builder:
             each = g.op("Concat", rows.count, g.ints(1), axis=0)
             g.op("Expand", scale or g.number(1), each, out=LOGIT_SCALE)
             mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
-            out = "chosen" if batch.kept else CHOICES
+            out = "chosen" if batch.surviving else CHOICES
             choices = self.sampler.add(g, raw, scale, batch.tokens, mask, batch.slots, out=out)
-            if batch.kept:  # a pruned row chose nothing
+            if batch.surviving:  # a pruned row chose nothing
                 none = g.op("Expand", g.integer(-1), g.op("Shape", LOGIT_ROWS))
                 g.op("ScatterElements", none, batch.slots, choices, out=CHOICES, axis=0)
         return choices

@@ -93,7 +93,7 @@ class LayerStack(ABC):
         self.presents.append(())
 
     def with_logits(self, finished: str) -> str:
-        """Those of the finished rows [1, n, H] that get logits, where none has left before."""
+        """The rows of `finished` [1, n, H] that get logits, for a drafter that reads all finished states."""
         return finished
 
     @abstractmethod

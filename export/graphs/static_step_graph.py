@@ -53,7 +53,7 @@ from streamspec.step_graph import (
 
 @dataclass
 class StaticStepGraph:
-    """The parts of a static graph. `rows` of every call, `slots` of the cache."""
+    """A static graph. `rows`: of every call; `slots`: of the cache."""
 
     spec: DecoderSpec
     source: Source
@@ -143,12 +143,12 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         g, spec = self.g, self.spec
         new = [
-            self._given(partial(by_head, g, own or spec.at(layer), rows), layer, kind)
+            self._new_rows(partial(by_head, g, own or spec.at(layer), rows), layer, kind)
             for kind, rows in zip(CACHE_KINDS, sides, strict=True)
         ]
         return *(loaded(g, spec, past(layer, kind)) for kind in CACHE_KINDS), *new
 
-    def _given(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
+    def _new_rows(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
         """Gives rows out that are `shaped` [1, heads, n, width]; returns them as the cache will hold them."""
         g, spec, name = self.g, self.spec, new_rows(layer, kind)
         if spec.cache_dtype == DTYPES[0]:
@@ -157,7 +157,7 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         g, spec = self.g, self.spec
-        new = self._given(lambda out: g.op("Unsqueeze", inputs, g.ints(1), out=out), layer, KEY)
+        new = self._new_rows(lambda out: g.op("Unsqueeze", inputs, g.ints(1), out=out), layer, KEY)
         return loaded(g, spec, past(layer, KEY)), new
 
     def inputs_of(self, present: tuple[str, ...]) -> Read:
@@ -199,14 +199,13 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
                 if window is not None and in_ring:
                     slots = LayerCache(window=window).slots(self.slots)
                     ring = self.rings[window] = ring_beside(g, slots, self.count, self.positions, TREE_MASK)
-                    seen = g.op("Unsqueeze", ring.positions, g.ints(0))
-                    mask = window_out(g, ring.sees, self.positions, seen, window)
-                    self._biases[window, group] = g.op("Tile", mask, g.ints(group, 1))
-                    return self._biases[window, group]
-                mask = g.op("Concat", g.op("Expand", self.past_bias, g.ints(self.count, self.slots)), TREE_MASK, axis=1)
+                    mask, columns = ring.sees, ring.positions
+                else:
+                    past_bias = g.op("Expand", self.past_bias, g.ints(self.count, self.slots))
+                    mask = g.op("Concat", past_bias, TREE_MASK, axis=1)
+                    columns = "" if window is None else g.op("Concat", self._slots(), self.positions, axis=0)
                 if window is not None:
-                    seen = g.op("Unsqueeze", g.op("Concat", self._slots(), self.positions, axis=0), g.ints(0))
-                    mask = window_out(g, mask, self.positions, seen, window)
+                    mask = window_out(g, mask, self.positions, g.op("Unsqueeze", columns, g.ints(0)), window)
                 self._biases[window, group] = g.op("Tile", mask, g.ints(group, 1))
         return self._biases[window, group]
 
@@ -236,7 +235,7 @@ class _StaticBuilder:
             drafter = build(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
             for row, value in zip(drafter.outputs, self.layers.drafts(drafter, final, choices), strict=True):
                 g.op("Identity", value, out=row.name)
-        given = outputs(STATIC, self.features)
-        g.drop_unused([row.name for row in given])
-        assert all(g.shape(row.name) == row.dims for row in given)
-        return finish(g, self.inputs, declared(given), self.parts.precision.opset)
+        graph_outputs = outputs(STATIC, self.features)
+        g.drop_unused([row.name for row in graph_outputs])
+        assert all(g.shape(row.name) == row.dims for row in graph_outputs)
+        return finish(g, self.inputs, declared(graph_outputs), self.parts.precision.opset)

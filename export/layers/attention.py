@@ -54,7 +54,7 @@ class RowExactAttention:
         return self.keep(by_head(self.g, own or self.spec.at(layer), rows), layer, kind)
 
     def keep(self, rows: str, layer: int, kind: str) -> str:
-        """The same of rows as the cache holds them, [1, heads, n, width]."""
+        """Writes rows [1, heads, n, width], as the cache holds them, after the first `past_length` slots."""
         g, mode = self.g, {} if self.spec.ring(layer) is None else {"mode": "circular"}
         new = stored(g, self.spec, rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)

@@ -250,11 +250,11 @@ class Decoder(AttentionHeads):
         return layer_end(self, g, Residual(residual.stream, update), rows, layer, linear, per_layer_inputs)
 
     def attention_update(self, g: Scope, output: str, layer: int) -> str:
-        """What attention adds to the residual stream, from its output [1, rows, H]."""
+        """The update of the residual stream by attention, from its output [1, rows, H]."""
         return self._update(g, output, layer, self.spec.family.attention_out_norm)
 
     def mlp_update(self, g: Scope, output: str, layer: int) -> str:
-        """What the MLP adds to the residual stream, from its output [1, rows, H]."""
+        """The update of the residual stream by the MLP, from its output [1, rows, H]."""
         return self._update(g, output, layer, self.spec.family.mlp_out_norm)
 
     def before_mlp(self, g: Scope, update: str, normed: str, residual: Residual, layer: int) -> tuple[str, Residual]:
@@ -275,7 +275,7 @@ class Decoder(AttentionHeads):
         return total, Residual(total)
 
     def _update(self, g: Scope, output: str, layer: int, name: str | None) -> str:
-        """What a half of a layer adds: its output under the norm `name`, times the multiplier, each if any."""
+        """The update by a half of a layer: its output under the norm `name`, times the multiplier, each if any."""
         update = self.norm(g, Residual(output), self.spec.weight_name(layer, name))[0] if name else output
         scale = self.spec.residual_scale
         return update if scale == 1.0 else g.op("Mul", update, g.number(scale))

@@ -51,17 +51,19 @@ class EarlyExit:
         for row in EXIT_INPUTS:
             assert row.default is not None
             g.store.add_inline(row.name, row.filled(row.default))
-        limited = g.op("Greater", KEEP_ABOVE, g.number(np.finfo(np.float32).min))
+        limited = g.op("Greater", KEEP_ABOVE, g.number(float(np.finfo(np.float32).min)))
         pruning = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
-        kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
-        old_parents = pruned.op("Gather", PARENTS, kept, axis=0)
+        surviving = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
+        old_parents = pruned.op("Gather", PARENTS, surviving, axis=0)
         zeros = pruned.op("Expand", g.integer(0), count)
-        ranks = pruned.arange(pruned.op("Shape", kept))
-        parents = pruned.op("Gather", pruned.op("ScatterElements", zeros, kept, ranks, axis=0), old_parents, axis=0)
+        ranks = pruned.arange(pruned.op("Shape", surviving))
+        parents = pruned.op(
+            "Gather", pruned.op("ScatterElements", zeros, surviving, ranks, axis=0), old_parents, axis=0
+        )
         unchanged = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
         results = {
-            "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
+            "then_branch": (pruned, [surviving, ranks, parents, pruned.op("Identity", surviving)]),
             "else_branch": (every, [every.arange(count), *unchanged, every.arange(every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {

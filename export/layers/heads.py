@@ -65,7 +65,8 @@ class AttentionHeads:
         return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
 
     def packed_heads(self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear) -> PackedHeads:
-        """The same side by side, for a native operator, which normalises and turns heads itself where it can."""
+        """Queries, keys and values side by side, for a native operator, which normalises and turns heads where it
+        can."""
         spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixer(layer)[0]
         borrows = self.spec.source(layer) != layer
         kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
@@ -150,8 +151,9 @@ class AttentionHeads:
         for number, kind in enumerate(self.spec.rotaries):
             count = len(kind.inv_freq)
             spare = -count % LANES
-            padded = np.pad(kind.inv_freq, (0, spare)).reshape(1, -1)
-            frequencies = g.store.once(f"{self.rotary_prefix}rotary.{number}.inv_freq", lambda array=padded: array)
+            frequencies = f"{self.rotary_prefix}rotary.{number}.inv_freq"
+            if frequencies not in g.store:
+                g.store.add(frequencies, np.pad(kind.inv_freq, (0, spare)).reshape(1, -1))
             angles = g.op("Mul", column, frequencies)
             cos, sin = g.op("Cos", angles), g.op("Sin", angles)
             if spare:  # else how a row's last numbers are computed depends on how many rows follow

@@ -190,8 +190,8 @@ def choice_graph(vocab: int) -> onnx.ModelProto:
     """Sampling as a graph of its own, for targets whose step graph is greedy."""
     g, sampler = Scope(WeightStore()), TokenSampler(vocab)
     sampler.add(g, RAW_LOGITS, "", g.op("Squeeze", INPUT_IDS, g.ints(0)), TREE_MASK, out=CHOICES)
-    taken, given = inputs(SAMPLING, sampler.features), outputs(SAMPLING, sampler.features)
-    return finish(g, declared(taken), declared(given), CHOICE_OPSET)
+    graph_inputs, graph_outputs = inputs(SAMPLING, sampler.features), outputs(SAMPLING, sampler.features)
+    return finish(g, declared(graph_inputs), declared(graph_outputs), CHOICE_OPSET)
 
 
 def total(g: Scope, weights: str) -> str:

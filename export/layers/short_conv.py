@@ -48,8 +48,8 @@ class RowsBefore:
 
     def of(self, g: Scope, node: str, count: int) -> str:
         """int64 [count]: the numbers of row `node` int64 [1] and those before it, oldest first."""
-        one = [g.op("Gather", numbers, node, axis=0) for numbers in self.numbers[:count]]
-        return g.op("Concat", *one[::-1], axis=0) if count > 1 else one[0]
+        columns = [g.op("Gather", numbers, node, axis=0) for numbers in self.numbers[:count]]
+        return g.op("Concat", *columns[::-1], axis=0) if count > 1 else columns[0]
 
 
 def from_cache(spec: DecoderSpec, present: str) -> Read:
@@ -102,7 +102,8 @@ def mixed_rows(decoder: Decoder, g: Scope, own: str, before: RowsBefore, read: R
 
 
 def mixed_streams(decoder: Decoder, g: Scope, own: str, rows: Rows, main: str, layer: int) -> str:
-    """The same of streams one after the other, after the main rows' inputs `main` [1, taps - 1, H], oldest first."""
+    """sum_k w_k u_k of streams, one after another, after the main rows' inputs `main` [1, taps - 1, H], oldest
+    first."""
     weights = tap_weights(decoder, g, layer)
     every = g.op("Concat", main, own, axis=1)
     starts = range(len(weights) - 1, -1, -1)
@@ -123,7 +124,7 @@ def tap_weights(decoder: Decoder, g: Scope, layer: int) -> list[str]:
 
 
 def _weighted(g: Scope, inputs: Sequence[str], weights: Sequence[str]) -> str:
-    products = [g.op("Mul", one, weight) for one, weight in zip(inputs, weights, strict=True)]
+    products = [g.op("Mul", rows, weight) for rows, weight in zip(inputs, weights, strict=True)]
     total = products[0]
     for product in products[1:]:
         total = g.op("Add", total, product)

@@ -129,8 +129,10 @@ class Unpacked:
         turned = g.op("Transpose", tiles, perm=of_outputs + of_inputs if by_output else of_inputs + of_outputs)
         width, padded = inputs + -inputs % align, outputs + -outputs % TILE
         sides = (padded, width) if by_output else (width, padded)
-        wanted = (outputs, inputs) if by_output else (inputs, outputs)
-        self._cut(g.op("Reshape", turned, g.ints(*sides), out=out if sides == wanted else None), sides, wanted, out)
+        expected = (outputs, inputs) if by_output else (inputs, outputs)
+        whole = g.op("Reshape", turned, g.ints(*sides), out=out if sides == expected else None)
+        if sides != expected:
+            g.op("Slice", whole, g.ints(0, 0), g.ints(*expected), g.ints(0, 1), out=out)
 
     def _four_times(self, name: str) -> str:
         """int8 [tiles, inputs / 16, 2, 2, 2, 16, 4], four times the codes of `name`, tiles of int6; groups of four
@@ -159,8 +161,3 @@ class Unpacked:
         sides = outputs + -outputs % TILE, *shape[1:]
         whole = g.op("Reshape", turned, g.ints(*sides), out=out if sides == shape else None)
         return whole if sides == shape else g.op("Slice", whole, g.ints(0), g.ints(outputs), g.ints(0), out=out)
-
-    def _cut(self, value: str, sides: tuple[int, int], wanted: tuple[int, int], out: str) -> None:
-        if sides != wanted:
-            g = self.g
-            g.op("Slice", value, g.ints(0, 0), g.ints(*wanted), g.ints(0, 1), out=out)

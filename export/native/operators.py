@@ -77,13 +77,13 @@ class NativeOps:
         """`weight` applied to x [.., in], a bias [out] added, and an activation, times the second half of the outputs
         where the weight is gated: [.., out or out / 2]."""
         kind, inputs, own = self.precision.of(weight).operator(g.store, weight)
-        return self._map(g, kind, x, inputs, bias, weight, weight.mix, activation, None, **own)
+        return self._map(g, kind, x, inputs, weight, weight.mix, bias, activation, None, **own)
 
     def head(self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """The LM head over x [r, H]: logits [r, V], and '' for their factor."""
         precision = self.precision.of(weight)
         codes, scales, mix = precision.table(g.store, weight)
-        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), "", weight, mix, "", out), ""
+        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), weight, mix, out=out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""
@@ -193,11 +193,11 @@ class NativeOps:
         kind: str,
         x: str,
         inputs: Sequence[str],
-        bias: str,
         weight: Weight,
         mix: int,
-        activation: str,
-        out: str | None,
+        bias: str = "",
+        activation: str = "",
+        out: str | None = None,
         **own: int,
     ) -> str:
         biases = (*[""] * (kind == "LinearInt4" and len(inputs) == 2), bias) if bias else ()

@@ -139,7 +139,8 @@ def _rotary(
         turning, *kept = g.ops("Split", heads, g.ints(2 * half, *rest), out=(None,) * (1 + len(rest)), axis=-1)
         turning = g.op("Reshape", turning, g.ints(-1, width // size, half, 2))
         first, second = (
-            g.op("Squeeze", one, g.ints(-1)) for one in g.ops("Split", turning, g.ints(1, 1), out=(None, None), axis=-1)
+            g.op("Squeeze", half_turn, g.ints(-1))
+            for half_turn in g.ops("Split", turning, g.ints(1, 1), out=(None, None), axis=-1)
         )
     else:
         first, second, *kept = g.ops("Split", heads, g.ints(half, half, *rest), out=(None,) * (2 + len(rest)), axis=-1)
@@ -149,7 +150,7 @@ def _rotary(
         g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
     ]
     if interleaved:
-        pairs = g.op("Concat", *(g.op("Unsqueeze", one, g.ints(-1)) for one in turned), axis=-1)
+        pairs = g.op("Concat", *(g.op("Unsqueeze", side, g.ints(-1)) for side in turned), axis=-1)
         turned = [g.op("Reshape", pairs, g.ints(-1, width // size, 2 * half))]
     return (g.op("Reshape", g.op("Concat", *turned, *kept, axis=-1), g.ints(1, -1, width)),)
 

@@ -42,7 +42,7 @@ class Simulation:
     outputs: int = 0
 
     def mixed(self, block: int) -> Simulation:
-        """The same for inputs mixed in blocks of `block`."""
+        """The simulation for inputs mixed in blocks of `block`."""
         return replace(
             self,
             weight=lambda weight: self.weight(unmixed(weight, block)),
@@ -89,7 +89,7 @@ def quantize_rows(weight: Array | Table, largest: int = 127, block: int = 0) -> 
     for rows in _chunks(weight):
         part = np.asarray(weight[rows], np.float32)
         part = unmixed(part, block) if block else part
-        scale = np.maximum(np.abs(part).max(axis=1) / np.float32(largest), np.finfo(np.float32).tiny)
+        scale = np.maximum(np.abs(part).max(axis=1) / np.float32(largest), TINY)
         out[rows] = np.clip(np.rint(part / scale[:, None]), -largest, largest)
         scales[rows] = scale
     return out, scales
@@ -120,13 +120,12 @@ def quantize_blocks(
         part = np.asarray(weight[rows], np.float32)
         padded = np.pad(part, ((0, 0), (0, count * block - part.shape[1]))).reshape(len(part), count, block)
         if zeros is None:
-            scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), np.finfo(np.float32).tiny)
+            scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), TINY)
             packed[rows] = np.clip(np.rint(padded / scale[:, :, None]), -127, 127) + 128
         else:
             codes, scale, zero = _best_blocks(padded, shares)
-            packed[rows] = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
-            even = np.pad(zero, ((0, 0), (0, count % 2)))
-            zeros[rows] = even[:, 0::2] | even[:, 1::2] << 4
+            packed[rows] = pack(codes)
+            zeros[rows] = pack(np.pad(zero, ((0, 0), (0, count % 2))))
         scales[rows] = scale
     return packed, scales, zeros
 
@@ -138,9 +137,7 @@ def round_blocks(weight: Array, block: int) -> Array:
     count = -(-weight.shape[1] // block)
     padded = np.pad(weight, ((0, 0), (0, count * block - weight.shape[1]))).reshape(len(weight), count, block)
     low = np.minimum(padded.min(axis=2, keepdims=True), 0)
-    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, np.finfo(np.float32).tiny) / np.float32(
-        15
-    )
+    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, TINY) / np.float32(15)
     zero = np.rint(-low / step)
     levels = np.clip(np.rint(padded / step) + zero, 0, 15) - zero
     return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]
@@ -156,6 +153,12 @@ def dequantize_blocks(packed: Array, scales: Array, zeros: Array | None, columns
     return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
 
 
+def pack(codes: Array) -> Array:
+    """4-bit codes [.., 2 n], uint8, as bytes [.., n]."""
+    packed: Array = codes[..., 0::2] | codes[..., 1::2] << 4
+    return packed
+
+
 def unpack(packed: Array) -> Array:
     """The 4-bit codes in `packed` [.., n] uint8, as uint8 [.., 2 n]."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
@@ -166,7 +169,7 @@ def _best_blocks(blocks: Array, shares: Array) -> tuple[Array, Array, Array]:
     weighted by `shares` [count, block].
     """
     low = np.minimum(blocks.min(axis=2), 0)
-    span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, np.finfo(np.float32).tiny)
+    span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, TINY)
     shape = span.shape
     best = np.full(shape, np.inf, np.float32)
     codes = np.zeros(blocks.shape, np.uint8)

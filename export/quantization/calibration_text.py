@@ -254,7 +254,7 @@ def calibration_tokens(tokenizer: Tokenizer, spec: DecoderSpec) -> Array:
     every = [tokenizer.encode(text).ids for text in TEXTS]
     plain = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     first = every[0][: every[0].index(plain[0][0])] if plain[0] and plain[0][0] in every[0] else []
-    ids = np.concatenate([np.asarray(one, np.int64) for one in plain]) % spec.vocab
+    ids = np.concatenate([np.asarray(text, np.int64) for text in plain]) % spec.vocab
     length = min(LENGTH, spec.context_length - 1) - len(first)
     count = -(-len(ids) // length)
     stretches = np.resize(ids, count * length).reshape(count, length)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamspec.export.ops.builder import Array
+from streamspec.export.quantization.arithmetic import pack
 from streamspec.export.spec.weight_source import Blocks
 
 LARGEST = 15  # code
@@ -45,13 +46,7 @@ def round_weight(weight: Array, second: Array, block: int) -> Blocks:
         for at in range(0, len(weight), ROWS)
     ]
     codes, scales, zeros = (np.concatenate(side) for side in zip(*parts, strict=True))
-    return pairs(codes.reshape(len(weight), -1, block)), scales, pairs(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))))
-
-
-def pairs(codes: Array) -> Array:
-    """4-bit codes [.., 2 n], uint8, as bytes [.., n]."""
-    packed: Array = codes[..., 0::2] | codes[..., 1::2] << 4
-    return packed
+    return pack(codes.reshape(len(weight), -1, block)), scales, pack(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))))
 
 
 def _spread(second: Array) -> tuple[Array, Array]:
@@ -76,25 +71,25 @@ def _round_rows(weight: Array, second: Array, order: Array, spread: Array, block
     high = low + np.float32(LARGEST)
     inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
     exact = np.ascontiguousarray(weight.T[order])
-    wanted, where = exact.copy(), (order // block).tolist()
+    target, where = exact.copy(), (order // block).tolist()
 
     def round_inputs(start: int, stop: int) -> None:
         """Rounds inputs `start` to `stop`, half of them first: their levels take the place of `exact`, their errors of
-        `wanted`."""
+        `target`."""
         if stop - start > COLUMNS:
             middle = (start + stop) // 2
             round_inputs(start, middle)
-            wanted[middle:stop] += spread[start:middle, middle:stop].T @ wanted[start:middle]
+            target[middle:stop] += spread[start:middle, middle:stop].T @ target[start:middle]
             round_inputs(middle, stop)
             return
         for i in range(start, stop):
-            at, level, error = where[i], exact[i], wanted[i]
-            found = np.rint(error * inverse[at])
-            np.minimum(np.maximum(found, low[at], out=found), high[at], out=found)
-            np.subtract(level, found * steps[at], out=error)
-            level[:] = found
+            at, level, error = where[i], exact[i], target[i]
+            rounded_level = np.rint(error * inverse[at])
+            np.minimum(np.maximum(rounded_level, low[at], out=rounded_level), high[at], out=rounded_level)
+            np.subtract(level, rounded_level * steps[at], out=error)
+            level[:] = rounded_level
             for j in range(i + 1, stop):
-                wanted[j] += spread[i, j] * error
+                target[j] += spread[i, j] * error
 
     round_inputs(0, width)
     codes = np.empty_like(exact)
@@ -109,7 +104,7 @@ def ranges(blocks: Array, shares: Array) -> tuple[Array, Array]:
     """
     lowest = np.minimum(blocks.min(axis=-1), 0)
     span = np.maximum(np.maximum(blocks.max(axis=-1), 0) - lowest, TINY)
-    least, scales, zeros = np.full_like(span, np.inf), np.zeros_like(span), np.zeros_like(span)
+    smallest_error, scales, zeros = np.full_like(span, np.inf), np.zeros_like(span), np.zeros_like(span)
     weighed, level = blocks * shares, np.empty_like(blocks)
     for rounding in (np.floor, np.ceil):
         zero = np.clip(rounding(lowest * (np.float32(-LARGEST) / span)), 0, np.float32(LARGEST))
@@ -124,7 +119,7 @@ def ranges(blocks: Array, shares: Array) -> tuple[Array, Array]:
             with np.errstate(over="ignore"):  # of a scale that float16 cannot hold
                 scale = (product / square).astype(np.float16).astype(np.float32)
                 error = scale * (scale * square - 2 * product)
-            better = error < least
-            least = np.where(better, error, least)
+            better = error < smallest_error
+            smallest_error = np.where(better, error, smallest_error)
             scales, zeros = np.where(better, scale, scales), np.where(better, zero, zeros)
     return scales, zeros

@@ -353,7 +353,7 @@ def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
 
 
 def blocks_of(weight: Weight, bits: int, block: int) -> tuple[Array, Array, Array | None]:
-    """What `quantize_blocks` returns for a weight; in 4 bits as a text has decided, if one has."""
+    """Quantizes a weight as `quantize_blocks` does; takes 4 bits that a text has decided, if one has."""
     if bits == 4 and (rounded := weight.rounded()) is not None:
         return rounded
     return quantize_blocks(weight.load(), bits, block, weight.importance())

@@ -97,7 +97,7 @@ class Scales:
     @classmethod
     def load(cls, file: Path) -> Scales:
         """Reads saved scales. Raises BundleError for a damaged file."""
-        scales: dict[str, dict[str, Array]] = {one.name: {} for one in fields(cls)}
+        scales: dict[str, dict[str, Array]] = {side.name: {} for side in fields(cls)}
         try:
             for name, array in load_file(file).items():
                 side, _, module = name.partition(".")
@@ -184,8 +184,8 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
-        watched = {one.readers[0] for one in groups(spec, layer)}
-        rounded = [one for one in spec.fused(layer) if not spec.sensitive(one)] if simulation.block else []
+        watched = {group.readers[0] for group in groups(spec, layer)}
+        rounded = [modules for modules in spec.fused(layer) if not spec.sensitive(modules)] if simulation.block else []
         watched |= {modules[0] for modules in rounded}
         with reference.watched(layer, sorted(watched)) as inputs:
             yield

@@ -32,7 +32,8 @@ SCORE_BYTES = 1 << 26  # of one layer's attention scores at a time
 
 @dataclass(frozen=True)
 class LongText:
-    """Which rows of a long text are computed and compared. `limits`: what ends at a position (`window`, ...)."""
+    """The rows of a long text that are computed and compared. `limits`: names of limits, by position (`window`,
+    ...)."""
 
     computed: NDArray[np.bool_]  # [T]
     limits: dict[int, str]
@@ -49,7 +50,7 @@ class LongText:
         return np.concatenate([np.arange(limit, limit + AFTER) for limit in self.limits])
 
     def __str__(self) -> str:
-        """Which rows are compared."""
+        """Names the rows that are compared."""
         return ", ".join(
             f"positions {limit}-{limit + AFTER - 1} (after the {name} of {limit})"
             for limit, name in self.limits.items()
@@ -107,8 +108,8 @@ def expect_long(reference: Reference, spec: DecoderSpec, tokens: Array, say: Cal
     if text is None:
         return ExpectedLong(None, tokens[:0], np.zeros((0, spec.vocab), np.float32), left_out)
     say(f"computing {len(text.positions)} rows of the reference, to compare {text}")
-    given = np.resize(tokens, len(text.computed))[text.positions]
-    return ExpectedLong(text, given, reference.long(text, given), left_out)
+    computed = np.resize(tokens, len(text.computed))[text.positions]
+    return ExpectedLong(text, computed, reference.long(text, computed), left_out)
 
 
 def run_long(steps: Any, text: LongText, tokens: Array) -> Array:
@@ -118,8 +119,8 @@ def run_long(steps: Any, text: LongText, tokens: Array) -> Array:
     where, kept = text.positions, []
     for rows in text.chunks():
         steps.skip(int(where[rows.start]) - steps.length)
-        wanted = np.flatnonzero(np.isin(where[rows], text.compared))
-        asked = wanted if len(wanted) else np.zeros(1, np.int64)  # a graph gives the logits of at least one row
+        compared = np.flatnonzero(np.isin(where[rows], text.compared))
+        asked = compared if len(compared) else np.zeros(1, np.int64)  # a graph gives the logits of at least one row
         out = steps.prefill(tokens[rows], rows=asked, forced_node=int(asked[-1]))
-        kept.append(out["logits"][: len(wanted)])
+        kept.append(out["logits"][: len(compared)])
     return np.concatenate(kept)

@@ -7,8 +7,8 @@ fast. tests/export/test_without_torch.py compares it with transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from streamspec.export.spec.decoder_spec import Rotary
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
 
+if TYPE_CHECKING:
+    from streamspec.export.reference.reference import Around
+
 HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
 SCORES = 1 << 24  # of attention, at a time
-Around = Callable[[int], AbstractContextManager[None]]
 Skipped = Callable[[int | None], Array]  # of a window: how many skipped rows each row sees [T]
 
 
@@ -56,7 +58,7 @@ class NumpyReference:
         return self._run(tokens, np.arange(length), np.tri(length, dtype=bool), around)
 
     def finished(self, output: Array) -> Array:
-        """What the head reads, float32 [T, H], of all rows of `states`."""
+        """The input of the head, float32 [T, H], of all rows of `states`."""
         return output[0]
 
     def logits(self, output: Array) -> Array:
@@ -88,7 +90,7 @@ class NumpyReference:
 
     @contextmanager
     def watched(self, layer: int, modules: Sequence[str]) -> Iterator[dict[str, Array]]:
-        """What the block's passes give linear maps of a layer: rows [rows, in] by the map's name."""
+        """Collects the inputs of linear maps of a layer while the block runs: rows [rows, in] by the map's name."""
         self._watching = layer, modules, {}
         try:
             yield self._watching[2]

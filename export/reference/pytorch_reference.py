@@ -7,9 +7,9 @@ to be fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,8 +17,12 @@ from torch import Tensor
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
+from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
+
+if TYPE_CHECKING:
+    from streamspec.export.reference.reference import Around
 
 
 @dataclass
@@ -40,23 +44,17 @@ class ReferenceModel:
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
     @torch.no_grad()
-    def states(
-        self,
-        tokens: Array,
-        positions: Array,
-        sees: Array,
-        around: Callable[[int], AbstractContextManager[None]] | None = None,
-    ) -> ReferenceOutput:
+    def states(self, tokens: Array, positions: Array, sees: Array, around: Around | None = None) -> ReferenceOutput:
         """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per
         layer). Each layer is called within `around` of it.
         """
-        cache = _Record({}, {}, {})
+        cache = _Record({})
         final, entry = self._run(torch.as_tensor(tokens)[None], torch.as_tensor(positions), sees, cache, around)
         keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
         return ReferenceOutput(final, entry, keys, values)
 
     @torch.no_grad()
-    def texts(self, tokens: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Array:
+    def texts(self, tokens: Array, around: Around | None = None) -> Array:
         """Finished states float32 [B, T, H] of texts of tokens [B, T], each by itself. `around` as for `states`."""
         length = tokens.shape[1]
         sees = np.tri(length, dtype=bool)
@@ -65,7 +63,7 @@ class ReferenceModel:
 
     @contextmanager
     def watched(self, layer: int, modules: Sequence[str]) -> Iterator[dict[str, Array]]:
-        """What the block's passes give linear maps of a layer: rows [rows, in] by the map's name."""
+        """Collects the inputs of linear maps of a layer while the block runs: rows [rows, in] by the map's name."""
         seen: dict[str, Array] = {}
 
         def keep(name: str) -> Callable[[Any, Any], None]:
@@ -94,12 +92,7 @@ class ReferenceModel:
             torch.set_float32_matmul_precision(before)
 
     def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        sees: Array,
-        cache: Any,
-        around: Callable[[int], AbstractContextManager[None]] | None,
+        self, tokens: Tensor, positions: Tensor, sees: Array, cache: Any, around: Around | None
     ) -> tuple[Tensor, Tensor]:
         """Finished states, and those that enter the first layer of streams, [B, T, H] of tokens [B, T]."""
         where = positions.expand(len(tokens), -1)
@@ -119,7 +112,7 @@ class ReferenceModel:
         return [(layer, source) for layer, source in enumerate(self.decoder.kv_sources) if source in side]
 
     def finished(self, output: ReferenceOutput) -> Array:
-        """What the head reads, float32 [T, H], of all rows of `states`."""
+        """The input of the head, float32 [T, H], of all rows of `states`."""
         final: Array = output.final[0].numpy()
         return final
 
@@ -140,12 +133,11 @@ class ReferenceModel:
         """Numbers in the layers."""
         return sum(parameter.numel() for parameter in self.decoder.layers.parameters())
 
-    @property
-    def long(self) -> Any:
-        """Computes the compared rows of a long text (`pytorch_long.long_logits`)."""
+    def long(self, text: LongText, tokens: Array) -> Array:
+        """Logits float32 [rows, V] of the compared rows of a long text, from the tokens of the computed ones."""
         from streamspec.export.reference.pytorch_long import long_logits
 
-        return lambda text, tokens: long_logits(self.decoder, text, tokens)
+        return long_logits(self.decoder, text, tokens)
 
     @staticmethod
     def mask(sees: Tensor, rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
@@ -166,12 +158,11 @@ class _Pass:
 
 
 @dataclass
-class _Record:
-    """A cache that returns K/V unchanged and records them. `shared`: by kind of layer, those that others attend to."""
+class _Record(_Pass):
+    """A cache that returns K/V unchanged and records them by layer."""
 
-    keys: dict[int, Tensor]
-    values: dict[int, Tensor]
-    shared: dict[str, tuple[Tensor, Tensor]]
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys[layer], self.values[layer] = key, value

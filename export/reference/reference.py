@@ -32,7 +32,7 @@ class Reference(Protocol):
         """Finished states float32 [B, T, H] of texts of tokens [B, T], each by itself."""
 
     def finished(self, output: Any) -> Array:
-        """What the head reads, float32 [T, H], of all rows of `states`."""
+        """The input of the head, float32 [T, H], of all rows of `states`."""
 
     def logits(self, output: Any) -> Array:
         """Logits float32 [T, V] of all rows of `states`."""
@@ -44,7 +44,7 @@ class Reference(Protocol):
         """Logits float32 [rows, V] of the compared rows of a long text, from the tokens of the computed ones."""
 
     def watched(self, layer: int, modules: Sequence[str]) -> AbstractContextManager[dict[str, Array]]:
-        """What the block's passes give linear maps of a layer: rows [rows, in] by the map's name."""
+        """Collects the inputs of linear maps of a layer while the block runs: rows [rows, in] by the map's name."""
 
     def fast_products(self) -> AbstractContextManager[None]:
         """While entered, products may be rounded as those of bfloat16 where that is faster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -136,8 +137,7 @@ class CapturedGraphRunner:
             self.accept(path)
             parts.append(out | {name: out[name][path] for name in (CHOICES, "logits")})
             start += len(path)
-        kept = slice(None) if rows is None else rows
-        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[kept] for name in (CHOICES, "logits")}
+        return joined_chunks(parts, rows)
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
@@ -148,6 +148,13 @@ class CapturedGraphRunner:
             buffer[:, :, first : first + count] = 0
         self.length += count
         self.sources = unmoved(sizes, self.length)
+
+
+def joined_chunks(chunks: Sequence[dict[str, Array]], rows: Array | None) -> dict[str, Array]:
+    """The outputs of a prompt's last chunk, with the choices and logits of `rows` of all chunks (None: of all rows)."""
+    chosen = slice(None) if rows is None else rows
+    joined = {name: np.concatenate([chunk[name] for chunk in chunks])[chosen] for name in (CHOICES, "logits")}
+    return chunks[-1] | joined
 
 
 def _every_other(rows: int) -> DraftTree:

@@ -12,7 +12,7 @@ import numpy as np
 from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
-from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner
+from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner, joined_chunks
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.step_graph import (
@@ -237,8 +237,7 @@ class StaticGraphRunner:
                 )
             )
             self.length += len(chunk)
-        kept = slice(None) if rows is None else rows
-        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[kept] for name in (CHOICES, "logits")}
+        return joined_chunks(parts, rows)
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""

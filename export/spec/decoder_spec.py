@@ -95,14 +95,14 @@ class DecoderSpec:
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps of the tokens before; empty: everything, in float32."""
-        own = [(one.kv_heads, one.head_dim) for one in self.sizes]
+        """The cache of each layer; empty where all layers keep every token in float32."""
+        own = [(size.kv_heads, size.head_dim) for size in self.sizes]
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
         windows, context, sources = self.windows, self.context_length, self.kv_sources
         return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention)
 
     def at(self, layer: int) -> DecoderSpec:
-        """The same with the sizes of a layer, for what is written within it."""
+        """The spec with the sizes of `layer`, for the nodes of that layer."""
         return replace(self, **vars(self.sizes[layer])) if layer < len(self.sizes) else self
 
     def source(self, layer: int) -> int:
@@ -160,18 +160,18 @@ class DecoderSpec:
         return f"{self.stacked(self.family.layers)}.{number}.{module}"
 
     def without(self, skipped: Skipped) -> DecoderSpec:
-        """The same without some of its layers or halves of them, which share nothing with the others, over the same
+        """The spec without some layers or halves of layers, which share nothing with the others, over the same
         weights."""
-        kept = tuple(layer for layer in range(self.layers) if layer not in skipped.layers)
+        remaining = tuple(layer for layer in range(self.layers) if layer not in skipped.layers)
         return replace(
             self,
-            layers=len(kept),
-            numbers=kept,
-            no_attention=tuple(i for i, layer in enumerate(kept) if layer in skipped.attention),
-            no_mlp=tuple(i for i, layer in enumerate(kept) if layer in skipped.mlps),
-            windows=tuple(self.windows[layer] for layer in kept),
-            taps=tuple(self.taps[layer] for layer in kept),
-            rotary_of=tuple(self.rotary_of[layer] for layer in kept),
+            layers=len(remaining),
+            numbers=remaining,
+            no_attention=tuple(i for i, layer in enumerate(remaining) if layer in skipped.attention),
+            no_mlp=tuple(i for i, layer in enumerate(remaining) if layer in skipped.mlps),
+            windows=tuple(self.windows[layer] for layer in remaining),
+            taps=tuple(self.taps[layer] for layer in remaining),
+            rotary_of=tuple(self.rotary_of[layer] for layer in remaining),
         )
 
     def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:

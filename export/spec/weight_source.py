@@ -1,6 +1,5 @@
-"""Where a graph's weights come from: the interface that the exporter reads them by, whatever scales or drafters change
-about them on the way. Covered by the tests of `load_weights`, `smoothing` and the drafters.
-"""
+"""The interface by which the exporter reads weights, whatever scales or drafters change about them on the way. Covered
+by the tests of `load_weights`, `smoothing` and the drafters."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Source(Protocol):
 
 
 class PlainSource:
-    """The part of a source whose weights no text has scaled, weighed or rounded."""
+    """A source of weights that no text has scaled, weighed or rounded."""
 
     def mixed(self, module: str) -> int:
         """Returns 0: inputs are as the model has them."""

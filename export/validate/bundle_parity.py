@@ -87,5 +87,5 @@ def compute_reference(
     model, spec = parts.target.model, parts.spec
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say(f"computing the reference in {computed_by(model)}")
-    expected = expect(model, parts.streams, tokens, parts.most_rows or TREE_ROWS, spec, say)
+    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say)
     return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts))

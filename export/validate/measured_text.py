@@ -97,9 +97,9 @@ def text_rows(tokenizer: Tokenizer, spec: DecoderSpec, slow: bool = False) -> li
     """
     parameters = spec.layers * sum(out * into for out, into in spec.widths.values()) + spec.vocab * spec.hidden
     tokens = LEAST if slow else min(TOKENS, max(LEAST, int(WORK / parameters)))
-    most = min(tokens // len(PASSAGES), spec.context_length - 1)
+    max_tokens = min(tokens // len(PASSAGES), spec.context_length - 1)
     rows = []
     for passage in PASSAGES:
-        ids = [token % spec.vocab for token in tokenizer.encode(passage).ids[:most]]
+        ids = [token % spec.vocab for token in tokenizer.encode(passage).ids[:max_tokens]]
         rows.append(TokenRow(ids, [False] + [True] * (len(ids) - 1)))
     return [row for row in rows if len(row.input_ids) > 1]

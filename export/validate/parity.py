@@ -113,15 +113,14 @@ def expect(
     model: Any,
     streams: DraftSpec | None,
     tokens: Array,
-    most: int = TREE_ROWS,
+    max_rows: int = TREE_ROWS,
     spec: DecoderSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Expected:
-    """Runs PyTorch once over a context and a tree, and with the model's `spec` over a long text. `most`: rows of a tree
-    that the graph can take; `say` gets a line of progress.
-    """
+    """Runs PyTorch once over a context and a tree, and with the model's `spec` over a long text. `max_rows`: rows of a
+    tree that the graph can take; `say` gets a line of progress."""
     reference = reference_of(model, streams)
-    rows = min(TREE_ROWS, most)
+    rows = min(TREE_ROWS, max_rows)
     drafted = tokens[-rows:]
     case = DraftedTree(tokens[:-rows], drafted, sample_tree(len(drafted), streams.gamma if streams else 4))
     every, positions, sees = tree_rows(case.context, drafted, case.tree)

@@ -61,8 +61,8 @@ def measure_all(model: Any, texts: Mapping[str, Sequence[TokenRow]]) -> dict[str
 
 
 def perplexities(session: Any, texts: Mapping[str, Measured]) -> dict[str, dict[str, float | int]]:
-    """What the manifest's parity says of a step graph's perplexity on each text."""
-    return {key: one.compare(losses_of(one.rows, graph_scorer(session, one.rows))) for key, one in texts.items()}
+    """The perplexity of a step graph on each text, for the manifest's parity."""
+    return {key: text.compare(losses_of(text.rows, graph_scorer(session, text.rows))) for key, text in texts.items()}
 
 
 def losses_of(rows: Sequence[TokenRow], scorer: Scorer) -> Array:
@@ -83,10 +83,10 @@ def graph_scorer(session: Any, rows: Sequence[TokenRow]) -> Scorer:
         steps.length = 0
         for start in range(0, len(tokens), CALL):
             chunk = tokens[start : start + CALL]
-            wanted = where[(where >= start) & (where < start + CALL)] - start
-            asked = wanted if len(wanted) else np.array([len(chunk) - 1])
+            scored = where[(where >= start) & (where < start + CALL)] - start
+            asked = scored if len(scored) else np.array([len(chunk) - 1])
             logits = steps.prefill(chunk, rows=asked, forced_node=int(asked[-1]))["logits"]
-            if len(wanted):
+            if len(scored):
                 yield logits
 
     return score

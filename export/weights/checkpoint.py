@@ -20,7 +20,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import PlainSource
 
-KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
 
 
 def widened(values: Array) -> Array:
@@ -49,10 +49,10 @@ class Checkpoint:
     def stored(self, name: str) -> Array:
         """A tensor as it lies in its file, mapped; bfloat16 as uint16."""
         tensor = self.tensors[name]
-        if tensor.dtype not in KINDS:
-            raise BaseModelError(f"{name} is of type {tensor.dtype}", ", ".join(KINDS), "convert the base")
+        if tensor.dtype not in FLOATS:
+            raise BaseModelError(f"{name} is of type {tensor.dtype}", ", ".join(FLOATS), "convert the base")
         mapped = self._files.setdefault(tensor.file, np.memmap(tensor.file, np.uint8, "r"))
-        return mapped[tensor.start : tensor.start + tensor.size].view(KINDS[tensor.dtype]).reshape(tensor.shape)
+        return mapped[tensor.start : tensor.start + tensor.size].view(FLOATS[tensor.dtype]).reshape(tensor.shape)
 
 
 class StoredTable:

@@ -114,7 +114,7 @@ def _frequencies(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
 
 
 def _llama3(frequencies: NDArray[np.float32], rope: dict[str, Any]) -> NDArray[np.float32]:
-    """As `_compute_llama3_parameters` of transformers, sums and products in its order."""
+    """Computes `_compute_llama3_parameters` of transformers, sums and products in its order."""
     low, high, original = (
         rope[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )

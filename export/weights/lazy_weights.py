@@ -73,7 +73,7 @@ class Float32Decoder(HFDecoder):
 
 def to_float32(module: nn.Module) -> nn.Module:
     """Copies a module in float32 with its adapters merged; returns the module itself where that changes nothing."""
-    has_adapters = any(isinstance(one, BaseTunerLayer) for one in module.modules())
+    has_adapters = any(isinstance(part, BaseTunerLayer) for part in module.modules())
     if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
         return module
     return _float32_copy(module, {})

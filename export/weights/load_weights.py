@@ -110,11 +110,12 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 def _adapts_whole_modules(tuned: Any) -> bool:
     """Whether the adapter replaces modules or rows of them, or changes an embedding or the LM head."""
     settings, model = tuned.active_peft_config, tuned.get_base_model()
-    tables = [one for one in model.modules() if isinstance(getattr(one, "base_layer", None), torch.nn.Embedding)]
+    embedding = torch.nn.Embedding
+    tables = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), embedding)]
     return bool(
         getattr(settings, "modules_to_save", None)
         or getattr(settings, "trainable_token_indices", None)
-        or any(isinstance(one, LoraLayer) for one in (*tables, model.get_output_embeddings()))
+        or any(isinstance(module, LoraLayer) for module in (*tables, model.get_output_embeddings()))
     )
 
 
@@ -145,15 +146,16 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
     layers, pairs = Float32Decoder(model).layers, {}
     for layer in range(spec.layers):
         for module in spec.modules(layer):
-            one = layers[layer].get_submodule(module)
-            if isinstance(one, LoraLayer):
-                (name,) = one.active_adapters
-                if one.lora_variant.get(name) is not None or one.lora_bias.get(name):
+            linear = layers[layer].get_submodule(module)
+            if isinstance(linear, LoraLayer):
+                (name,) = linear.active_adapters
+                if linear.lora_variant.get(name) is not None or linear.lora_bias.get(name):
                     raise _no_plain_lora(adapter, f"{module} of layer {layer} has a variant of LoRA or a bias")
-                a, b = (side[name].weight.detach().float().numpy() for side in (one.lora_A, one.lora_B))
+                a, b = (side[name].weight.detach().float().numpy() for side in (linear.lora_A, linear.lora_B))
                 order = spec.row_order(module)
-                pairs[layer, module] = a, (b if order is None else b[order]) * np.float32(one.scaling[name])
-    if adapter.has_task_lora and not 0 < len(pairs) == sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
+                pairs[layer, module] = a, (b if order is None else b[order]) * np.float32(linear.scaling[name])
+    adapted = sum(isinstance(module, BaseTunerLayer) for module in model.modules())
+    if adapter.has_task_lora and not 0 < len(pairs) == adapted:
         raise _no_plain_lora(adapter, "it changes more than linear maps of the layers")
     return pairs
 

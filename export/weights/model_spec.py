@@ -81,8 +81,8 @@ def describe(model: Any) -> DecoderSpec:
 
 
 def _taps(decoder: HFDecoder) -> tuple[int, ...]:
-    """Of each layer: rows that its short convolution mixes, 0 where it has attention. Raises BaseModelError where none
-    has."""
+    """Counts the rows that each layer's short convolution mixes, 0 where it has attention. Raises BaseModelError where
+    none has."""
     convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
     taps = tuple(0 if conv is None else conv.conv.weight.shape[-1] for conv in convolutions)
     if all(taps):
@@ -134,7 +134,7 @@ def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _bare_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Of the ones that a layer's norms without weights multiply by, which draft layers learn."""
+    """Shapes of the weights that draft layers learn where the target's norms have none."""
     norms = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
     return {f"{norm}.weight": (hidden,) for norm in norms if norm and family.bare_norms}
 
@@ -193,7 +193,7 @@ def _eos(model: Any) -> tuple[int, ...]:
 
 
 def known_tokens(tokens: int | list[int] | None, rows: int) -> tuple[int, ...]:
-    """Those of the tokens that an embedding of so many rows has; `check_folder` has told of the others."""
+    """Keeps the tokens that an embedding of so many rows has; `check_folder` has reported the others."""
     listed = tokens if isinstance(tokens, (list, tuple)) else [] if tokens is None else [tokens]
     return tuple(int(token) for token in listed if 0 <= token < rows)
 

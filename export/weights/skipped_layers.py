@@ -48,9 +48,9 @@ def read_skipped(text: str) -> Skipped | None:
 
 
 def skipped_of(parts: set[Part]) -> Skipped:
-    """What a short graph without these halves of layers leaves out."""
+    """Groups halves of layers into whole layers and single halves."""
     whole = {layer for layer, half in parts if half == MLP and (layer, ATTENTION) in parts}
-    alone = (tuple(sorted(layer for layer, one in parts if one == half and layer not in whole)) for half in HALVES)
+    alone = (tuple(sorted(layer for layer, side in parts if side == half and layer not in whole)) for half in HALVES)
     return Skipped(tuple(sorted(whole)), *alone)
 
 
@@ -89,14 +89,14 @@ def attends_first(skipped: Skipped, count: int) -> bool:
 
 
 def search(model: Any, texts: Sequence[Sequence[int]], say: Callable[[str], None]) -> Skipped:
-    """What to leave out for the fastest drafts, on `texts` of token ids. Reports each part taken away. Of N layers it
-    runs the texts at most 2 N + 8 (N - 1) times."""
-    count, choices, most = len(HFDecoder(model).layers), _choices(model, texts), MOST_SKIPPED
+    """Searches the parts whose absence gives the fastest drafts on `texts` of token ids. Reports each part taken away.
+    Of N layers it runs the texts at most 2 N + 8 (N - 1) times."""
+    count, choices, share = len(HFDecoder(model).layers), _choices(model, texts), MOST_SKIPPED
     waiting: list[frozenset[Part]] = [frozenset({(layer, half) for half in HALVES}) for layer in range(count)]
     if has_halves(model):
-        waiting, most = [frozenset({(layer, half)}) for layer in range(count) for half in HALVES], 2 * most
-    taken, found = frozenset[Part](), list[tuple[float, Skipped]]()
-    for _ in range(max(1, int(count * most))):
+        waiting, share = [frozenset({(layer, half)}) for layer in range(count) for half in HALVES], 2 * share
+    taken, results = frozenset[Part](), list[tuple[float, Skipped]]()
+    for _ in range(max(1, int(count * share))):
         allowed = [part for part in waiting if attends_first(skipped_of({*taken, *part}), count)]
         if not (trying := allowed[: TRIED if taken else len(allowed)]):
             break
@@ -105,22 +105,22 @@ def search(model: Any, texts: Sequence[Sequence[int]], say: Callable[[str], None
             put_back = leave_out(model, skipped_of({*taken, *part}))
             tried.append((float((_choices(model, texts) == choices).float().mean()), part))
             put_back()
-        tried.sort(key=lambda one: -one[0])
+        tried.sort(key=lambda result: -result[0])
         alpha, best = tried[0]
         waiting = [part for _, part in tried[1:]] + [part for part in waiting if part not in trying]
         taken |= best
         skipped = skipped_of({*taken})
         c = price(model, skipped)
         speedup = expected_speedup(alpha, best_gamma(alpha, c, MAX_DEPTH), c)
-        say(f"without layers {said(skipped)}: {alpha:.0%} the same tokens, {speedup:.2f} x expected")
-        found.append((speedup, skipped))
-    speedup, skipped = max(found)
-    say(f"leaving layers {said(skipped)} out: {speedup:.2f} x plain decoding expected where rows cost nothing")
+        say(f"without layers {option_text(skipped)}: {alpha:.0%} the same tokens, {speedup:.2f} x expected")
+        results.append((speedup, skipped))
+    speedup, skipped = max(results)
+    say(f"leaving layers {option_text(skipped)} out: {speedup:.2f} x plain decoding expected where rows cost nothing")
     return skipped
 
 
 def price(model: Any, skipped: Skipped) -> float:
-    """What a step without these parts takes, in steps of the whole model: the share of the weights that it reads."""
+    """The cost of a step without these parts, in steps of the whole model: the share of the weights that it reads."""
     decoder = HFDecoder(model)
     family = decoder.family
     names = {ATTENTION: (*family.qkv, *family.out), MLP: (*family.up, *family.down)}
@@ -128,7 +128,7 @@ def price(model: Any, skipped: Skipped) -> float:
         {half: sum(layer.get_submodule(name).weight.numel() for name in names[half]) for half in HALVES}
         for layer in decoder.layers
     ]
-    whole = sum(sum(one.values()) for one in sizes) + decoder.lm_head.weight.numel()
+    whole = sum(sum(halves.values()) for halves in sizes) + decoder.lm_head.weight.numel()
     gone = [(layer, half) for half in HALVES for layer in skipped.layers]
     gone += [(layer, half) for half, layers in zip(HALVES, skipped[1:], strict=True) for layer in layers]
     return 1 - sum(sizes[layer][half] for layer, half in gone) / whole
@@ -157,8 +157,8 @@ def leave_out(model: Any, skipped: Skipped) -> Callable[[], None]:
     hooks = [
         whole[layer].get_submodule(name).register_forward_hook(_nothing) for name in lasts for layer in lasts[name]
     ]
-    kept = [layer for layer in range(count) if layer not in skipped.layers]
-    keep(kept, nn.ModuleList(whole[layer] for layer in kept))
+    remaining = [layer for layer in range(count) if layer not in skipped.layers]
+    keep(remaining, nn.ModuleList(whole[layer] for layer in remaining))
 
     def put_back() -> None:
         keep(range(count), whole)
@@ -179,7 +179,8 @@ def _choices(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.cat([row.argmax(-1) for row in rows])
 
 
-def said(skipped: Skipped) -> str:
-    """The parts in the words of the option, such as `3, 4a, 5m`."""
+def option_text(skipped: Skipped) -> str:
+    """Writes the parts as the option does: `3, 4a, 5m`."""
     halves = zip(("", *HALVES), skipped, strict=True)
-    return ", ".join(f"{layer}{half}" for layer, half in sorted((one, half) for half, all_ in halves for one in all_))
+    parts = sorted((layer, half) for half, layers in halves for layer in layers)
+    return ", ".join(f"{layer}{half}" for layer, half in parts)

@@ -6,7 +6,7 @@ So a base alone becomes the same bundle with PyTorch and without. tests/export/t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -38,7 +38,7 @@ class ReadTarget:
     spec: DecoderSpec
 
     def weights_only(self) -> ReadTarget:
-        """The same without a model that is only compared with: its memory is free."""
+        """Drops the model where it serves comparison alone, and frees its memory."""
         return replace(self, model=self.weighed)
 
 
@@ -57,8 +57,8 @@ def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
 
     model = load_model(base, adapter, whole=whole)
     spec = describe(model)
-    if adapter is None and (found := _checkpoint(base, spec)) is not None:
-        return ReadTarget(model, *found)
+    if adapter is None and (numpy_target := _checkpoint(base, spec)) is not None:
+        return ReadTarget(model, *numpy_target)
     return ReadTarget(model, model, spec)
 
 
@@ -72,15 +72,14 @@ def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec]
     return (checkpoint, described) if alike(described, spec) else None
 
 
-def alike(one: DecoderSpec, other: DecoderSpec) -> bool:
+def alike(first: DecoderSpec, second: DecoderSpec) -> bool:
     """Whether two descriptions are the same but for the last bits of rotary frequencies."""
-    names = (field.name for field in fields(one) if field.name != "rotaries")
-    if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.rotaries) != len(other.rotaries):
+    if replace(first, rotaries=()) != replace(second, rotaries=()) or len(first.rotaries) != len(second.rotaries):
         return False
     return all(
         (mine.scale, mine.growth, len(mine.inv_freq)) == (own.scale, own.growth, len(own.inv_freq))
         and np.allclose(mine.inv_freq, own.inv_freq, rtol=LAST_BITS, atol=0)
-        for mine, own in zip(one.rotaries, other.rotaries, strict=True)
+        for mine, own in zip(first.rotaries, second.rotaries, strict=True)
     )
 
 
@@ -94,7 +93,7 @@ def source_of(model: Any, spec: DecoderSpec) -> Source:
 
 
 def computed_by(model: Any) -> str:
-    """What computes a target: PyTorch or numpy."""
+    """Names the library that computes a target: PyTorch or numpy."""
     return NUMPY if isinstance(model, Checkpoint) else TORCH
 
 

@@ -37,7 +37,7 @@ class BlockPass(StreamPass):
         return self.decoder.linear_map(g, joined, main.rows, self.own_weight("fuse"))
 
     def read_context(self, g: Scope, states: str, layer: int) -> str:
-        """What a layer's keys and values of the main rows are maps of."""
+        """The states from which a layer makes keys and values of the main rows."""
         return self.decoder.enter(g, Residual(states), layer)[0]
 
     def own_weight(self, name: str, looked_up: bool = False) -> Weight:
@@ -66,11 +66,11 @@ class BlockPass(StreamPass):
             return self.head(g, g.op("Squeeze", finished, g.ints(0)), rows)
 
     def window(self, layer: int) -> int | None:
-        """That of the layers which the drafter started as."""
+        """The window of the target's layers from which the drafter was started."""
         return self.spec.window
 
     def sees_later(self, layer: int) -> bool:
-        """Always."""
+        """True: the rows of a block see one another."""
         return True
 
     def _state(self, g: Scope, accepted: Accepted) -> str:

@@ -72,8 +72,8 @@ def shapes(section: AdapterSection) -> Shapes:
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> BlockSpec:
     """Reads the drafter from tensors that have the `shapes`."""
     config = section.config
-    own = {name: one.astype(np.float32) for name, one in tensors.items() if name != "draft_vocab"}
-    own = {name: one for name, one in own.items() if not name.startswith("bigram_")}
+    own = {name: tensor.astype(np.float32) for name, tensor in tensors.items() if name != "draft_vocab"}
+    own = {name: tensor for name, tensor in own.items() if not name.startswith("bigram_")}
     return BlockSpec(
         **shared,
         block_layers=config["block_layers"],
@@ -107,7 +107,7 @@ class BlockSource(ChangedSource):
         """Returns a weight of the drafter, or else of the target; constants of a layer are those of the target's."""
         if name in self.own:
             return self.own[name]
-        inside = next((one for one in self.inside if name.startswith(one)), "")
+        inside = next((prefix for prefix in self.inside if name.startswith(prefix)), "")
         return self.source.weight(name.replace(inside, self.last, 1) if inside else name)
 
     def bias(self, name: str) -> Array | None:

@@ -53,8 +53,8 @@ class DraftLevel:
 
 @dataclass
 class DraftBranch:
-    """What all levels of a call share. `past`: what the accepted node sees; `own`: K, V and positions of the draft's
-    own rows so far, but for the first one's, which lies in the cache."""
+    """Values that all levels of a call share. `past`: the mask of the accepted node; `own`: K, V and positions of the
+    draft's own rows so far, but for the first one's, which lies in the cache."""
 
     accepted: Accepted
     past: str
@@ -179,7 +179,7 @@ class DraftLayerPass(DraftPass):
         if outputs.mixture:
             level.state = self._finish(g, joined(added.mixture))
         if outputs.apart:
-            lists = g.op("Concat", *(joined(one) for one in added.apart), axis=1)
+            lists = g.op("Concat", *(joined(update) for update in added.apart), axis=1)
             level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", added.shares, perm=[2, 1, 0]))
         if outputs.contrast or outputs.parallel:
             state = self._map(g, joined(added.contrast or added.mixture), rows, "last_state")
@@ -192,7 +192,7 @@ class DraftLayerPass(DraftPass):
     def _before_mlp(
         self, g: Scope, x: str, rows: Rows, number: int, at: str, branch: DraftBranch, sees: str | None
     ) -> tuple[str, str, str | None]:
-        """What the MLP of pass `number` reads of its rows, the residual stream, and which rows they have seen."""
+        """The input of the MLP of pass `number`, the residual stream, and the rows that its rows have seen."""
         decoder, layer = self.decoder, self.layer + min(number, self.spec.heads)
         residual, normed, update = Residual(x), "", ""
         if self.spec.attends(number):

@@ -1,4 +1,4 @@
-"""What a pass of a draft layer asks of its experts, and how their updates are weighed. Covered by
+"""The updates that a pass of a draft layer takes from its experts, and their weights. Covered by
 tests/export/drafters/test_draft_layer.py.
 """
 
@@ -14,7 +14,7 @@ from streamspec.export.ops.builder import Scope
 
 
 class PassOutputs(NamedTuple):
-    """What a pass computes. `mixture`: of its experts; `contrast`, `parallel`: the branch of the last depth, from
+    """The outputs of a pass. `mixture`: of its experts; `contrast`, `parallel`: the branch of the last depth, from
     contrasted experts or beside the rows; `apart`: the active experts, each by itself."""
 
     mixture: bool
@@ -24,7 +24,7 @@ class PassOutputs(NamedTuple):
 
     @classmethod
     def of(cls, spec: DraftLayerSpec, number: int) -> PassOutputs:
-        """Those of pass `number`."""
+        """The outputs of pass `number`."""
         last = number == spec.passes - 1
         contrast, parallel = last and spec.contrast, last and spec.parallel
         branch = contrast or parallel
@@ -55,6 +55,6 @@ def contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:
 
 def single_weights(g: Scope, zeros: str, best: str, number: int) -> str:
     """[1, m, N]: 1 for the expert that is `number` among the `best`."""
-    one = g.op("Slice", best, g.ints(number), g.ints(number + 1), g.ints(2))
-    ones = g.op("Expand", g.number(1), g.op("Shape", one))
-    return g.op("ScatterElements", zeros, one, ones, axis=-1)
+    expert = g.op("Slice", best, g.ints(number), g.ints(number + 1), g.ints(2))
+    ones = g.op("Expand", g.number(1), g.op("Shape", expert))
+    return g.op("ScatterElements", zeros, expert, ones, axis=-1)

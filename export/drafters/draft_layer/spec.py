@@ -86,7 +86,7 @@ def shapes(section: AdapterSection) -> Shapes:
 
 
 def _pass_shapes(spec: DecoderSpec, passes: DraftLayerSpec, experts: int, active: int) -> Shapes:
-    """Of the weights of the first pass and of the own heads of the others, which attend or not."""
+    """Shapes of the weights of the first pass, and of the heads of the later ones, which may not attend."""
     hidden, layer = spec.hidden, _layer_shapes(spec)
     passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,)} | _expert_shapes(spec, experts, active)
     handed = {"from_state": (hidden, hidden)}
@@ -102,7 +102,7 @@ def _pass_shapes(spec: DecoderSpec, passes: DraftLayerSpec, experts: int, active
 
 
 def _layer_shapes(spec: DecoderSpec) -> Shapes:
-    """Of attention and norms, as in the last layer of the target."""
+    """Shapes of attention and norms, as in the last layer of the target."""
     shapes: Shapes = {}
     for part, module in _parts(spec).items():
         inside = f"{module}."

@@ -41,7 +41,7 @@ class Eagle3Pass(DraftLayerPass):
         decoder, entries = self.decoder, list(main.entries)
         if self.spec.head.fc_norm:
             norms = (f"eagle3.fc_norm.{number}" for number in range(len(entries)))
-            entries = [decoder.norm(g, Residual(one), name)[0] for one, name in zip(entries, norms, strict=True)]
+            entries = [decoder.norm(g, Residual(entry), name)[0] for entry, name in zip(entries, norms, strict=True)]
         joined = g.op("Concat", *entries, axis=-1)
         if self.spec.head.norm_before_fc:
             joined, _ = decoder.norm(g, Residual(joined), "eagle3.input_norm")
@@ -82,7 +82,7 @@ class Eagle3Pass(DraftLayerPass):
         return g.op("Concat", normed, feature, axis=-1)
 
     def _read(self, g: Scope, pairs: str) -> tuple[str, str]:
-        """What attention reads of pairs [1, m, 2H], and the residual stream [1, m, H]."""
+        """The input of attention [1, m, 2H] and the residual stream [1, m, H] of pairs [1, m, 2H]."""
         decoder = self.decoder
         hidden = decoder.spec.hidden
         embedded, feature = g.ops("Split", pairs, g.ints(hidden, hidden), out=(None, None), axis=-1)

@@ -90,7 +90,7 @@ class PublishedHead(LayerReference):
         return self.linear(states, "fc")
 
     def handed(self, feature: Tensor) -> Tensor:
-        """What the row after a draft token reads of the row before it."""
+        """The state of a row that the row after its draft token reads."""
         return self.norm(feature, "norm") if self.spec.head.norm_output else feature
 
     def logits(self, feature: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ LAYERS = ("llama", "qwen3")  # families of the head's decoder layer
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a published head computes.
+    """The configuration of a published head.
 
     `layer`: the configuration of its decoder layer, of transformers. `taps`: layers of the target whose inputs it
     reads; empty: the default ones. `gamma`: tokens that it drafts. `target`: the model it names, None for none.
@@ -126,5 +126,5 @@ def shapes(section: AdapterSection) -> Shapes:
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> Eagle3Spec:
     """Reads the head from tensors that have the `shapes`."""
     config = _config(section)
-    own = {name: one.astype(np.float32) for name, one in tensors.items() if name != "draft_vocab"}
+    own = {name: tensor.astype(np.float32) for name, tensor in tensors.items() if name != "draft_vocab"}
     return Eagle3Spec(**shared, head=config, entries=config.taps, tensors=own)

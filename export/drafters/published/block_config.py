@@ -57,7 +57,7 @@ DOMINO = frozenset({"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len"})  # re
 
 @dataclass(frozen=True)
 class BlockHeadConfig:
-    """What a published block drafter computes.
+    """The configuration of a published block drafter.
 
     `layer`: the configuration of its layers, of transformers; `layers`: how many; `taps`: layers of the target whose
     inputs it reads; `target_layers`: how many it says the target has, 0 where it does not. A block has `gamma` + 1
@@ -99,7 +99,7 @@ def kind_of(raw: Mapping[str, Any]) -> str | None:
     """The kind of block drafter that a configuration names, None for none."""
     named = raw.get("architectures")
     kinds = [raw.get("speculators_model_type"), *(named if isinstance(named, list) else ())]
-    begins = (kind for one in kinds for kind in KINDS if str(one).lower().startswith(kind))
+    begins = (kind for name in kinds for kind in KINDS if str(name).lower().startswith(kind))
     return next(begins, "dflash" if "dflash_config" in raw else None)
 
 
@@ -123,7 +123,7 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
     known = ARCHITECTURES[kind or "dflash"] if outside else ARCHITECTURES["dflash"][:1]
     if unknown := sorted({str(name) for name in listed(file, raw, "architectures")} - {*known}):
         faults.append(f"architectures {', '.join(unknown)}")
-    if any(one not in (FULL, SLIDING) for one in listed(file, layer, "layer_types")):
+    if any(layer_type not in (FULL, SLIDING) for layer_type in listed(file, layer, "layer_types")):
         faults.append(f"layer_types = {layer['layer_types']!r}"[:100])
     if layer.get("model_type") is None:
         faults.append("no model_type of its layers (only qwen3)")
@@ -133,7 +133,7 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
 
 
 def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> BlockHeadConfig:
-    """As z-lab writes it: `target_layer_ids` number layers whose outputs are read, as transformers numbers them: the
+    """Reads z-lab's format: `target_layer_ids` number layers whose outputs are read, as transformers numbers them: the
     last one's is the finished state. Windows and their masks as in vLLM."""
     of_target = raw.get("num_target_layers")
     causal = own.get("causal") if raw.get("is_causal") is None else raw["is_causal"]
@@ -145,11 +145,11 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
     return BlockHeadConfig(
         **shared,
         windows=windows,
-        causal=tuple(one == SLIDING if causal is None else causal for one in shared["layer"].layer_types),
+        causal=tuple(layer_type == SLIDING if causal is None else causal for layer_type in shared["layer"].layer_types),
         anchored=False,
         finished=True,
         draft_vocab=raw["vocab_size"],
-        taps=tuple(one + 1 for one in _layers(file, "target_layer_ids", own.get("target_layer_ids"))),
+        taps=tuple(layer + 1 for layer in _layers(file, "target_layer_ids", own.get("target_layer_ids"))),
         mask_token=_token(file, own.get("mask_token_id"), raw["vocab_size"]),
         target_layers=0 if of_target is None else whole(file, "num_target_layers", of_target, 10_000),
         target=None,
@@ -159,7 +159,7 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
 
 
 def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any]) -> BlockHeadConfig:
-    """As speculators writes it: `aux_hidden_state_layer_ids` number layers whose inputs are read. Windows and their
+    """Reads speculators' format: `aux_hidden_state_layer_ids` number layers whose inputs are read. Windows and their
     masks as in its training."""
     spark = raw["speculators_model_type"] == "dspark"
     anchor = raw.get("sample_from_anchor", spark)
@@ -184,7 +184,7 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     return BlockHeadConfig(
         **shared,
         windows=windows,
-        causal=tuple(one is not None and not later for one in windows),
+        causal=tuple(window is not None and not later for window in windows),
         anchored=True,
         finished=False,
         draft_vocab=drafted,
@@ -198,7 +198,7 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
 
 
 def _shared(file: Path, layer: Mapping[str, Any], block: Any, anchor: bool) -> dict[str, Any]:
-    """What both formats say in the same words."""
+    """Reads the fields that both formats share."""
     for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"):
         whole(file, name, layer.get(name), 1 << 30)
     count = whole(file, "num_hidden_layers", layer.get("num_hidden_layers"), 1000)
@@ -216,16 +216,20 @@ def _windows(
 ) -> tuple[int | None, ...]:
     """Each layer's window, `size` or the configuration's; `all_slide`: of every layer, where none is named."""
     config, rows = shared["layer"], shared["gamma"] + 1 - shared["from_anchor"]
-    slide = [one == SLIDING for one in config.layer_types]
+    slide = [layer_type == SLIDING for layer_type in config.layer_types]
     slide = [all_slide] * len(slide) if not any(slide) else slide
     window = config.sliding_window if size is None else size
     if any(slide) and (type(window) is not int or window < rows):
         raise wrong(file, "sliding_window", window, f"a number of tokens, {rows} or more, as a block has")
-    return tuple(window if one else None for one in slide)
+    return tuple(window if slides else None for slides in slide)
 
 
 def _layers(file: Path, name: str, chosen: Any) -> tuple[int, ...]:
-    if not isinstance(chosen, list) or not chosen or not all(type(one) is int and 0 <= one < 10_000 for one in chosen):
+    if (
+        not isinstance(chosen, list)
+        or not chosen
+        or not all(type(layer) is int and 0 <= layer < 10_000 for layer in chosen)
+    ):
         raise wrong(file, name, chosen, "a list of numbers of layers")
     return tuple(chosen)
 

@@ -139,9 +139,9 @@ def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tupl
     output is (SGLang, Model-Optimizer)."""
     outside = raw.get(TAPS) or ()
     chosen = outside or nested.get(TAPS) or ()
-    if not isinstance(chosen, (list, tuple)) or not all(type(one) is int and 0 <= one < 10_000 for one in chosen):
+    if not isinstance(chosen, (list, tuple)) or not all(type(layer) is int and 0 <= layer < 10_000 for layer in chosen):
         raise wrong(file, TAPS, chosen, "a list of numbers of layers")
-    return tuple(one if outside else one + 1 for one in chosen)
+    return tuple(layer if outside else layer + 1 for layer in chosen)
 
 
 def listed(file: Path, values: Mapping[str, Any], name: str) -> list[Any]:

@@ -34,7 +34,7 @@ class PublishedBlockReference(LayerReference, DraftReference):
         """Computes the logits at every sampled node at once; the model is not kept."""
         states, length, drafts = tapped_states(self.model, case, self.spec.entries), len(case.context), []
         for node, root in case.samples():
-            rows = [*range(length), *(length + one for one in case.tree.path(node))]
+            rows = [*range(length), *(length + step for step in case.tree.path(node))]
             logits = self.logits(states[rows], root)
             if self.own_head and self.spec.draft_vocab is not None:
                 spread = torch.full((len(logits), self.layer.vocab_size), -torch.inf)
@@ -69,7 +69,7 @@ class PublishedBlockReference(LayerReference, DraftReference):
         return sees & (columns >= (length - window if block.anchored else rows - window + 1))
 
     def _attention(self, name: str, own: Tensor, context: Tensor, turns: tuple[Tensor, Tensor], sees: Tensor) -> Tensor:
-        """Of rows `own` [n, H] over keys and values of the `context` [T, H] and theirs."""
+        """Attention of rows `own` [n, H] over keys and values of the `context` [T, H] and of these rows."""
         every, (cos, sin) = torch.cat([context, own]), turns
         query = self.norm(self.heads(own, f"{name}q_proj"), f"{name}q_norm")
         key = self.norm(self.heads(every, f"{name}k_proj"), f"{name}k_norm")

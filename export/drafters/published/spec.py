@@ -71,7 +71,7 @@ def read_block(folder: Path, target: Any) -> PublishedBlockSpec:
         block=config,
         block_layers=config.layers,
         entries=config.taps,
-        tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in left_out},
+        tensors={name: tensor.astype(np.float32) for name, tensor in tensors.items() if name not in left_out},
     )
 
 
@@ -79,12 +79,12 @@ def block_shapes(config: BlockHeadConfig, found: set[str]) -> Shapes:
     """Shapes of the tensors that a configuration names; of those that may be there or not as they were `found`."""
     layer, family = config.layer, FAMILIES[config.layer.model_type]
     hidden, vocab = layer.hidden_size, layer.vocab_size
-    one = layer_shapes(layer, hidden)
+    layer_tensors = layer_shapes(layer, hidden)
     if layer.attention_bias:
-        one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in (*family.qkv, *family.out)}
+        layer_tensors |= {f"{name}.bias": layer_tensors[f"{name}.weight"][:1] for name in (*family.qkv, *family.out)}
     shapes: Shapes = {"fc.weight": (hidden, len(config.taps) * hidden)}
     shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    shapes |= {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in one.items()}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer_tensors.items()}
     if config.rank:
         shapes |= {MARKOV[0]: (vocab, config.rank), MARKOV[1]: (config.draft_vocab, config.rank)}
     if config.confidence:
@@ -113,7 +113,7 @@ def read_head(folder: Path, target: Any) -> Eagle3Spec:
         own_keys=(config.layer.num_key_value_heads, config.layer.head_dim),
         head=config,
         entries=config.tapped(target.num_hidden_layers),
-        tensors={name: one.astype(np.float32) for name, one in tensors.items() if name not in MAPS},
+        tensors={name: tensor.astype(np.float32) for name, tensor in tensors.items() if name not in MAPS},
     )
 
 

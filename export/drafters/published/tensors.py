@@ -19,11 +19,12 @@ from streamspec.export.drafters.layer_config import FETCH
 from streamspec.export.drafters.published.block_config import BlockHeadConfig
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.export.weights.checkpoint import FLOATS, widened
 
 ONE_NAME = {"model.": "", "midlayer.": LAYER}  # what tensors' names begin with in one of the formats
 UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight")  # of the target, kept for training
 INVERSE = "rotary_emb.inv_freq"  # computed from the configuration
-KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "<u1"}
+DTYPES = FLOATS | {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "<u1"}
 MAPS = ("d2t", "t2d")
 # Share of steps in which the candidate of a rank is right where the one before it was: nothing was measured on a
 # published head's validation data. The runtime corrects it by what it sees.
@@ -35,13 +36,13 @@ def checked_tensors(folder: Path, shapes_of: Callable[[set[str]], Shapes]) -> di
     """The tensors of a published drafter; `shapes_of` gives the shapes of those it must have, of the names found.
     Raises AdapterError that names all that are missing, misshapen, unknown or not finite."""
     stored = _stored(folder)
-    found = {name: tuple(one.shape) for name, one in stored.items()}
-    if faults := tensor_faults(found, shapes_of(set(stored))):
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if faults := tensor_faults(shapes, shapes_of(set(stored))):
         raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
-    if odd := sorted(f"{name} ({one.dtype})" for name, one in stored.items() if one.dtype not in KINDS):
-        raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(KINDS), FETCH)
-    tensors = {name: _array(one) for name, one in stored.items()}
-    broken = [name for name, one in tensors.items() if not np.isfinite(one).all()]
+    if odd := sorted(f"{name} ({tensor.dtype})" for name, tensor in stored.items() if tensor.dtype not in DTYPES):
+        raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(DTYPES), FETCH)
+    tensors = {name: _array(tensor) for name, tensor in stored.items()}
+    broken = [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]
     if broken:
         raise AdapterError(f"{folder}: {tensor_faults({}, {}, broken)}", "finite numbers", FETCH)
     return tensors
@@ -94,23 +95,21 @@ def _stored(folder: Path) -> dict[str, SafeTensor]:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         raise AdapterError(error.found, error.expected, convert if pickled else FETCH) from None
     named: dict[str, SafeTensor] = {}
-    for one in tensors:
-        name = one.name
+    for tensor in tensors:
+        name = tensor.name
         for begin, ours in ONE_NAME.items():
             name = ours + name.removeprefix(begin) if name.startswith(begin) else name
         if name not in UNUSED and not name.endswith(INVERSE):
             if name in named:
-                raise AdapterError(f"{folder}: {named[name].name} and {one.name}", "one of them", FETCH)
-            named[name] = one
+                raise AdapterError(f"{folder}: {named[name].name} and {tensor.name}", "one of them", FETCH)
+            named[name] = tensor
     return named
 
 
 def _array(tensor: SafeTensor) -> Array:
     """The numbers of a tensor, floating-point ones in float32."""
-    values = np.frombuffer(b"".join(tensor.read()), KINDS[tensor.dtype]).reshape(tensor.shape)
-    if tensor.dtype == "BF16":
-        return (values.astype("<u4") << 16).view("<f4")
-    return values.astype(np.float32) if tensor.dtype.startswith("F") else values
+    values = np.frombuffer(b"".join(tensor.read()), DTYPES[tensor.dtype]).reshape(tensor.shape)
+    return widened(values) if tensor.dtype in FLOATS else values
 
 
 def draft_tokens(folder: Path, vocab: int, tensors: dict[str, Array]) -> Array | None:

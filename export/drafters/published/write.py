@@ -33,18 +33,18 @@ def write_published(base: str, adapter: Path, out: Path, form: str, force: bool 
     """
     if form not in FORMATS:
         raise ConfigError(f"--as {form}", ", ".join(FORMATS), "change --as")
-    found = read_adapter(adapter)
-    if found.method != METHOD:
+    trained = read_adapter(adapter)
+    if trained.method != METHOD:
         raise ConfigError(
-            f"--as {form} with an adapter of --method {found.method}",
+            f"--as {form} with an adapter of --method {trained.method}",
             "an EAGLE-3 head, which is what vLLM and SGLang compute",
             f"train it with --method {METHOD}",
         )
     resolved = resolve_base(base)
-    found.check_base(resolved.id, resolved.sha256)
-    target = read_target(resolved, found, False)
+    trained.check_base(resolved.id, resolved.sha256)
+    target = read_target(resolved, trained, False)
     spec = target.spec
-    head = read_section(found, spec, eagle3.shapes, eagle3.read)
+    head = read_section(trained, spec, eagle3.shapes, eagle3.read)
     ids = np.arange(spec.vocab) if head.draft_vocab is None else np.sort(head.draft_vocab)
     name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
     known = np.zeros(spec.vocab, bool)
@@ -52,7 +52,7 @@ def write_published(base: str, adapter: Path, out: Path, form: str, force: bool 
     tensors = {name: one for name, one in read_tensors(adapter / STREAM_WEIGHTS).items() if name != "draft_vocab"}
     tensors["lm_head.weight"] = np.asarray(source_of(target.weighed, spec).rows_of(name)[ids], np.float32)
     own = tensors | {"d2t": ids - np.arange(len(ids)), "t2d": known}
-    config = _published(head, resolved.id, found.streams or {}, len(ids))
+    config = _published(head, resolved.id, trained.streams or {}, len(ids))
     if out.exists() and not (force and (out / CONFIG).is_file()):
         raise ConfigError(f"{out} exists", f"a new folder, or with --force one that holds {CONFIG}", "change --out")
     with new_folder(out) as folder:

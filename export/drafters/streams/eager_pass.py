@@ -44,8 +44,8 @@ def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> DraftSpec:
 
 
 class Stacked:
-    """How the rows of a call lie with its streams: all main rows, then the streams of the first node, of the second, ..
-    `main`, `streams`: how many there are."""
+    """Lays out the rows of a call and their streams: all main rows, then the streams of the first node, of the second,
+    .. `main`, `streams`: how many there are."""
 
     main: Callable[[], Rows]
     streams: Rows

@@ -146,4 +146,4 @@ def read_exits(section: AdapterSection, tensors: dict[str, Array]) -> tuple[Prun
     if not (layers := exit_layers(section)):
         return (PruningSpec(down, up),)
     exits = (PruningSpec(a, b, layer) for a, b, layer in zip(down, up, layers, strict=True))
-    return tuple(sorted(exits, key=lambda one: one.layer or 0))
+    return tuple(sorted(exits, key=lambda exit: exit.layer or 0))

@@ -24,7 +24,14 @@ from streamspec.export import Target, export_bundle
 from streamspec.export.spec.decoder_spec import Skipped
 from streamspec.export.weights import skipped_layers
 from streamspec.export.weights.model_spec import describe
-from streamspec.export.weights.skipped_layers import check_skippable, leave_out, price, read_skipped, said, search
+from streamspec.export.weights.skipped_layers import (
+    check_skippable,
+    leave_out,
+    option_text,
+    price,
+    read_skipped,
+    search,
+)
 from streamspec.runtime import Sampling, estimate_memory, load
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.kv_cache.layout import cache_groups
@@ -54,7 +61,7 @@ def test_lists_of_layers_are_read() -> None:
     assert read_skipped("auto") is None
     assert read_skipped("7-9,3,8") == Skipped((3, 7, 8, 9))
     assert read_skipped("3a,5-6m,1,4m,4a") == Skipped((1, 4), (3,), (5, 6))
-    assert said(Skipped((1, 14), (3,), (5, 6))) == "1, 3a, 5m, 6m, 14"
+    assert option_text(Skipped((1, 14), (3,), (5, 6))) == "1, 3a, 5m, 6m, 14"
     for wrong in ("", "a", "3,", "-1", "1..3", "3am", "3-a", "3b"):
         with pytest.raises(ConfigError, match="auto, or layers such as"):
             read_skipped(wrong)
