@@ -28,7 +28,7 @@ class BlockReference(DraftReference):
     def __init__(self, model: ReferenceModel, spec: BlockSpec) -> None:
         shape = BlockConfig(spec.gamma, spec.block_layers, spec.scale, taps=spec.taps)
         self.spec, self.block = spec, BlockDraftModel(model.model, shape).eval()
-        self.block.shape.window = spec.window
+        self.block.config.window = spec.window
         known = {"stream_embeddings": spec.embeddings, "shares": spec.shares, "root_map": spec.root_map}
         with torch.no_grad():
             for name, parameter in self.block.drafter_tensors().items():

@@ -41,7 +41,7 @@ def block(
 
 def one_by_one(model: BlockDraftModel, ids: Tensor, t: int, root: int) -> Tensor:
     """States [gamma, H] after row `t` by plain attention of the block's rows over keys of the rows up to it."""
-    width, family, window = 32, model.decoder.family, model.shape.window
+    width, family, window = 32, model.decoder.family, model.config.window
     entry = model.main_pass(ids[None], torch.ones(1, len(ids), dtype=torch.long)).entry[0]
     context = torch.cat([unit_rms(part) for part in entry.split(width, dim=-1)], dim=-1) @ model.fuse.T
     known = model.root_map @ unit_rms(model.decoder.embedding.weight[root])
