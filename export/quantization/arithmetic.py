@@ -143,16 +143,6 @@ def round_blocks(weight: Array, block: int) -> Array:
     return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]
 
 
-def dequantize_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
-    """Float weights [out, columns] of `quantize_blocks`."""
-    if zeros is None:
-        levels = packed.astype(np.float32) - 128
-    else:
-        codes, zero = unpack(packed), unpack(zeros)[:, : packed.shape[1]]
-        levels = codes.astype(np.float32) - zero[:, :, None]
-    return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
-
-
 def pack(codes: Array) -> Array:
     """4-bit codes [.., 2 n], uint8, as bytes [.., n]."""
     packed: Array = codes[..., 0::2] | codes[..., 1::2] << 4

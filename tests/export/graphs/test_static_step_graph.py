@@ -20,7 +20,6 @@ from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.ops.builder import Array, WeightStore, tensor
 from streamspec.export.ops.static_scope import LOWERED, StaticScope
 from streamspec.export.quantization.arithmetic import (
-    dequantize_blocks,
     dequantize_rows,
     hadamard,
     mixed_inputs,
@@ -41,6 +40,7 @@ from tests.export.graphs.test_dynamic_step_graph import (
     run_tree,
 )
 from tests.support.near_families import VARIED
+from tests.support.packed_blocks import dequantize_blocks
 from tests.support.tiny_exports import (
     LAYERS,
     VOCAB,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.export.quantization.arithmetic import dequantize_blocks, quantize_blocks
+from streamspec.export.quantization.arithmetic import quantize_blocks
 from streamspec.export.quantization.gptq import moments, round_weight
+from tests.support.packed_blocks import dequantize_blocks
 
 RNG = np.random.default_rng(5)
 BLOCK = 32

@@ -18,7 +18,6 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
     SPREAD,
-    dequantize_blocks,
     dequantize_rows,
     hadamard,
     mixed_inputs,
@@ -42,6 +41,7 @@ from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from tests.support.int4_rows import same_rows
 from tests.support.near_families import VARIED
+from tests.support.packed_blocks import dequantize_blocks
 from tests.support.tiny_exports import FAMILIES, build, save_base, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(3)
