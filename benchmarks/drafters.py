@@ -30,10 +30,10 @@ from streamspec.progress import track
 from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.costs.learned_costs import CONTEXT
 from streamspec.runtime.costs.theory import Prediction, predict
-from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.registry import SOURCES
 from streamspec.runtime.options import SELF
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 TEXT_SOURCES = {"ngram": True, "recycling": True}  # that need neither training nor a file
 HEAD = (

@@ -10,11 +10,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling_params import Logprob, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.loader import load
 from streamspec.runtime.options import GenerationOptions, LoadOptions
+from streamspec.runtime.sampling.sampling_params import Logprob, Sampling
 from streamspec.runtime.session import Session
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
 from streamspec.runtime.text.grammar import Grammar

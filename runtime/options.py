@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
 
 MAX_LOGPROBS = 100

@@ -23,10 +23,10 @@ from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
+from streamspec.runtime.sampling.sampling_params import GREEDY
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
 

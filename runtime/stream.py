@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
-from streamspec.runtime.decoding.sampling_params import Logprob
 from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.sampling.sampling_params import Logprob
 from streamspec.runtime.text.detokenize import TextStream, TokenDecoder
 
 EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits

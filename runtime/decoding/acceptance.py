@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.layer_cache import SUM_BLOCK
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.sampling_params import Logprob
+from streamspec.runtime.sampling.sampling_params import Logprob
 
 
 def off_borders(draft: Draft, length: int) -> Draft:

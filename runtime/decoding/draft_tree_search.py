@@ -23,7 +23,6 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.row_costs import Trial
 from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal
-from streamspec.runtime.decoding.grammar_state import GrammarState, Path
 from streamspec.runtime.draft_sources.source import (
     AGREES,
     ALONE,
@@ -37,6 +36,7 @@ from streamspec.runtime.draft_sources.source import (
     LastingIndex,
     observe,
 )
+from streamspec.runtime.sampling.grammar_state import GrammarState, Path
 
 OFF, ROOT = -1, 0  # where a node stands in the candidate tree of the sources: not in it, before its nodes, or 1 + node
 MAX_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands

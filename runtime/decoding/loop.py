@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.acceptance import Committed, accept, committed_tokens
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepResult
 from streamspec.runtime.decoding.observers import observers_of
 from streamspec.runtime.decoding.planner import Planner
@@ -22,6 +21,7 @@ from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, D
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.step_plan import StepObserver, StepOutcome, StepPlan
 from streamspec.runtime.decoding.token_choice import TokenChoice
+from streamspec.runtime.sampling.grammar_state import GrammarState
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions

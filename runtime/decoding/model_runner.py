@@ -15,7 +15,7 @@ from streamspec.draft_tree import BOTH, EXIT, PRIOR, PRIOR_WEIGHT, SCORES, Draft
 from streamspec.errors import ConfigError
 from streamspec.runtime.costs.draft_depth import EarlyEnd
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime.engine.idle_unload import IdleUnloader

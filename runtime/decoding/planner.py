@@ -14,12 +14,12 @@ from streamspec.runtime.costs.row_costs import Trial
 from streamspec.runtime.decoding.acceptance import follow, off_borders
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, TINY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
 from streamspec.runtime.draft_sources.lookup import SourceLookup
 from streamspec.runtime.draft_sources.source import CandidateTree, Continuations
+from streamspec.runtime.sampling.grammar_state import GrammarState
 
 STEMS = 24  # rows of a draft that lasting sources add to
 ROOT_PROBABILITY, ROOT_SOURCES = [1.0], [0]  # of a draft without drafted tokens; never changed

@@ -1,6 +1,6 @@
 """Chooses tokens in ways that graphs do not know: grammars, adjusted logits, and log-probabilities.
 
-tests/runtime/decoding/test_grammar_state.py and tests/runtime/decoding/test_sampling_params.py cover this module.
+tests/runtime/sampling/test_grammar_state.py and tests/runtime/sampling/test_sampling_params.py cover this module.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.acceptance import Committed, accept
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
-from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Logprob, logprob, prompt_logprobs
+from streamspec.runtime.sampling.grammar_state import GrammarState
+from streamspec.runtime.sampling.sampling_params import AdjustedSampler, Logprob, logprob, prompt_logprobs
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions

@@ -19,10 +19,10 @@ from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.draft_proposal import TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_model.candidates import confidence, likeliest
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner, shared_prefix
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 CANDIDATES = 4  # tokens offered at each depth; the first of them is drafted from
 

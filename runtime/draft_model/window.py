@@ -15,12 +15,12 @@ from typing import Self
 
 import numpy as np
 
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.engine.memory_estimate import DRAFTED
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 SINKS = 4  # tokens at the beginning that are always kept: softmax needs somewhere to put what it does not use
 

@@ -18,9 +18,9 @@ from streamspec.draft_tree import DraftTree, frozen
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.draft_proposal import DraftProposal, IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.kv_cache.host_cache import Cache
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 
 class CallRows(NamedTuple):

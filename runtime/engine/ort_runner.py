@@ -16,7 +16,6 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED, MAX_GAMMA
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallContext, CallRows, DrafterShape, GraphCall, SamplingState, counted
 from streamspec.runtime.engine.graph_kinds import graph_kind
@@ -24,6 +23,7 @@ from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
 from streamspec.runtime.kv_cache.host_cache import Cache
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 SHARED_CHUNK = 64  # maximum prompt rows per call while other requests wait
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB

@@ -1,7 +1,7 @@
 """Defines grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, a list of choices.
 
 `Grammar` is checked when a user makes it, and immutable; `Vocabulary` is a bundle's tokens for the grammar library,
-built once and shared. The library is llguidance, loaded only here; `runtime/decoding/grammar_state.py` follows a
+built once and shared. The library is llguidance, loaded only here; `runtime/sampling/grammar_state.py` follows a
 grammar while decoding.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import BundleError, ConfigError, StreamspecError
-from streamspec.runtime.decoding.grammar_state import GrammarState
+from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
 from streamspec.runtime.text.grammar_tokens import END, read_tokens
@@ -191,7 +191,7 @@ class Vocabulary:
 
 
 class _LibraryMatcher:
-    """A `Matcher` of llguidance (`runtime/decoding/grammar_state.py`)."""
+    """A `Matcher` of llguidance (`runtime/sampling/grammar_state.py`)."""
 
     def __init__(self, matcher: Any, kind: str, size: int, end: int) -> None:
         """`matcher`: of the grammar, at the beginning of a text, where it stays."""

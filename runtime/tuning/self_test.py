@@ -18,8 +18,8 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.acceptance import accept
 from streamspec.runtime.decoding.model_runner import DROPPED, ROOT_ONLY, Pruning, StepRequest, StepResult
-from streamspec.runtime.decoding.sampling_params import AdjustedSampler, Sampling
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
+from streamspec.runtime.sampling.sampling_params import AdjustedSampler, Sampling
 
 TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differently, wrong ones are far off
 # Root mean square of a tree's logits less those of the same rows in a chain, over the logits' standard deviation. The

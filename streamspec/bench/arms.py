@@ -14,7 +14,7 @@ import numpy as np
 
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Completion, Session

@@ -23,8 +23,8 @@ from streamspec.draft_tree import BOTH
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.options import LoadKwargs, LoadOptions
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session

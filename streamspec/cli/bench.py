@@ -12,8 +12,8 @@ from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.options import LoadOptions
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,8 @@ import typer
 
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import BUNDLE, load_flags
-from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions, LoadOptions
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 NEW_TOKENS = 1024  # of an answer
 

@@ -12,8 +12,8 @@ import typer
 from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import Bundle, load_flags
 from streamspec.errors import ConfigError
-from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions, LoadOptions
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Grammar

@@ -10,7 +10,7 @@ import pytest
 from streamspec.bench.prompts import BenchPrompt
 from streamspec.export import export_bundle
 from streamspec.export.answer_store import StoreFiles
-from streamspec.runtime.decoding.sampling_params import GREEDY
+from streamspec.runtime.sampling.sampling_params import GREEDY
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

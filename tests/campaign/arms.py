@@ -8,8 +8,8 @@ from typing import Any
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.runtime import Pruning, Sampling
-from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.hardware.providers import NATIVE_CPU
+from streamspec.runtime.sampling.sampling_params import GREEDY
 
 TOGETHER = 4  # prompts in a row that are chosen alike, and answered in shared calls
 TEXT = ("ngram", "recycling")  # the sources that are on by default

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.errors import ConfigError
 from streamspec.export import export_bundle
 from streamspec.runtime import Grammar, Pruning, Sampling, Session, load
-from streamspec.runtime.decoding.sampling_params import STEPS
+from streamspec.runtime.sampling.sampling_params import STEPS
 from tests.support.chi_square import p_value
 from tests.support.pytorch_sampling import distributions, places
 from tests.support.tiny_drafters import DRAFTERS, letters, tiny_drafter

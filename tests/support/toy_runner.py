@@ -15,16 +15,16 @@ from streamspec.runtime.costs.drafter_gate import DrafterGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.costs.speculation_controller import SpeculationController
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, ModelRunner, Pruning, StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.sampling.grammar_state import GrammarState
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 Rule = Callable[[Sequence[int]], int]
 

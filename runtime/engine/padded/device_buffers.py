@@ -27,11 +27,11 @@ from streamspec.captured.packed_call import (
     result_parts,
     unmoved,
 )
-from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.runtime.sampling.sampling_params import GREEDY
 
 NOT_CAPTURED, CPU = -1, "cpu"  # the id of runs that capture nothing; where the CPU stands in for a device
 

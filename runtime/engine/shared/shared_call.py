@@ -13,12 +13,12 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.draft_tree import MASKED
-from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.engine.executor import graph_failed, run_options
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, checked_tokens, counted, repeated
 from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.kv_cache.shared_cache import CachePlaces
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 
 @dataclass(eq=False)

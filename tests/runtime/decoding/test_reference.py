@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.reference import Distribution, reference_decode
-from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.sampling.sampling_params import Sampling
 from tests.support.toy_runner import ToyRunner
 
 VOCABULARY, EOS = 8, (5,)

@@ -14,7 +14,6 @@ from streamspec.runtime import Sampling, load
 from streamspec.runtime.costs.drafter_gate import EXPLORED_PAUSE, DrafterGate, ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree, with_rows
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.draft_sources.lookahead import (
     ASSUMED,
@@ -27,6 +26,7 @@ from streamspec.runtime.draft_sources.lookahead import (
 )
 from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.draft_sources.source import NO_CLAIM, AcceptanceRates, CandidateTree, Continuations, Stems
+from streamspec.runtime.sampling.grammar_state import GrammarState
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, adaptive, scripted, varied
 

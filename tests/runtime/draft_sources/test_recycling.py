@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import (
     ADDED,
@@ -29,6 +28,7 @@ from streamspec.runtime.draft_sources.source import (
     DraftSource,
     Stems,
 )
+from streamspec.runtime.sampling.grammar_state import GrammarState
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, adaptive, scripted, varied
 

@@ -18,7 +18,6 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError, DataError, ResourceError
 from streamspec.runtime import Chunk, Completion, Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import Cancelled
-from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.engine.graph_call import CallRows
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.engine.shared import call_sharing
@@ -29,6 +28,7 @@ from streamspec.runtime.hardware import native_library
 from streamspec.runtime.kv_cache import shared_cache
 from streamspec.runtime.kv_cache.host_cache import LAZY
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
+from streamspec.runtime.sampling.sampling_params import GREEDY
 from tests.support.served_bundles import shareable_base
 from tests.support.tiny_bundles import tiny_bundle
 

@@ -19,12 +19,12 @@ import pytest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import Cancelled
-from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.graph_call import CallRows
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.engine.shared import call_sharing
 from streamspec.runtime.engine.shared.call_sharing import CallSharing
 from streamspec.runtime.engine.shared.shared_call import SharedRows
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from tests.support.stepper import SteppedCondition, Stepper, orders
 
 Program = Callable[["Sharing"], None]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar, Sampling, Session, load
-from streamspec.runtime.decoding.sampling_params import ADJUSTMENTS, GRAPH_INPUTS, PER_SEQUENCE, AdjustedSampler
+from streamspec.runtime.sampling.sampling_params import ADJUSTMENTS, GRAPH_INPUTS, PER_SEQUENCE, AdjustedSampler
 
 Bundles = Callable[[str], Path]
 PROMPT = [5, 9, 11, 3]

@@ -14,10 +14,10 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree
-from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
-from streamspec.runtime.decoding.sampling_params import Logprob
+from streamspec.runtime.sampling.grammar_state import GrammarState
+from streamspec.runtime.sampling.sampling_params import Logprob
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, Untimed, adaptive, hashed
 
 VOCAB = 8
