@@ -19,8 +19,9 @@ def off_borders(draft: Draft, length: int) -> Draft:
     """Returns the draft, or its first path alone where its rows after `length` cached ones would lie on both sides of a
     summation border.
 
-    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit the same as plain
-    decoding, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    Attention adds slot after slot, and masked slots add exact zeros. Other branches leave gaps between a node and its
+    ancestors; where a gap moves an ancestor into another block, the sum has another order and may round otherwise than
+    in plain decoding. A chain has no gaps.
     """
     parents = draft.tree.parents
     if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:

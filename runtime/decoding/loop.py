@@ -1,7 +1,9 @@
 """Runs the decoding loop: prefill, then plan, verify, accept and commit until the text ends.
 
-The loop is the algorithm alone (`reference` has it in forty lines). The `planner` decides what a call computes,
-the `observers` learn from its outcome, and `token_choice` chooses tokens in ways that graphs do not know.
+The loop is the algorithm alone (`reference` has it in forty lines). A call of the model verifies
+one draft and, at its end, runs the drafter for the next: so the graph accepts too, by the same
+rule. The `planner` decides what a call computes, the `observers` learn from its outcome, and
+`token_choice` chooses tokens in ways that graphs do not know.
 Works on any `ModelRunner`: token ids in, token ids out.
 """
 
@@ -88,7 +90,7 @@ class SpeculativeDecoder:
         committed, proposal = self._prefill(prompt, planner, choice, limit)
         began = time.perf_counter()
         graph_began, waited_began = self.runner.graph_seconds, self.runner.waited_seconds
-        planner.sources.read(prompt)
+        planner.read(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - began - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_began

@@ -99,7 +99,7 @@ class StepRequest:
       probability of each node. None: all rows stay; all are equally likely.
     - `mask` bool [n, vocabulary], of a prompt [1, vocabulary]: the tokens that may be chosen after
       each row, at least one. None: any.
-    - `draft_depth`: tokens that a second model drafts, 1 to `ModelRunner.gamma`; None: as many.
+    - `draft_depth`: tokens that a second model drafts, 1 to `ModelRunner.gamma`; None: `gamma`.
       `early_end`: when it drafts fewer; None: never. Other drafters read neither.
     """
 

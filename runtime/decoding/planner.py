@@ -1,7 +1,11 @@
 """Plans the calls of one answer: what is drafted, how many rows are verified, and whether the drafter runs.
 
-What the plan rests on is learned elsewhere (`observers`); a further consideration is a rule here and, where it learns,
-an observer there. tests/runtime/decoding/test_loop.py covers this module.
+What a plan rests on is learned by `observers`, except for what trials of row costs may lose, which
+is settled here. A further consideration is a condition here and, where it learns, an observer there.
+
+Tests: tests/runtime/decoding/test_loop.py, test_reference.py and test_pruning.py; of single
+considerations tests/runtime/costs/test_drafter_gate.py, tests/runtime/draft_sources/test_lookahead.py,
+tests/runtime/draft_model and tests/runtime/sampling/test_grammar_state.py.
 """
 
 from __future__ import annotations
@@ -53,11 +57,15 @@ class Planner:
         """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
         return self._after_prompt(self._drafter(together=1), tokens)
 
+    def read(self, tokens: Sequence[int]) -> None:
+        """Adds tokens to the text that draft sources look up: the prompt first, as a whole."""
+        self.sources.read(tokens)
+
     def step(self, new_tokens: Sequence[int], remaining: int, proposal: DraftProposal | None) -> StepPlan:
         """Plans the next step, after the `new_tokens` of the call before, whose drafter made this `proposal`, None
         where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
-        self.sources.read(new_tokens)
+        self.read(new_tokens)
         together = self._sequences()
         drafter = self._drafter(together)
         timing = together == 1 and self._timing_due()
@@ -114,8 +122,8 @@ class Planner:
         return found if found is not None and 0 < len(found.tokens) < self.rows else None
 
     def _likeliest(self, plan: StepPlan, room: int, rows: int, spare: int) -> Draft | None:
-        """Returns the draft of at most so many rows that pays most beside `spare` others; None where none does. While
-        speculation pauses only what a grammar forces is drafted."""
+        """Returns the draft of at most `rows` rows that pays most, None if none does; `spare` further rows of the step
+        are taken by exploration. While speculation pauses only what a grammar forces is drafted."""
         grammar, root = self._grammar, plan.draft.tokens[0]
         costs = None if plan.costs is None else plan.costs[spare:]
         others = self._continuations(plan, room, rows, costs)

@@ -1,4 +1,6 @@
-"""Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers."""
+"""Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers.
+
+The tests of the planner and the observers cover this module."""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class StepPlan(NamedTuple):
 
     - `draft`: the rows to verify, the text's last token first. A plain step has that row alone.
     - `drafter`: what the drafter does after the rows.
-    - `proposal`: of the drafter in the call before, also where nothing was drafted from it; None: it did not run.
-    - `costs` [rows]: the time of a step with 1.. rows over a plain step's, as far as it is known; None: not at all.
+    - `proposal`: what the drafter proposed at the end of the previous call, used or not; None: it did not run.
+    - `costs` [rows]: `costs[i]` is the time of a step with i + 1 rows, in plain steps; None: unknown.
     - `explored`: rows of the draft that are verified for what they teach.
     - `together`: sequences that share the call, this one included.
     - `paused`: whether speculation is switched off, and only what a grammar forces is drafted.

@@ -60,8 +60,8 @@ class TokenChoice:
         tokens: Sequence[int] = (-1,),
         tree: DraftTree = ROOT_ONLY,
     ) -> StepResult:
-        """Chooses anew along the accepted path where options ask for what graphs do not know. The drafter's proposal
-        stays where the graph has accepted the same path and chosen the same token after it.
+        """Chooses on the host, along the accepted path, where a sampling parameter is not in the graph (`ADJUSTMENTS`).
+        The drafter's proposal stays where the graph has accepted the same path and chosen the same token after it.
         """
         sampler, logits = self._sampler, result.logits
         if sampler is None:
