@@ -108,9 +108,7 @@ def measure(
     context = max(1, min(context, most_context(runner)))
     runner.reset()
     runner.prefill(StepRequest([1 % runner.vocab_size] * context))
-    counts = [n for n in rows if n <= len(nodes)] if runner.rows is None else [min(runner.rows, len(nodes))]
-    if runner.row_counts:  # calls are padded to these
-        counts = sorted({min(n, len(nodes)) for n in runner.row_counts[1:]} - {1})
+    counts = _row_counts(runner, len(nodes), rows)
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if runner.rows is None}
     trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + runner.gamma < runner.context_length}
     samples: dict[int, list[float]] = {count: [] for count in trees}
@@ -125,6 +123,13 @@ def measure(
     if runner.rows is not None:  # every step is the same call
         costs |= dict.fromkeys(counts, costs[1])
     return costs, min(map(len, samples.values())) > ENOUGH
+
+
+def _row_counts(runner: OrtRunner, most: int, rows: Sequence[int]) -> list[int]:
+    """Returns the row counts of at most `most` rows to measure: of `rows`, or those that the graph's calls have."""
+    if runner.row_counts:  # calls are padded to these
+        return sorted({min(count, most) for count in runner.row_counts[1:]} - {1})
+    return [min(runner.rows, most)] if runner.rows is not None else [count for count in rows if count <= most]
 
 
 def _time_step(runner: OrtRunner, tree: DraftTree, context: int) -> float:

@@ -263,9 +263,14 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
     if (drafter is None) != (streams is None) or (streams is None) != (trees is None):
         found = f"streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}"
         raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", AGAIN)
-    if streams is None:
-        return
-    levels, keys = list(streams.levels), list(streams.own_keys)
+    if streams is not None:
+        _check_draft_layers(method, streams)
+        _check_streams(method, streams)
+
+
+def _check_draft_layers(method: str, streams: DrafterInfo) -> None:
+    """Raises BundleError for layers of the drafter's own that its method does not have."""
+    drafter, levels, keys = METHODS[method], list(streams.levels), list(streams.own_keys)
     if len(keys) != 2:
         raise BundleError(f"manifest.streams.own_keys {keys}", "heads and their width", AGAIN)
     if bool(levels) != (drafter == "draft layer"):
@@ -274,6 +279,11 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
         raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", AGAIN)
     if bool(streams.layers) != (drafter == "block"):
         raise BundleError(f"method {method} with {streams.layers} layers of its own", "some for dflash alone", AGAIN)
+
+
+def _check_streams(method: str, streams: DrafterInfo) -> None:
+    """Raises BundleError for properties of Speculative Streams that contradict each other or the method."""
+    drafter = METHODS[method]
     if (streams.ns == 0) != (drafter != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", AGAIN)

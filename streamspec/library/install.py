@@ -86,11 +86,7 @@ def pull(
     call. Raises BundleError for a bundle that is damaged or hostile or cannot be fetched, ConfigError for a source, a
     name or a checksum that is none, ResourceError where the disk is too small or another process fetches the same.
     """
-    source_type = next((known for known in SOURCES if known.fits(source)), None)
-    if source_type is None:
-        raise ConfigError(f"nothing at {source}", " or ".join(known.words for known in SOURCES), "check the source")
-    if sha256 is not None and not (source_type.one_file and re.fullmatch(r"[0-9a-fA-F]{64}", sha256)):
-        raise ConfigError(f"--sha256 {sha256} for {source_type.words}", "64 hex digits, for one file", "leave it out")
+    source_type = _source_type(source, sha256)
     named = name or name_of(source)
     if out is None and not plain_name(named):
         raise ConfigError(f"the name {named!r}", "letters, digits, dots and dashes", "give --name")
@@ -112,6 +108,16 @@ def pull(
         if source_type.remote:
             delete(work)
     return target
+
+
+def _source_type(source: str, sha256: str | None) -> SourceKind:
+    """Finds the kind of `source`. Raises ConfigError for one of no kind, and for a checksum that it cannot have."""
+    source_type = next((known for known in SOURCES if known.fits(source)), None)
+    if source_type is None:
+        raise ConfigError(f"nothing at {source}", " or ".join(known.words for known in SOURCES), "check the source")
+    if sha256 is not None and not (source_type.one_file and re.fullmatch(r"[0-9a-fA-F]{64}", sha256)):
+        raise ConfigError(f"--sha256 {sha256} for {source_type.words}", "64 hex digits, for one file", "leave it out")
+    return source_type
 
 
 @contextmanager

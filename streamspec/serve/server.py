@@ -139,14 +139,7 @@ def serve(
     by_name = {Path(adapter).name: adapter for adapter in chosen}
     if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
-    more: dict[str, Session] = {}
-    for other in also:
-        session.close()  # before the next is loaded
-        folder = Path(other).resolve().name
-        if folder in more:
-            raise ConfigError(f"two bundles named {folder}", "bundles of different names", "rename the folder of one")
-        more[folder] = load(other, options, **keywords)
-        more[folder].close()
+    more = _further_bundles(also, session, options, keywords)
     server = Server(
         session,
         host=host,
@@ -162,6 +155,22 @@ def serve(
     if ready is not None:
         ready(server)
     server.run()
+
+
+def _further_bundles(
+    folders: Sequence[str | Path], session: Session, options: LoadOptions | None, keywords: LoadKwargs
+) -> dict[str, Session]:
+    """Loads further bundles and closes their sessions, by the names of their folders. Raises ConfigError for two of one
+    name, and what `load` does."""
+    more: dict[str, Session] = {}
+    for folder in folders:
+        session.close()  # before the next is loaded
+        name = Path(folder).resolve().name
+        if name in more:
+            raise ConfigError(f"two bundles named {name}", "bundles of different names", "rename the folder of one")
+        more[name] = load(folder, options, **keywords)
+        more[name].close()
+    return more
 
 
 def _listen(host: str, port: int) -> socket.socket:
