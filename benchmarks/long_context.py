@@ -36,8 +36,7 @@ from streamspec.runtime.costs.theory import best_gamma, expected_speedup
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.draft_model.candidates import likeliest
-from streamspec.runtime.draft_model.runner import CANDIDATES
+from streamspec.runtime.draft_model.runner import CANDIDATES, likeliest
 from streamspec.runtime.draft_model.window import WindowDraftRunner
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.tuning.choose_policy import choose_policy

@@ -22,8 +22,7 @@ from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.draft_model import runner as two_models
-from streamspec.runtime.draft_model.candidates import confidence, likeliest
-from streamspec.runtime.draft_model.runner import TwoModelRunner
+from streamspec.runtime.draft_model.runner import TwoModelRunner, confidence, likeliest
 from streamspec.runtime.draft_sources.source import SourceCounts
 from tests.support.tiny_bundles import tiny_bundle
 
