@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -297,6 +297,37 @@ class LearnedRowCosts(RowCosts):
     def _between(self, knots: np.ndarray) -> np.ndarray:
         """Interpolates values at `KNOTS` for all rows."""
         return knots[self._knot] * (1 - self._weight) + knots[self._knot + 1] * self._weight
+
+
+class PaddedRowCosts(LearnedRowCosts):
+    """Learns the costs of steps whose calls are padded to one of few row counts: up to a count, every row is free.
+    `counts`: these, rising, the first of them 1. A captured graph always runs the drafter, so it has no price of its
+    own.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        rows: int,
+        known: CostRecord | None = None,
+        keep: Callable[[LearnedRowCosts, bool], None] | None = None,
+    ) -> None:
+        padded = [next(count for count in counts if count >= number) for number in range(1, rows + 1)]
+        self._padded = np.minimum(padded, rows)
+        super().__init__(rows, False, known, keep)
+
+    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+        if 1 <= rows <= self.rows:
+            super().observe(int(self._padded[rows - 1]), 0, seconds, cached)
+
+    def _set(self, curve: np.ndarray, without_drafter: np.ndarray, price: float) -> None:
+        at = self._padded - 1
+        super()._set(curve[at], without_drafter[at], price)
+
+    def _make(self) -> None:
+        super()._make()
+        at = self._padded - 1
+        self._low, self._high = self._low[at], self._high[at]
 
 
 def describe(record: CostRecord) -> str:

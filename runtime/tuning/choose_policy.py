@@ -109,8 +109,7 @@ def _row_costs(
     known: CostRecord | None,
     keep: CostKeeper | None,
 ) -> RowCosts:
-    from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
-    from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+    from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts, PaddedRowCosts
 
     if runner.rows is not None and not second:  # every step is the same call
         return RowCosts(np.ones(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+from streamspec.runtime.costs.learned_costs import PaddedRowCosts
 
 
 def test_rows_up_to_a_count_cost_what_the_count_does() -> None:

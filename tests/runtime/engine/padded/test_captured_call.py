@@ -18,7 +18,7 @@ from streamspec.errors import BundleError, ContextOverflow
 from streamspec.export import Target
 from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
-from streamspec.runtime.costs.padded_costs import PaddedRowCosts
+from streamspec.runtime.costs.learned_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.ort_runner import OrtRunner
