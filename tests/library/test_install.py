@@ -24,7 +24,7 @@ from streamspec.bundle.files import verify_files
 from streamspec.chat.base_bundle import bundle_of
 from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ResourceError
-from streamspec.library import install
+from streamspec.library import archive, install
 from streamspec.library.archive import pack
 from streamspec.library.install import name_of, pull
 from streamspec.library.installed import installed, library_dir, path_of, remove
@@ -210,6 +210,21 @@ def test_a_hostile_download_installs_nothing_and_is_not_kept(library: Path, tmp_
     with pytest.raises(BundleError, match="does not begin with"):
         pull(served.url)
     assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
+
+
+def test_a_bundle_that_lost_a_file_on_the_way_is_not_installed(
+    bundle: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(bundle, tmp_path / "a.tar")
+    unpack = archive.unpack
+
+    def losing(packed: Path, folder: Path) -> Any:
+        return {name: info for name, info in unpack(packed, folder).items() if name != "tokenizer.json"}
+
+    monkeypatch.setattr(archive, "unpack", losing)
+    with pytest.raises(BundleError, match="tokenizer.json is not listed"):
+        pull(str(tmp_path / "a.tar"))
+    assert not installed()
 
 
 def test_a_file_with_another_checksum_is_refused(bundle: Path, tmp_path: Path) -> None:
