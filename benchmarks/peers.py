@@ -105,7 +105,7 @@ def bundles_of(arguments: argparse.Namespace, made: convert.Converter, task: str
     given = [(name, folder, code) for which, name, folder, code in arguments.bundle if which == task]
     if not given:
         folders = [(precision, made.models / f"streamspec-{precision}") for precision in precisions(arguments)]
-        given = [(name, folder, HERE.parent) for name, folder in folders if (folder / "manifest.json").exists()]
+        given = [(name, folder, None) for name, folder in folders if (folder / "manifest.json").exists()]
     return [Bundle(name, folder, code, bits_of(str(read_manifest(folder).precision))) for name, folder, code in given]
 
 
@@ -191,7 +191,8 @@ def open_worker(
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if side.bundle is not None:
         config["model"] = str(side.bundle.folder)
-        environment |= {"PYTHONPATH": str(side.bundle.checkout), "STREAMSPEC_CACHE": str(cache / side.weights)}
+        environment |= {"STREAMSPEC_CACHE": str(cache / side.weights)}
+        environment |= {} if side.bundle.checkout is None else {"PYTHONPATH": str(side.bundle.checkout)}
     else:
         config["model"] = str(made.path(side.engine, side.weights))
     interpreter = python(work, ENGINES[side.engine].environment)
@@ -256,7 +257,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--bundle",
         action="append",
         default=[],
-        type=lambda text: parse_bundle(text, HERE.parent),
+        type=parse_bundle,
         metavar="TASK:NAME=FOLDER[@CHECKOUT]",
     )
     two.set_defaults(run=run)

@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -131,10 +132,11 @@ def main() -> None:
         return
     if arguments.data is None or not (arguments.data / "e2e" / "test.jsonl").exists():
         parser.error(f"found no e2e/test.jsonl in --data {arguments.data}; expected the folder of all data sets")
+    if find_spec("streamspec") is None:  # a checkout beside an installation would lack the native operators
+        parser.error('found no streamspec in this Python; run: pip install ".[all]"')
     chosen = arguments.only or [name for name, part in parts.items() if arguments.all or part.hours <= ON_REQUEST]
     data, adapters = arguments.data.resolve(), arguments.adapters.resolve()
     (arguments.work / "logs").mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     os.chdir(arguments.work)
     for name, target in (("DATA", data), ("ADAPTERS", adapters), ("BENCHMARKS", HERE)):
         link(name, target)

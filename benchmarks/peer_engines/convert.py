@@ -17,7 +17,6 @@ from peer_engines.install import call, program, python, say
 
 GROUP = 64  # of OpenVINO's int4: 128, its default, does not divide every width
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-CHECKOUT = Path(__file__).parents[2]
 
 
 def merge(base: str, adapter: Path | None, folder: Path) -> None:
@@ -75,7 +74,7 @@ class Converter:
         return target
 
     def export(self, base: str, adapter: Path | None, precision: str) -> Path:
-        """Exports a bundle by the checkout that this file is in."""
+        """Exports a bundle."""
         target = self.models / f"streamspec-{precision}"
         if not (target / "manifest.json").exists():
             source = base if base else str(self.made_checkpoint())
@@ -83,7 +82,7 @@ class Converter:
             command = [sys.executable, "-m", "streamspec", "export", "--base", source, "--precision", precision]
             chosen = [] if adapter is None else ["--adapter", adapter]
             log = self._log("streamspec", precision)
-            call([*command, *chosen, "--out", target], log, cwd=CHECKOUT, PYTHONPATH=str(CHECKOUT))
+            call([*command, *chosen, "--out", target], log)
         return target
 
     def made_checkpoint(self) -> Path:

@@ -80,11 +80,11 @@ ENGINES: Mapping[str, Engine] = {
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle of streamspec's, and the checkout whose code runs it."""
+    """A bundle of streamspec's, and the checkout whose code runs it; None: the installed one."""
 
     name: str
     folder: Path
-    checkout: Path
+    checkout: Path | None
     bits: int
 
 
@@ -134,13 +134,13 @@ def sides_of(
     return [side for side in found if not bits or side.bits in bits]
 
 
-def parse_bundle(text: str, checkout: Path) -> tuple[str, str, Path, Path]:
-    """Reads `TASK:NAME=FOLDER[@CHECKOUT]`: task, name, folder, checkout."""
+def parse_bundle(text: str) -> tuple[str, str, Path, Path | None]:
+    """Reads `TASK:NAME=FOLDER[@CHECKOUT]`: task, name, folder, checkout or None."""
     found = re.fullmatch(r"([\w.-]+):([^=]+)=([^@]+)(?:@(.+))?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}; expected TASK:NAME=FOLDER or TASK:NAME=FOLDER@CHECKOUT")
     task, name, folder, other = found.groups()
-    return task, name, Path(folder).resolve(), Path(other).resolve() if other else checkout
+    return task, name, Path(folder).resolve(), Path(other).resolve() if other else None
 
 
 def parse_model(text: str) -> tuple[str, str]:

@@ -248,15 +248,10 @@ def test_the_report_is_whole_tables(tmp_path: Path) -> None:
 
 
 def test_bundles_are_named_with_their_task_and_code(tmp_path: Path) -> None:
-    assert sides.parse_bundle("e2e:new int8=a/b", Path("/code")) == (
-        "e2e",
-        "new int8",
-        Path("a/b").resolve(),
-        Path("/code"),
-    )
-    assert sides.parse_bundle(f"chat:old=a@{tmp_path}", Path("/code"))[3] == tmp_path
+    assert sides.parse_bundle("e2e:new int8=a/b") == ("e2e", "new int8", Path("a/b").resolve(), None)
+    assert sides.parse_bundle(f"chat:old=a@{tmp_path}")[3] == tmp_path
     with pytest.raises(ArgumentTypeError, match="expected TASK:NAME=FOLDER"):
-        sides.parse_bundle("a/b", Path("/code"))
+        sides.parse_bundle("a/b")
 
 
 def test_every_engine_is_a_side_plain_and_with_what_it_drafts() -> None:

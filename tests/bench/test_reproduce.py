@@ -107,6 +107,12 @@ def test_a_result_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert "result is there already" in done.stdout
 
 
+def test_commands_run_the_installed_package_not_the_checkout_beside_it(tmp_path: Path) -> None:
+    """The folder of a checkout, before the installed package on the path, would hide its native operators."""
+    done = run_parts(tmp_path, "\npython -c 'import sys; print([one for one in sys.path if one])'\n")
+    assert done.returncode == 0 and f"'{tmp_path.parent}'" not in done.stdout
+
+
 def test_a_training_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = reproduce.Command(("streamspec", "train", "--out", "half"), "half")
