@@ -3,7 +3,7 @@
 A verification step that commits `c` tokens at the cost of `k` plain steps adds `c - k`. Speculation goes on while the
 budget is positive and pauses when it is spent; every plain step refills a little, which is what the next attempt may
 lose. So all attempts together cost at most the initial budget, `REFILL` of the time, and `FRESH_START` steps an answer,
-whatever the text.
+whatever the text: a hundredth or two of a first answer.
 
 Costs come from a calibration, which another process may have disturbed. So steps of both kinds are timed as they go:
 while speculating a plain step is taken now and then just to be timed, and what verification steps really cost corrects
@@ -15,8 +15,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# plain steps to begin with, and the most that gains are remembered for: a turn for the worse is noticed soon
-MAX_BUDGET = 8.0
+START = 1.5  # plain steps to begin with
+MAX_BUDGET = 8.0  # the most that gains are remembered for: a turn for the worse is noticed soon
 REFILL = 0.015  # of a plain step, for every plain step
 FRESH_START = 0.5  # plain steps that a new answer adds, since another text may go better
 # verification steps that bring one token each, the worst case, for which the budget must suffice before a new attempt
@@ -36,7 +36,7 @@ class SpeculationController:
 
     def __init__(self) -> None:
         self.on = True
-        self._budget = MAX_BUDGET
+        self._budget = START
         self._committed = self._cost = 0.0  # of a verification step, lately
         self._calibrated_cost = 0.0  # that cost by calibration alone, when speculation was last switched off
         self._averaged = 0
@@ -115,7 +115,7 @@ class SpeculationController:
         if len(self._plain) >= ENOUGH:
             self._cost = self._calibrated_cost * self.correction
             if self._committed > MARGIN * self._cost:  # it had been paying all along
-                self._budget = MAX_BUDGET
+                self._budget = max(self._budget, self._needed)
         self._add(REFILL)
 
     def describe(self, rows: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.costs.speculation_controller import FRESH_START, MAX_BUDGET, REFILL, SpeculationController
+from streamspec.runtime.costs.speculation_controller import FRESH_START, REFILL, START, SpeculationController
 
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 
@@ -59,7 +59,7 @@ def test_no_text_costs_more_than_the_budget_allows(
         return 1 + int(dice.binomial(6, skills[(done // 40) % len(skills)]))
 
     time, plain = clock(cost, text, answers, length, seed), answers * length
-    assert time <= plain * (1 + REFILL) + MAX_BUDGET + answers * FRESH_START + cost + 1e-9
+    assert time <= plain * (1 + REFILL) + START + answers * FRESH_START + cost + 1e-9
 
 
 @pytest.mark.parametrize("cost", [1.2, 2.0, 4.0])
