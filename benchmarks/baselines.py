@@ -189,6 +189,10 @@ def main() -> None:
         }
         return answer(options)
     run(sys.executable, __file__, *sys.argv[1:], "--answer")
+    measured = [
+        *("--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--repeats", arguments.repeats),
+        *("--max-new-tokens", arguments.max_new_tokens, *threads),
+    ]
     for name in (n for n in arguments.only if n in DRAFTERS):
         adapter, bundle = out / f"{arguments.task}-{name}", out / f"{arguments.task}-{name}-int8"
         options = DRAFTERS[name].split() + (arguments.layer.split() if DRAFTERS[name].startswith(LAYER) else [])
@@ -210,30 +214,22 @@ def main() -> None:
         if not bundle.exists():
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle, *EXPORT.get(name, []))
         if not arguments.train:
-            measured = [
-                "--prompts",
-                arguments.data / "test.jsonl",
-                "--limit",
-                arguments.limit,
-                "--max-new-tokens",
-                arguments.max_new_tokens,
-                "--json",
-                *threads,
-            ]
             settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
-            measured += ["--temperature", arguments.temperature, "--top-p", arguments.top_p]
             found = json.loads(
                 run(
                     *streamspec,
                     "bench",
                     bundle,
                     *measured,
+                    "--json",
                     "--no-ngram",
                     "--no-recycling",
                     "--rows",
                     "8,16",
-                    "--repeats",
-                    arguments.repeats,
+                    "--temperature",
+                    arguments.temperature,
+                    "--top-p",
+                    arguments.top_p,
                 ).splitlines()[-1]
             )
             keys = (
@@ -276,17 +272,6 @@ def main() -> None:
                 for n in ("streams-deep", "streams-bigram")
                 if (found := out / f"{arguments.task}-{n}-int8").exists()
             )
-            measured = [
-                "--prompts",
-                arguments.data / "test.jsonl",
-                "--limit",
-                arguments.limit,
-                "--max-new-tokens",
-                arguments.max_new_tokens,
-                "--repeats",
-                arguments.repeats,
-                *threads,
-            ]
             found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
             note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
 

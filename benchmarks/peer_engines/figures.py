@@ -7,39 +7,26 @@ sides met the same machine, and its spread is over blocks.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from peer_engines.runs import key
 from peer_engines.sides import DEFAULT, NGRAMS, OURS, PLAIN
+from streamspec.bench.figures import Spread
 
 TITLES = {"e2e": "E2E", "wikisql": "WikiSQL"}  # of tasks, in the README
 Record = Mapping[str, Any]
 Answers = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, least and most of some values."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
-        """None without values."""
-        some = list(values)
-        return cls(statistics.median(some), min(some), max(some)) if some else None
-
-    def text(self, digits: int) -> str:
-        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}..{self.high:,.{digits}f})"
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median, least and most; None without values."""
+    some = list(values)
+    return Spread.of(some) if some else None
 
 
-def text(spread: Spread | None, digits: int = 2) -> str:
-    return "-" if spread is None else spread.text(digits)
+def text(found: Spread | None, digits: int = 2) -> str:
+    return "-" if found is None else f"{found.median:,.{digits}f} ({found.low:,.{digits}f}..{found.high:,.{digits}f})"
 
 
 def decode_rate(answers: Answers) -> float:
@@ -75,7 +62,7 @@ class Figures:
         for block in self.record["blocks"]:
             if side in block["turns"]:
                 repetitions.setdefault(block["repetition"], []).extend(block["turns"][side]["answers"])
-        return Spread.of(how(answers) for answers in repetitions.values())
+        return spread(how(answers) for answers in repetitions.values())
 
     def ratio(
         self, over: str | None, under: str | None, how: Callable[[Answers], float] = decode_rate
@@ -86,15 +73,15 @@ class Figures:
             for block in self.record["blocks"]
             if over in block["turns"] and under in block["turns"]
         ]
-        return Spread.of(a / b for a, b in pairs if b)
+        return spread(a / b for a, b in pairs if b)
 
     def first(self, side: str) -> Spread | None:
         """Milliseconds to the first token: of all answers."""
-        return Spread.of(1e3 * answer["first"] for answer in self.answers(side))
+        return spread(1e3 * answer["first"] for answer in self.answers(side))
 
     def long(self, side: str) -> Spread | None:
         """Milliseconds to the first token after the long prompt."""
-        return Spread.of(1e3 * turn["long"] for turn in self.turns(side) if "long" in turn)
+        return spread(1e3 * turn["long"] for turn in self.turns(side) if "long" in turn)
 
     def texts(self, side: str) -> dict[int, list[int]]:
         """Each prompt's answer, the first time it was given."""
@@ -206,17 +193,17 @@ def step_rows(task: str, figures: Figures) -> list[list[str]]:
 
 
 def long_rows(task: str, figures: Figures, tokens: int) -> list[list[str]]:
-    found = {side: spread for side in figures.sides if (spread := figures.long(side))}
+    found = {side: long for side in figures.sides if (long := figures.long(side))}
     ours = found.get(figures.reference or "")
     return [
         [
             task,
             side,
-            spread.text(0),
-            f"{1e3 * tokens / spread.median:,.0f}",
-            f"{spread.median / ours.median:.2f}" if ours else "-",
+            text(long, 0),
+            f"{1e3 * tokens / long.median:,.0f}",
+            f"{long.median / ours.median:.2f}" if ours else "-",
         ]
-        for side, spread in sorted(found.items(), key=lambda pair: pair[1].median)
+        for side, long in sorted(found.items(), key=lambda pair: pair[1].median)
     ]
 
 
@@ -225,7 +212,7 @@ def loading_rows(task: str, record: Record) -> list[list[str]]:
     for process, found in record["loading"].items():
         numbers = [f"{found[kind]:.0f}" for kind in ("peak", "pss", "anonymous", "disk") if kind in found]
         ran = f"{process} ({provider})" if (provider := found.get("provider")) else process
-        rows.append([task, ran, f"{found['first']:.2f}", text(Spread.of(found["loads"])), *numbers])
+        rows.append([task, ran, f"{found['first']:.2f}", text(spread(found["loads"])), *numbers])
     return rows
 
 
@@ -303,6 +290,6 @@ def setup(content: Record) -> str:
         lines.append(f"- {name}: {prompts} prompts, {repetitions} repetitions, {record['fixed']['threads']} threads")
     lines += [f"- {content['machine']}"] if "machine" in content else []
     lines.append("- " + ", ".join(f"{name} {number}" for name, number in sorted(versions.items())))
-    spread = Spread.of(loads)
-    lines += [f"- load average before blocks, this one's own work included: {text(spread, 1)}"] if spread else []
+    if loads:
+        lines.append(f"- load average before blocks, this one's own work included: {text(spread(loads), 1)}")
     return "\n".join(lines)

@@ -174,7 +174,7 @@ def test_a_ratio_is_of_one_block_and_a_rate_of_a_repetition() -> None:
     assert (rate.median, rate.low, rate.high) == pytest.approx((30 / 0.9,) * 3)
     request = found.rate(fast, figures.request_rate)
     assert request is not None and request.median == pytest.approx(32 / 1.1)
-    assert ratio.text(2) == "2.50 (2.00..3.00)"
+    assert figures.text(ratio) == "2.50 (2.00..3.00)"
 
 
 def test_answers_are_compared_by_prompt_and_judged_where_all_are() -> None:

@@ -54,10 +54,15 @@ def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+def merged(base: Path, adapter: Path) -> Any:
+    """The base with its LoRA merged in, by transformers and PEFT."""
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload().eval()
+
+
 def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, tmp_path: Path) -> None:
     export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload().eval()
+    model = merged(base, adapter)
     check(session, model, base)
 
 
@@ -80,11 +85,7 @@ def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data
         base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True)
     )
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
-    model = (
-        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-        .merge_and_unload()
-        .eval()
-    )
+    model = merged(base, tmp_path / "adapter")
     check(session, model, base)
 
 
@@ -117,11 +118,7 @@ def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path,
     assert "draft" in str(describe(tmp_path / "adapter")) or method in ("medusa", "dflash")
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
-    model = (
-        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-        .merge_and_unload()
-        .eval()
-    )
+    model = merged(base, tmp_path / "adapter")
     check(session, model, base)
 
 
@@ -133,11 +130,7 @@ def test_families_write_what_transformers_writes(family: str, data: Path, tmp_pa
     tiny_model(family).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
     train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=2.0, task_share=0.5))
-    model = (
-        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-        .merge_and_unload()
-        .eval()
-    )
+    model = merged(base, tmp_path / "adapter")
     for static in (False, True):
         export_bundle(
             base,

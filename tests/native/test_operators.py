@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 
 from streamspec.export.native.layout import pack_blocks, pack_int4, pack_int6, pack_int8
-from streamspec.runtime.hardware import native_library
 from tests.support.native_cases import CASES, HIDDEN, Array, OperatorCase, Random, attention, floats, together
 from tests.support.native_oracle import COMPARE, by_output, codes_of
 
 CASES_OF_EACH = 60
-
-
-@pytest.fixture
-def library() -> Path:
-    found = native_library.library()
-    if found is None:
-        pytest.skip(f"no native operators here: {native_library.why_not()}")
-    return found
 
 
 @pytest.mark.parametrize("kind", CASES)

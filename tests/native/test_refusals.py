@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamspec.runtime.hardware import native_library
 from tests.support.native_cases import CASES, OperatorCase, spoiled
 
 F, H, U = np.float32, np.float16, np.uint8
 SPOILED = 600
-
-
-@pytest.fixture
-def library() -> Path:
-    found = native_library.library()
-    if found is None:
-        pytest.skip(f"no native operators here: {native_library.why_not()}")
-    return found
 
 
 def fitting(kind: str) -> OperatorCase:

@@ -128,7 +128,7 @@ def test_output_is_plain_decoding_s(
     for ngram in (True, False):  # the second answer knows the first
         runner = ToyRunner(rule, 8, gamma=3 * drafter, width=2, context=context, skill=skill, seed=seed)
         costs = None if seed % 3 else np.linspace(1, 1 + seed / 500, rows)
-        sources = (RECYCLING, LOOKAHEAD)[seed % 2 :]
+        sources = ((RECYCLING,), (LOOKAHEAD,), (RECYCLING, LOOKAHEAD))[seed % 4 % 3]
         setup = Setup(limit, rows=rows, costs=costs, ngram=ngram, sources=sources, adaptive=state)
         assert decode(runner, setup, [1, 2, 3])[0] == plain
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import (
     ADDED,
@@ -126,19 +123,6 @@ def test_it_adds_to_what_others_propose_and_confirms_the_drafter() -> None:
     assert sorted(zip(found.tokens[2:], found.parents[2:], strict=True)) == [(8, 0), (9, 1)]  # no 4 beside the drafter
     other = Stems([2, 4], [0, 0], [1.0, 0.6], [0, 2])  # another source's token is its own
     assert graft(table, [1, 2], other) == Continuations([4, 3], [-1, -1], [NO_CLAIM, RIVALLED + 1])
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9), st.booleans())
-def test_output_is_plain_decoding_s(
-    seed: int, limit: int, context: int, skill: float, rows: int, drafter: bool
-) -> None:
-    rule, state = varied(3, seed), adaptive()
-    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
-    for ngram in (True, False):  # the second answer knows the first
-        runner = ToyRunner(rule, 8, gamma=3 * drafter, width=2, context=context, skill=skill, seed=seed)
-        setup = Setup(limit, rows=rows, ngram=ngram, sources=(RECYCLING,), adaptive=state)
-        assert decode(runner, setup, [1, 2, 3])[0] == plain
 
 
 def test_a_session_drafts_from_its_earlier_answers() -> None:

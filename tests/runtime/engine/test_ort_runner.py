@@ -185,8 +185,9 @@ def test_a_row_sees_only_its_ancestors(bundles: Bundles) -> None:
     assert alone.tolist() == [one[row] for row in (0, 3, 4)]
 
 
-def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundles: Bundles) -> None:
-    session = load(bundles("lora"), threads=1, cache_dir=bundles("lora").parent / "cache")
+@pytest.mark.parametrize("bundle", ["lora", "static lora"])
+def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundle: str, bundles: Bundles) -> None:
+    session = load(bundles(bundle), threads=1, cache_dir=bundles(bundle).parent / "cache")
     assert session.policy.rows > 1 and session.speculation.startswith("on")
     steps = 0
     for prompt in [*PROMPTS, "abcabcabcabc"]:

@@ -142,17 +142,6 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
         assert (result.proposal is None) == (drawn is not None)
 
 
-def test_a_plain_bundle_drafts_from_its_text(bundles: Bundles) -> None:
-    session = load(bundles("static lora"), threads=1, cache_dir=bundles("static lora").parent / "cache")
-    assert session.speculation.startswith("on")
-    steps = 0
-    for prompt in [*PROMPTS, "abcabcabcabc"]:
-        answer = session.generate(prompt, max_new_tokens=60)
-        assert answer.token_ids == session.generate(prompt, max_new_tokens=60, speculate=False).token_ids
-        steps += answer.stats.steps
-    assert steps > 0
-
-
 def test_openvino_wants_fixed_shapes(bundles: Bundles) -> None:
     with pytest.raises(ProviderError, match="runs static bundles only|not installed"):
         load(bundles("fp32"), provider="openvino")
