@@ -19,6 +19,7 @@ from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetMod
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
 from streamspec.adapters.training_run import Run
 
+from streamspec.adapters.runs.stage_plan import LEARNING
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run
 PER_MINUTE = 4  # rows measured for each minute of the budget
 FEWEST, MOST = 2, 8  # of them
@@ -82,6 +83,18 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
 
 def last_work(run: Run) -> dict[str, float]:
     """The last validation's work by kind: texts, answers to make, answers to rank and describe."""
+def learning_seconds(run: Run, model: TargetModel) -> float | None:
+    """Seconds in which a text is learnt from, by what the passes over one were measured to take; None where they were
+    not.
+    """
+    kind = RANKED if isinstance(model, DraftingModel) else TEXTS
+    read, passed = run.budget.speeds.cost(TEXTS, 1), run.budget.speeds.cost(kind, 1)
+    if passed is None:
+        return None
+    unlearnt = min(read or 0.0, passed) if model.frozen else 0.0  # the way back ends at a frozen target
+    return unlearnt + LEARNING * (passed - unlearnt)
+
+
     work: dict[str, float] = {TEXTS: len(run.val_rows)}
     if run.config.drafter.model is None:
         return work
