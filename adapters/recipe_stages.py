@@ -31,9 +31,10 @@ from streamspec.adapters.drafters.acceptance_eval import evaluating, record_rank
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftTargets, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.last_validation import (
+    exact_match,
     last_work,
-    measure_drafter,
     learning_seconds,
+    measure_drafter,
     measure_loss,
     measure_texts,
     stage_end,
@@ -48,8 +49,8 @@ from streamspec.adapters.reporting.periodic_validation import (
 )
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
-from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_time
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
@@ -107,7 +108,6 @@ def fit_drafter(
     run.state.finish(name, used, log)
 
 
-def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> StepLoss:
 def planned_batch(
     run: Run, name: str, model: TargetModel, rows: Sequence[TokenRow], asked: int, until: Deadline
 ) -> int:
@@ -126,6 +126,7 @@ def planned_batch(
     return run.in_step(plan.batch)
 
 
+def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> StepLoss:
     """Returns the function that computes the losses of a step from its batch and its random number."""
     config, options = run.config, run.options
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
@@ -254,4 +255,5 @@ def finish_drafter(
         "expected": expected(ranks, run.config.method, run.config.resolved, run.ns, len(drafter.decoder.layers)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
-    return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)
+    metrics |= exact_match(run, answers) | measured
+    return finish_drafting(run, drafter, vocabulary, ranks, metrics | statistics)

@@ -127,7 +127,7 @@ def test_the_early_exit_is_no_part_of_the_loss_that_is_shown_nor_of_the_picture(
 def test_training_writes_both_and_the_folder_stays_an_adapter(base: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = train(options(base, data, out, recipe="staged", target_adapter="base", epochs=1.0, regenerate_rows=8))
-    assert len(result["verdict"]) == 2 and json.loads(json.dumps(result)) == result
+    assert len(result["verdict"]) == 3 and json.loads(json.dumps(result)) == result
     assert result["expected"]["speed_up"] > 0 and result["verdict"][0].startswith("expected ")
     assert result["verdict"][0] in (out / CARD).read_text().replace("Expected", "expected")
     ElementTree.parse(out / FIGURE)
