@@ -1,6 +1,7 @@
-"""The time that the last validation takes: measured on a few rows where time is limited, and kept free by the stages.
+"""The last validation: the time that it takes, measured on a few rows where time is limited and kept free by the
+stages; next-token loss and exact match.
 
-Tested by tests/adapters/runs/test_budget.py.
+The time is tested by tests/adapters/runs/test_budget.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from streamspec.adapters.answers.completion_file import up_to_end
 from streamspec.adapters.answers.self_distillation import answer_batch
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
@@ -17,6 +19,7 @@ from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
+from streamspec.adapters.runs.stage_plan import LEARNING
 from streamspec.adapters.training_run import Run
 
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run
@@ -80,6 +83,18 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     run.budget.speeds.measured(ANSWERS, made, seconds[0] + each * min(length, config.max_new_tokens))
 
 
+def learning_seconds(run: Run, model: TargetModel) -> float | None:
+    """Seconds in which a text is learnt from, by what the passes over one were measured to take; None where they were
+    not.
+    """
+    kind = RANKED if isinstance(model, DraftingModel) else TEXTS
+    read, passed = run.budget.speeds.cost(TEXTS, 1), run.budget.speeds.cost(kind, 1)
+    if passed is None:
+        return None
+    unlearnt = min(read or 0.0, passed) if model.frozen else 0.0  # the way back ends at a frozen target
+    return unlearnt + LEARNING * (passed - unlearnt)
+
+
 def last_work(run: Run) -> dict[str, float]:
     """The last validation's work by kind: texts, answers to make, answers to rank and describe."""
     work: dict[str, float] = {TEXTS: len(run.val_rows)}
@@ -101,3 +116,24 @@ def measure_loss(run: Run, model: TargetModel, until: Deadline) -> dict[str, Any
     if texts < len(run.val_rows):
         say(f"validation loss: {texts} of {len(run.val_rows)} texts in the time left")
     return {"val_loss": round(loss, 4), "val_texts": texts}
+
+
+def exact_match(run: Run, answers: Sequence[TokenRow]) -> dict[str, Any]:
+    """`val_em`, the share of the target's greedy `answers` that equal a reference but for white space, and
+    `val_em_answers`, how many were compared; nothing where none has a reference, as rows of text have none.
+    """
+    ends, tokenizer = run.formatter.end_ids, run.formatter.tokenizer
+
+    def words(ids: list[int]) -> list[str]:
+        return str(tokenizer.decode([token for token in up_to_end(ids, ends) if token not in ends])).split()
+
+    said = {tuple(row.input_ids[: row.loss_mask.count(False)]): row for row in answers}
+    references: dict[tuple[int, ...], list[list[str]]] = {}
+    for index in range(0 if run.config.answer_temperature else len(run.val_prompts)):
+        opening = run.val_prompts.opening(index)
+        if tuple(opening) in said and not (row := run.val_prompts[index]).loss_mask[len(opening) - 1]:
+            references.setdefault(tuple(opening), []).append(words(row.input_ids[len(opening) :]))
+    if not references:
+        return {}
+    equal = [words(said[prompt].input_ids[len(prompt) :]) in known for prompt, known in references.items()]
+    return {"val_em": round(sum(equal) / len(equal), 4), "val_em_answers": len(equal)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from streamspec.adapters.answers.completion_file import Answered, CompletionFile
 from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.answers.self_distillation import regenerate
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
+from streamspec.adapters.dataset.batches import row_lengths
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -30,7 +31,9 @@ from streamspec.adapters.drafters.acceptance_eval import evaluating, record_rank
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftTargets, FitStep, TargetModel
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.last_validation import (
+    exact_match,
     last_work,
+    learning_seconds,
     measure_drafter,
     measure_loss,
     measure_texts,
@@ -46,6 +49,7 @@ from streamspec.adapters.reporting.periodic_validation import (
 )
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
+from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_time
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by
@@ -67,7 +71,7 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
         return {"total": next_token_loss(plain, main, batch)}
 
     check, end = partial(target_figures, plain, sample(run.val_rows)), stage_end(run, share)
-    batch = run.in_step(run.config.batch_size)
+    batch = planned_batch(run, "task", plain, run.rows, run.config.batch_size, end)
     stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
@@ -97,10 +101,29 @@ def fit_drafter(
     check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
     end = stage_end(run, share)
     loss = drafter_loss(run, drafter, vocabulary)
-    stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
+    batch = planned_batch(run, name, drafter, rows, config.drafter_batch, end)
+    stage = Stage(name, drafter, loss, rows, lr, batch, end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
+
+
+def planned_batch(
+    run: Run, name: str, model: TargetModel, rows: Sequence[TokenRow], asked: int, until: Deadline
+) -> int:
+    """Returns the texts that all processes read at once, `asked` by each or fewer, and says what the stage is about to
+    do. A run that goes on takes as many as before.
+    """
+    config, part = run.config, f"plan_{name}"
+    time = StageTime(until.left(), learning_seconds(run, model))
+    if not run.state.finished(part):
+        batches = run.in_step(config.accumulate)
+        batch = batch_in_time(asked, batches, time)
+        plan = StagePlan(len(rows), sum(row_lengths(rows)), len(run.val_rows), batch, batches)
+        run.state.finish(part, 0.0, asdict(plan))
+    plan = StagePlan(**run.state.log[part])
+    say(f"{name}: {plan.described(asked, config.epochs, time)}")
+    return run.in_step(plan.batch)
 
 
 def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> StepLoss:
@@ -232,4 +255,5 @@ def finish_drafter(
         "expected": expected(ranks, run.config.method, run.config.resolved, run.ns, len(drafter.decoder.layers)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
-    return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)
+    metrics |= exact_match(run, answers) | measured
+    return finish_drafting(run, drafter, vocabulary, ranks, metrics | statistics)

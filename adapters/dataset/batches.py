@@ -21,8 +21,7 @@ class LengthGroupedOrder(Sampler[int]):
     """
 
     def __init__(self, rows: Sequence[TokenRow], batch_size: int, seed: int) -> None:
-        known = getattr(rows, "lengths", None)  # of `TokenRows`, without making the rows
-        self.lengths: list[int] = [len(row.input_ids) for row in rows] if known is None else known.tolist()
+        self.lengths = row_lengths(rows)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -35,6 +34,12 @@ class LengthGroupedOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + 1000 * self.epoch)
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
+def row_lengths(rows: Sequence[TokenRow]) -> list[int]:
+    """Counts the tokens of each row."""
+    known = getattr(rows, "lengths", None)  # of `TokenRows`, without making the rows
+    return [len(row.input_ids) for row in rows] if known is None else known.tolist()
 
 
 def collate(rows: Sequence[TokenRow], device: torch.device | None = None) -> dict[str, Tensor]:

@@ -237,7 +237,9 @@ class DraftingModel(TargetModel, ABC):
 
     @abstractmethod
     def losses(self, step: FitStep) -> dict[str, Tensor]:
-        """Scalar losses by name; "total" is the one to minimise, the others are logged."""
+        """Scalar losses by name; "total" is the one to minimise, the others are logged, "loss" in place of the total
+        where a part of that trains nothing that drafts.
+        """
 
     def statistics(self, rows: Sequence[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:
         """Further metrics of a trained drafter over `rows`; by default none."""

@@ -64,7 +64,7 @@ class TrainedAloneOptions:
 
     stream_batch_size: int | None = option(
         None,
-        "texts per step and process of a drafter's stages; default: 2 where the drafter learns alone (staged), else "
-        "batch_size",
+        "texts per step and process of a drafter's stages, fewer where max_minutes is short; default: 2 where the "
+        "drafter learns alone (staged), else batch_size",
         minimum=1,
     )

@@ -78,6 +78,9 @@ def _drafter(description: Mapping[str, Any], task: bool) -> str:
 
 def _figures(metrics: Mapping[str, Any]) -> str:
     rows = [("next-token loss", f"{metrics['val_loss']:.3f}", counted(metrics["val_texts"], "text"))]
+    if "val_em" in metrics:
+        compared = counted(metrics["val_em_answers"], "answer")
+        rows.append(("exact match with the reference", f"{metrics['val_em']:.3f}", f"{compared} of the target"))
     if "tau" in metrics:
         by = answers(metrics)
         right = " ".join(f"{x:.2f}" for x in metrics["per_stream_accuracy"])

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from transformers import TrainerCallback
 from streamspec.progress import duration, region
 
 WINDOW = 60.0  # seconds of steps that speed and time left are computed from
+LATEST = 10  # batches that the losses shown are means over
 CHECKED = ("eval_loss", "eval_tau")  # the log's keys of figures from validation
-NOT_LOSSES = ("learning_rate", "grad_norm", "epoch", "minutes", "train_", "total_flos")  # beginnings of the log's keys
 
 
 class StageDisplay(TrainerCallback):
@@ -31,8 +32,8 @@ class StageDisplay(TrainerCallback):
         self.began = time.monotonic()
         self.tokens: Tensor | None = None  # of this process so far; on its device, so that no step waits for it
         self.marks: deque[tuple[float, int, Tensor]] = deque()  # time, step and tokens, some seconds apart
-        self.step = self.steps = 0
-        self.losses: dict[str, float] = {}
+        self.step = self.steps = self.checked_at = 0
+        self.losses: deque[dict[str, Tensor]] = deque(maxlen=LATEST)  # of a batch each; read when they are shown
         self.checked: dict[str, float] = {}
         self._changed: Callable[[], None] = lambda: None
 
@@ -60,10 +61,8 @@ class StageDisplay(TrainerCallback):
                 self.marks.popleft()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        logs = logs or {}
-        if "loss" in logs:
-            self.losses = {k: v for k, v in logs.items() if not k.startswith(NOT_LOSSES)}
-        self.checked |= {k.removeprefix("eval_"): v for k, v in logs.items() if k in CHECKED}
+        if checked := {k.removeprefix("eval_"): v for k, v in (logs or {}).items() if k in CHECKED}:
+            self.checked, self.checked_at = checked, state.global_step
         self._changed()
 
     def speed(self) -> tuple[float, float]:
@@ -75,6 +74,12 @@ class StageDisplay(TrainerCallback):
             ended - began, 1e-9
         )
 
+    def latest(self) -> dict[str, float]:
+        """Means of the losses by name, over those of the latest batches that have them."""
+        batches = list(self.losses)
+        seen = {name: [batch[name] for batch in batches if name in batch] for name in dict.fromkeys(chain(*batches))}
+        return {name: torch.stack(values).mean().item() for name, values in seen.items()}
+
     def parts(self) -> list[str]:
         """The stage in words; nothing before its first step."""
         if not self.step or not self.losses:
@@ -84,9 +89,9 @@ class StageDisplay(TrainerCallback):
         left = min(each * (self.steps - self.step), granted) if each else granted
         whole = "" if math.isinf(granted) else f" of {(used + granted) / 60:.1f}"
         time_left = [] if math.isinf(left) else [f"{duration(left)} left"]
-        losses = " ".join(f"{name} {value:.3f}" for name, value in self.losses.items())
+        losses = " ".join(f"{name} {value:.3f}" for name, value in self.latest().items())
         checked = " ".join(f"{name} {value:.3f}" for name, value in sorted(self.checked.items(), reverse=True))
-        validation = [f"validation: {checked}"] if checked else []
+        validation = [f"validation at step {self.checked_at}: {checked}"] if checked else []
         return [
             f"{self.name}: step {self.step}/{self.steps}",
             f"{used / 60:.1f}{whole} min",

@@ -13,7 +13,7 @@ from typing import Any
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 760, 170, 64, 150, 44, 66  # pixels; HEIGHT: of a panel without its title
 TEXT, MUTED, LINE = "#1f2933", "#52606d", "#d5dbe1"
 COLOURS = ("#0b7a75", "#c2571a", "#4456a6", "#8c3b7a", "#6b7a0f", "#9aa5b1", "#b0413e", "#2f8fbf", "#5c5248")
-NOT_CURVES = ("step", "epoch", "learning_rate", "grad_norm", "minutes", "eval_texts")
+NOT_CURVES = ("step", "epoch", "learning_rate", "grad_norm", "minutes", "eval_texts", "early_exit")
 MOST_POINTS = 300  # of a curve
 Points = list[tuple[float, float]]
 

@@ -97,7 +97,14 @@ def verdict(metrics: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
         f"expected {gain}, at {speed['rows']} rows: {speed['tau']:.2f} tokens in steps of {speed['step']:.2f} plain "
         f"ones, int8 on a CPU, by {answers(metrics)}; `streamspec bench` measures it"
     )
-    return [speed_up, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'), texts)}"]
+    sentences = [speed_up, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'), texts)}"]
+    if metrics.get("val_em") == 0:
+        compared = counted(metrics["val_em_answers"], "answer")
+        sentences.append(
+            f"of {compared} of the target none equals its reference: normal where many answers are right, else the "
+            "task is not learnt"
+        )
+    return sentences
 
 
 def _about_tau(found: tuple[float, float, float] | None, texts: int | None) -> str:

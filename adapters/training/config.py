@@ -142,7 +142,9 @@ class OptimiserOptions:
     lora_alpha: float | None = option(None, "scale of the task LoRA; default: rank", above=0)
     lr: float = option(5e-4, "learning rate", above=0)
     stream_lr: float = option(2e-3, "learning rate of a drafter that learns alone (staged)", above=0)
-    batch_size: int = option(8, "texts per step; of several processes, each one's", minimum=1)
+    batch_size: int = option(
+        8, "texts per step, fewer where max_minutes is short; of several processes, each one's", minimum=1
+    )
     accumulate: int = option(1, "batches whose gradients a step adds up: a larger batch in the same memory", minimum=1)
     gradient_checkpointing: bool = option(
         False, "compute the target's layers again in the backward pass: less memory where the target learns"

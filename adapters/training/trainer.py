@@ -189,8 +189,9 @@ class Clock(TrainerCallback, ExportableState):
         self.started = self.until.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stops training once most of another step would come too late."""
+        """Stops training once most of another step would come too late. The last step of all is logged."""
         self.steps += 1
+        control.should_log |= state.global_step >= state.max_steps
         late = self.until.over((self.until.now() - self.started) / self.steps / 2)
         if not math.isinf(self.until.at) and processes.from_first(late):
             control.should_training_stop = control.should_log = control.should_save = True
@@ -227,9 +228,11 @@ class _StageTrainer(Trainer):
         draw = float(drawn_numbers(1, seed, step)[0])
         with self._autocast():
             losses = model(inputs, draw)
-        for name, value in losses.items():
-            self.parts.setdefault(name, []).append(value.detach())
         total = losses["total"]
+        parts = {name: value for name, value in losses.items() if name != "total"}
+        for name, value in parts.items():
+            self.parts.setdefault(name, []).append(value)
+        self.display.losses.append({"loss": total.detach()} | parts)
         if self.args.gradient_accumulation_steps > 1:
             total = total * self.shares.popleft()
         return (total, losses) if return_outputs else total
@@ -272,7 +275,7 @@ class _StageTrainer(Trainer):
         """Loads nothing, as nothing is saved."""
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        means = {name: torch.stack(seen).mean() for name, seen in self.parts.items() if name != "total"}
+        means = {name: torch.stack(seen).mean() for name, seen in self.parts.items()}
         logs |= {name: round(mean.item(), 4) for name, mean in means.items()}
         logs["minutes"] = round(self.clock.elapsed() / 60, 2)
         self.parts.clear()

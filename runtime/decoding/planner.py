@@ -98,21 +98,19 @@ class Planner:
         lessons = self._lessons(plan, room)
         spare = 0 if lessons is None else len(lessons.tokens)
         draft = self._likeliest(plan, room, rows - spare, spare) if rows > 1 else None
+        likeliest = draft or plan.draft
         if lessons is not None:
-            likeliest = draft or plan.draft
             draft = with_rows(likeliest, lessons, self.sources.explorer)
-            spare = len(draft.tree) - len(likeliest.tree)
         if draft is None:
             return None
         if self.policy.call_rows is None:
-            whole, draft = draft, off_borders(draft, plan.cached)
-            if len(draft.tree) < len(whole.tree):
-                spare = 0  # its first path stays
+            draft = off_borders(draft, plan.cached)
+        explored = max(0, len(draft.tree) - len(likeliest.tree))  # they come last, so a cut takes them first
         drafter = self._after_draft(plan)
         pruning, priors = self.policy.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
-        return plan._replace(draft=draft, drafter=drafter, explored=spare, pruning=pruning, priors=priors)
+        return plan._replace(draft=draft, drafter=drafter, explored=explored, pruning=pruning, priors=priors)
 
     def _lessons(self, plan: StepPlan, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach a source, fewer than a step has; None for none."""

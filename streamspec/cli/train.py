@@ -132,6 +132,8 @@ def summary(result: dict[str, Any], config: TrainConfig) -> str:
     from streamspec.adapters.reporting.verdict import answers, counted
 
     figures = [f"next-token loss {result['val_loss']:.3f} of {counted(result['val_texts'], 'text')}"]
+    if "val_em" in result:
+        figures += [f"exact match {result['val_em']:.3f} of {counted(result['val_em_answers'], 'answer')}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
         figures += [

@@ -137,11 +137,13 @@ class StreamingModel(DraftingModel):
         return streams
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
-        """Computes the "total" loss and its parts, each a scalar; adds that of the early exit."""
+        """Computes the "total" loss and its parts, each a scalar; adds that of the early exit, which is no part of the
+        "loss" that is shown: its own parameters alone learn from it.
+        """
         losses = drafting_losses(self, step)
-        if self.prune_down is not None:  # its own parameters alone learn from it
-            losses["early_exit"] = exit_loss(self, step)
-            losses["total"] = losses["total"] + losses["early_exit"]
+        if self.prune_down is not None:
+            exits = exit_loss(self, step)
+            losses |= {"loss": losses["total"], "total": losses["total"] + exits, "early_exit": exits}
         return losses
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:

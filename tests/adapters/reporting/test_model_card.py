@@ -110,10 +110,24 @@ def test_the_picture_is_valid_svg_with_every_curve_and_position() -> None:
     assert ElementTree.fromstring(figure({}, ())) is not None
 
 
+def test_the_early_exit_is_no_part_of_the_loss_that_is_shown_nor_of_the_picture(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    train(options(base, data, out, recipe="staged", target_adapter="base", epochs=1.0, regenerate_rows=8, prune_rank=2))
+    log = [entry for entry in json.loads((out / "training.json").read_text())["log"]["streams"] if "loss" in entry]
+    assert [entry["step"] for entry in log] == [1, 4]
+    for entry in log:
+        assert entry["loss"] == pytest.approx((entry["stream_1"] + entry["stream_2"]) / 2, abs=2e-4)
+        assert entry["early_exit"] > 0
+    picture = (out / FIGURE).read_text()
+    assert "stream_1" in picture and "early_exit" not in picture
+
+
 def test_training_writes_both_and_the_folder_stays_an_adapter(base: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = train(options(base, data, out, recipe="staged", target_adapter="base", epochs=1.0, regenerate_rows=8))
-    assert len(result["verdict"]) == 2 and json.loads(json.dumps(result)) == result
+    assert len(result["verdict"]) == 3 and json.loads(json.dumps(result)) == result
     assert result["expected"]["speed_up"] > 0 and result["verdict"][0].startswith("expected ")
     assert result["verdict"][0] in (out / CARD).read_text().replace("Expected", "expected")
     ElementTree.parse(out / FIGURE)

@@ -20,6 +20,7 @@ OURS = (
     r"\d+ of \d+ rows drawn for validation; --val names a file",
     r"example:",
     r".*\[\[.*</s>\]\]",
+    r"(task|streams): \d+ rows with \d+ tokens, \d+ held out, \d+ steps of \d+ rows",
     r"(task|streams): step \d+/\d+, .*",
 )
 

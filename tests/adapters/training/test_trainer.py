@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace as Some
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_training_stops_before_a_step_of_which_most_would_come_too_late() -> Non
     clock.on_train_begin(None, None, None)
     for now[0] in (3.0, 6.0, 8.0, 9.0):  # type: ignore[misc]
         control = TrainerControl()
-        clock.on_step_end(None, None, control)
+        clock.on_step_end(None, Some(global_step=1, max_steps=9), control)
         stops.append(control.should_training_stop)
     assert stops == [False, False, False, True]  # the mean step takes 2.25 s, and 1 s is left
 

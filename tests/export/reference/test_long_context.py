@@ -129,6 +129,15 @@ def test_static_graphs_are_compared_within_their_slots(tmp_path: Path, monkeypat
     )
 
 
+def test_a_window_of_4096_is_computed_whole_and_one_of_twice_that_in_part() -> None:
+    model = tiny_model("mistral", sliding_window=4096)
+    for window, whole in ((4096, True), (8192, False)):
+        spec = replace(describe(model), windows=(window,) * 4, context_length=1 << 14)
+        text, _ = plan(reference_of(model), spec)
+        assert text is not None and bool(text.computed.all()) == whole
+        assert text.limits == {window: "window"} and text.computed[text.compared].all()
+
+
 def test_a_model_without_limits_has_no_long_rows() -> None:
     for family, changes in (("llama", {}), ("gpt2", {}), ("mistral", {"sliding_window": None})):
         model = tiny_model(family, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamspec.layer_cache import SUM_BLOCK
 from streamspec.runtime import Sampling, load
 from streamspec.runtime.costs.drafter_gate import EXPLORED_PAUSE, DrafterGate, ExplorationGate
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import build_draft_tree, with_rows
+from streamspec.runtime.decoding.observers import ExplorationObserver
 from streamspec.runtime.decoding.stats import SourceCounts
+from streamspec.runtime.decoding.step_plan import StepPlan
 from streamspec.runtime.draft_sources.lookahead import (
     ASSUMED,
     BYTES,
@@ -172,6 +176,21 @@ def test_the_drafter_is_not_charged_for_the_window_s_rows() -> None:
     decode(runner, setup, [1, 2, 3])
     window = [rows - own for (rows, _), own in zip(runner.calls[1:], compared, strict=False)]
     assert compared and min(window) >= 0 and max(window) > WINDOW and min(compared) > 0
+
+
+def test_of_a_draft_cut_at_a_summation_border_only_rows_that_are_left_count_as_explored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans = list[StepPlan]()
+    monkeypatch.setattr(ExplorationObserver, "observe", lambda _, outcome: plans.append(outcome.plan))
+    for begin, gamma in product(range(SUM_BLOCK - 8, SUM_BLOCK), (0, 3)):
+        runner = ToyRunner(scripted(begin, [*range(60)]), 80, gamma=gamma, context=400)
+        setup = Setup(20, rows=20, ngram=False, sources=(LOOKAHEAD,), adaptive=adaptive())
+        decode(runner, setup, [i % 7 for i in range(begin)])
+    across = [plan for plan in plans if plan.cached < SUM_BLOCK < plan.cached + plan.rows]
+    assert {plan.explored > 0 for plan in across} == {True, False}
+    for plan in plans:  # what explores claims nothing
+        assert plan.explored == sum(probability == 0.0 for probability in plan.draft.probabilities)
 
 
 def test_steps_without_drafts_count_until_it_is_tried_again() -> None:

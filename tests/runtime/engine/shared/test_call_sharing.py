@@ -220,6 +220,16 @@ class Model:
         self.scheduler = FairLock()
 
 
+def test_a_call_has_64_rows_at_most_and_those_of_others_wait_for_the_next() -> None:
+    sharing = CallSharing(Model(), 8)  # type: ignore[arg-type]
+    some = [
+        SharedRows(object(), CallRows([5] * count, [0], np.zeros((1, 1)), np.zeros(1), np.zeros(1)), 0, 0, GREEDY)
+        for count in (20, 44, 1)
+    ]
+    sharing._waiting += some
+    assert sharing._gathered(some[0]) == some[:2] and sharing._waiting == some[2:]
+
+
 class Adding:
     """A call that chooses the number after each token; some fail."""
 

@@ -18,7 +18,9 @@ def steps(gate: SharingGate, sequences: int, count: int, shared: float, alone: f
     return found
 
 
-@pytest.mark.parametrize(("shared", "alone", "wins"), [(2.0, 1.0, True), (1.0, 2.0, False)])
+@pytest.mark.parametrize(
+    ("shared", "alone", "wins"), [(2.0, 1.0, True), (1.0, 2.0, False), (1.1, 1.0, True), (1.0, 1.1, False)]
+)
 def test_the_faster_way_is_taken_but_for_trials(shared: float, alone: float, wins: bool) -> None:
     gate = SharingGate()
     assert steps(gate, 2, 2 * TRIAL, shared, alone) == TRIAL  # both are measured first
