@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     """
     say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     _check_name(text, path)
     if text == REFERENCE:
         return _reference(say)
@@ -78,7 +79,7 @@ def peek(name: str | Path) -> tuple[str, int] | None:
 
     Imports no model library. Raises BaseModelError for a name that can be no base, and a folder of no family.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     _check_name(str(name), path)
     cached = cached_reference() if str(name) == REFERENCE else None
     folder = cached.path if cached else path

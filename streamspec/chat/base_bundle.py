@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | N
     `say` gets one line per step of the export (default: stderr). Raises ConfigError for a name of nothing, and where
     the libraries are missing that an export takes; BaseModelError for a base that cannot be used.
     """
-    path = path_of(Path(name).expanduser())
+    path = path_of(Path(os.path.expanduser(name)))
     if (path / MANIFEST).is_file():
         return path
     digest, label = _content(name, path, say)

@@ -12,6 +12,7 @@ from streamspec.atomic import recover, remove_folder, sweep
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import MANIFEST, plain_name
 from streamspec.errors import BundleError, ConfigError, StreamspecError, meant
+from streamspec.paths import user_folder
 
 VARIABLE = "STREAMSPEC_BUNDLES"
 
@@ -32,11 +33,7 @@ class InstalledBundle:
 
 def library_dir() -> Path:
     """The folder `STREAMSPEC_BUNDLES`, else one in the user's data. Raises ConfigError where the user has none."""
-    configured = os.environ.get(VARIABLE)
-    folder = Path(configured or user_data_dir("streamspec")) / ("" if configured else "bundles")
-    if str(folder).startswith("~"):
-        raise ConfigError("a user without a home folder", f"a folder in {VARIABLE}", "set it, or give --out")
-    return folder
+    return user_folder(VARIABLE, lambda: os.path.join(user_data_dir("streamspec"), "bundles"), "library of bundles")
 
 
 def installed() -> list[InstalledBundle]:

@@ -185,11 +185,11 @@ def test_sources_that_are_none_are_refused(source: str, options: dict[str, Any],
         pull(source, **options)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_BUNDLES", "~/mine")
+    assert library_dir() == Path.home() / "mine"
     monkeypatch.delenv("STREAMSPEC_BUNDLES")
-    monkeypatch.setattr("streamspec.library.installed.user_data_dir", lambda name: f"~/.local/share/{name}")
-    with pytest.raises(ConfigError, match="STREAMSPEC_BUNDLES"):
-        library_dir()
+    assert library_dir().parts[-2:] == ("streamspec", "bundles")
 
 
 # ---- an address
