@@ -124,8 +124,11 @@ def test_a_link_in_the_library_is_not_followed_by_remove(bundle: Path, library: 
 
 def test_remove_names_what_is_near_and_cleans_up_after_one_that_was_killed(bundle: Path, library: Path) -> None:
     pull(str(bundle), name="tiny")
+    pull(str(bundle), name="half")
+    for left in (".old.12345678.tmp.lock", ".half.previous.lock"):
+        (library / left).touch()
     (library / ".old.12345678.tmp").mkdir()
-    os.rename(pull(str(bundle), name="half"), library / ".half.previous")  # killed between two renames
+    os.rename(library / "half", library / ".half.previous")  # killed between two renames
     with pytest.raises(ConfigError, match="did you mean tiny"):
         remove("tine")
     assert sorted(p.name for p in library.iterdir()) == ["half", "tiny"]
@@ -138,7 +141,20 @@ def test_a_name_is_found_that_a_killed_pull_had_set_aside(bundle: Path, library:
 
 def test_list_cleans_up_after_a_process_that_was_killed(library: Path) -> None:
     (library / ".old.12345678.tmp").mkdir(parents=True)
+    (library / ".old.12345678.tmp.lock").touch()
     assert not installed() and not list(library.iterdir())
+
+
+def test_list_leaves_what_no_process_of_ours_left(bundle: Path, library: Path) -> None:
+    pull(str(bundle), name="tiny")
+    names = [".mine.12345678.tmp", ".tiny.previous", ".other.previous"]
+    for name in names:
+        (library / name).mkdir()
+        (library / name / "kept").touch()
+    assert [one.name for one in installed()] == ["tiny"] and path_of("tiny") == library / "tiny"
+    with pytest.raises(ConfigError, match="no installed bundle"):
+        remove("none")
+    assert all((library / name / "kept").exists() for name in names)
 
 
 def test_list_tells_a_damaged_bundle(bundle: Path, library: Path) -> None:
