@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from streamspec.bundle.files import verify_files
 from streamspec.chat.base_bundle import bundle_of
 from streamspec.cli import app
-from streamspec.errors import BundleError, ConfigError, ResourceError
+from streamspec.errors import AdapterError, BundleError, ConfigError, ResourceError
 from streamspec.library import archive, install
 from streamspec.library.archive import pack
 from streamspec.library.install import name_of, pull
@@ -228,6 +228,16 @@ def test_a_hostile_download_installs_nothing_and_is_not_kept(library: Path, tmp_
     assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
 
 
+def test_a_hostile_adapter_installs_nothing_and_is_not_kept(
+    swappable_bundle: Path, library: Path, tmp_path: Path, hub: Hub
+) -> None:
+    hub.folder = Path(shutil.copytree(swappable_bundle, tmp_path / "bad"))
+    (hub.folder / "adapters" / "sql" / "adapter.json").write_text("[]")
+    with pytest.raises(AdapterError):
+        pull("owner/tiny")
+    assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
+
+
 def test_a_bundle_that_lost_a_file_on_the_way_is_not_installed(
     bundle: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,8 +285,10 @@ def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
         (kept / name).mkdir(parents=True)
         (kept / name / "part").touch()
         os.utime(kept / name / "part", (time.time() - days * 86400,) * 2)
-    with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
-        pull(served.url)
+    with install._alone(kept / "old"):  # another process goes on with it
+        with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
+            pull(served.url)
+        assert (kept / "old" / "part").exists()
     pull(served.url)
     assert [one.name for one in kept.iterdir()] == ["new"]
 
