@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
@@ -133,6 +134,8 @@ def _from_gguf(file: Path, label: str, say: Progress) -> Base:
     digests = [sha256_file(part) for part in parts]
     digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
+    if digest == SHA256:  # the reference base's own file
+        target, label = _reference_folder(), REFERENCE
     if (base := _read_identity(target)) is not None:
         _check(target, say)
         return base

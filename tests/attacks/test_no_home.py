@@ -43,7 +43,7 @@ LIBRARY = "no home folder, so no library of bundles; expected STREAMSPEC_BUNDLES
         ("list", LIBRARY),
         ("remove tiny", LIBRARY),
         ("pull {bundle}", LIBRARY),
-        ("generate tiny hello", "tiny is no folder"),
+        ("generate tiny hello", "tiny does not exist"),
         ("inspect tiny", "tiny does not exist"),
         ("chat tiny", "tiny does not exist"),
         ("chat ~nobody-of-this-name/tiny", "~nobody-of-this-name/tiny does not exist"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,32 +53,79 @@ def test_a_bundle_is_packed_pulled_listed_and_removed_by_commands(bundle: Path, 
 @pytest.mark.parametrize(
     ("command", "more"),
     [
-        ("adapt", ["adapter"]),
         ("bench", ["--prompts", "x"]),
+        ("bench", ["--prompts", "x", "--also", "more"]),
+        ("chat", []),
         ("doctor", []),
-        ("generate", []),
+        ("generate", ["hello"]),
         ("inspect", []),
         ("pack", []),
         ("serve", []),
+        ("serve", ["--also", "more"]),
         ("tune", []),
     ],
 )
-def test_every_command_with_a_bundle_takes_an_installed_one(
-    command: str, more: list[str], bundle: Path, library: Path
+def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
+    command: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They ask `bundle_of`, with the precision that a base gets."""
+    asked = []
+
+    def asks(name: str, precision: str) -> Path:
+        asked.append((name, precision))
+        if name == ("more" if "more" in more else "tiny"):
+            raise ConfigError("asked for all")
+        return Path(name)
+
+    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", asks)
+    result = run(command, "tiny", *more, "--precision", "int4")
+    assert "asked for all" in result.stderr and asked[0] == ("tiny", "int4") and len(asked) == 1 + ("more" in more)
+
+
+def test_every_command_is_known_to_take_a_bundle_or_not(bundle: Path, library: Path) -> None:
+    """One that is added has to be in the test above; `adapt` changes a bundle, and takes no base."""
+    taking: dict[str, set[str]] = {}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        if any(one.name == "bundle" and one.param_type_name == "argument" for one in command.params):
+            taking[name] = {one.name for one in command.params}
+    assert set(taking) == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+    assert [name for name in taking if "precision" not in taking[name]] == ["adapt"]
     pull(str(bundle), name="tiny")
-    group = typer.main.get_command(app)
-    taken = group.commands[command].make_context(command, ["tiny", *more])  # type: ignore[attr-defined]
-    assert library / "tiny" in taken.params.values()
-    assert bundle_of("tiny") == library / "tiny"  # of chat
+    assert commands["adapt"].make_context("adapt", ["tiny", "x"]).params["bundle"] == library / "tiny"
+    assert bundle_of("tiny") == library / "tiny"
 
 
-def test_every_command_is_known_to_take_a_bundle_or_not() -> None:
-    """One that is added has to go through `shared_options.Bundle`."""
-    taking = set()
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        taking |= {name for one in command.params if one.name == "bundle" and one.param_type_name == "argument"}
-    assert taking == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+def test_what_a_base_left_in_the_cache_is_listed_and_removed(library: Path, tmp_path: Path) -> None:
+    from tests.support.tiny_bundles import tiny_base
+
+    base, cache = tiny_base(tmp_path / "base", chat=True), tmp_path / "cache"
+    command = ["generate", base, "abc", "--precision", "fp32", "--max-new-tokens", "2", "--threads", "1"]
+    assert run(*command).exit_code == 0
+    for left in ("bases/gguf-1/model.safetensors", "downloads/x.gguf", "bases/.half.12345678.tmp/of another"):
+        (cache / left).parent.mkdir(parents=True, exist_ok=True)
+        (cache / left).write_bytes(b"x" * 9)
+    (cache / "bases" / "gguf-1" / "streamspec_base.json").write_text('{"id": "wet\\u001bher"}')
+    kept = {one["name"].partition("-fp32-")[0]: one for one in json.loads(run("list", "--json").stdout)["cached"]}
+    assert list(kept) == ["downloads/x.gguf", "bases/gguf-1", "bundles/base"] and kept["bases/gguf-1"]["bytes"] == 31
+    assert kept["bases/gguf-1"]["what"] == "a base, converted: wet her"
+    exported = kept["bundles/base"]["name"]
+    assert re.search(rf"{exported} +[0-9.]+ MB  in the cache: a base, exported\n", run("list").stdout)
+    assert run("remove", "bases/gguf-2").stderr.endswith("did you mean bases/gguf-1?\n")
+    assert run("remove", "bases/../bundles").exit_code == 2 and run("remove").exit_code == 2
+    assert run("remove", "x", "--cached").exit_code == 2
+    assert run("remove", exported).stdout.startswith(f"removed {exported}, ")
+    assert run("remove", "--cached").stdout.count("\n") == 2 and not json.loads(run("list", "--json").stdout)["cached"]
+    assert [one.name for one in (cache / "bases").iterdir()] == [".half.12345678.tmp"] and (
+        base / "config.json"
+    ).exists()
+    assert run(*command).exit_code == 0  # made again
+
+
+def test_a_name_that_is_almost_an_installed_one_is_suggested(bundle: Path) -> None:
+    pull(str(bundle), name="weather")
+    result = run("generate", "wether", "abc")
+    assert result.exit_code == 2 and result.stderr.endswith("check the name, did you mean weather?\n")
 
 
 def test_an_installed_bundle_is_not_replaced_unasked(bundle: Path, library: Path) -> None:
