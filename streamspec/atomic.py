@@ -105,31 +105,30 @@ def recover(target: Path) -> None:
     """Finishes a replacement of the folder `target` that a power cut or a kill broke off: puts back what was set aside,
     or deletes it where the new folder is there.
     """
-    previous = _previous(target)
-    if not previous.exists() and not _swap_lock(target).exists():
+    previous, begun = _previous(target), _swap_lock(target).exists()
+    if not previous.exists() and not begun:
         return
     with _locked(target) as alone:
         if alone and previous.exists():
-            if target.exists():
-                shutil.rmtree(previous, ignore_errors=True)
-            else:
+            if not target.exists():
                 os.rename(previous, target)
+            elif begun:  # else a folder of somebody else's
+                shutil.rmtree(previous, ignore_errors=True)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
     """Deletes from `folder` what processes left that were killed while they wrote `name` there; None: anything, and
-    finishes what they did not finish replacing.
+    finishes what they did not finish replacing. Their locks tell what is theirs: the same names without one stay.
     """
     written = "[^/]+" if name is None else re.escape(name)
-    temporary = re.compile(rf"(\.{written}\.[0-9a-f]{{8}}\.tmp)(\.lock)?")
+    temporary = re.compile(rf"(\.{written}\.[0-9a-f]{{8}}\.tmp){re.escape(LOCK)}")
     with contextlib.suppress(OSError):  # a folder that cannot be listed, or a file system without locks: nothing goes
-        for leftover in {match[1] for entry in os.listdir(folder) if (match := temporary.fullmatch(entry))}:
-            lock = folder / (leftover + LOCK)
-            if (handle := take(lock)) is not None:
-                delete(folder / leftover)
-                release(handle, lock)
+        for entry in os.listdir(folder):
+            if (match := temporary.fullmatch(entry)) and (handle := take(folder / entry)) is not None:
+                delete(folder / match[1])
+                _unlock(handle, folder / match[1])
         for entry in os.listdir(folder) if name is None else ():
-            if set_aside := re.fullmatch(r"\.(.+)\.previous(\.lock)?", entry):
+            if set_aside := re.fullmatch(rf"\.(.+)\.previous{re.escape(LOCK)}", entry):
                 recover(folder / set_aside[1])
 
 
@@ -214,13 +213,25 @@ def _sync_file(path: Path) -> None:
 def _staged(target: Path) -> Iterator[Path]:
     """Yields an unused name beside `target`, locked for this process; deletes those of processes that were killed."""
     sweep(target.parent, target.name)
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
-    lock = temporary.with_name(temporary.name + LOCK)
     handle = None
     with contextlib.suppress(OSError):  # a folder that is not writable says so when the file is written
-        handle = take(lock)
+        while handle is None:  # another process may sweep the lock before it is held
+            temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+            handle = take(_lock_of(temporary))
     try:
         yield temporary
     finally:
         if handle is not None:
-            release(handle, lock)
+            _unlock(handle, temporary)
+
+
+def _lock_of(temporary: Path) -> Path:
+    return temporary.with_name(temporary.name + LOCK)
+
+
+def _unlock(handle: int, temporary: Path) -> None:
+    """Gives up the lock of a temporary name; it stays beside what could not be deleted, for the next to try."""
+    if os.path.lexists(temporary):
+        os.close(handle)
+    else:
+        release(handle, _lock_of(temporary))

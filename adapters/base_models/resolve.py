@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
@@ -61,7 +63,7 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     """
     say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     _check_name(text, path)
     if text == REFERENCE:
         return _reference(say)
@@ -78,7 +80,7 @@ def peek(name: str | Path) -> tuple[str, int] | None:
 
     Imports no model library. Raises BaseModelError for a name that can be no base, and a folder of no family.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     _check_name(str(name), path)
     cached = cached_reference() if str(name) == REFERENCE else None
     folder = cached.path if cached else path
@@ -132,6 +134,8 @@ def _from_gguf(file: Path, label: str, say: Progress) -> Base:
     digests = [sha256_file(part) for part in parts]
     digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
+    if digest == SHA256:  # the reference base's own file
+        target, label = _reference_folder(), REFERENCE
     if (base := _read_identity(target)) is not None:
         _check(target, say)
         return base

@@ -1,12 +1,15 @@
-"""The bundle of a base that is chatted with: exported once into the cache, found again by its content."""
+"""The bundle that commands take: a folder, an installed one, or that of a base, which is exported once into the cache
+and found again by its content.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from streamspec import __version__
@@ -18,28 +21,33 @@ from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
 from streamspec.errors import BundleError, ConfigError, meant, names_in
 from streamspec.json_fields import read_note
-from streamspec.library.installed import path_of
+from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 
+PRECISION = "int8"
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
-def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | None = None) -> Path:
+def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None] | None = None) -> Path:
     """Returns the folder of the bundle called `name`: itself where it is one, or the one installed under this
     name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
     exported first where it is not there.
 
-    `say` gets one line per step of the export (default: stderr). Raises ConfigError for a name of nothing, and where
-    the libraries are missing that an export takes; BaseModelError for a base that cannot be used.
+    `precision`: of the export, by default int8. `say` gets one line per step of it (default: stderr). Raises
+    ConfigError for a name of nothing, for the `precision` of what is a bundle already, and where the libraries are
+    missing that an export takes; BaseModelError for a base that cannot be used.
     """
-    path = path_of(Path(name).expanduser())
+    path = path_of(Path(os.path.expanduser(name)))
     if (path / MANIFEST).is_file():
+        if precision is not None:
+            raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
         return path
+    precision = precision or PRECISION
     digest, label = _content(name, path, say)
     parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", label)[:60]
-    folder = cache_dir() / "chat"
+    folder = cache_dir() / BUNDLES
     target = next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")  # the name may be another one
     try:
         verify_files(target, hashes=False)  # loading it checks the hashes
@@ -61,7 +69,7 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
     hub id, which has to be fetched.
     """
     if name == REFERENCE:
-        return SHA256, REFERENCE
+        return _joined([("", SHA256)]), REFERENCE
     if (path / "config.json").is_file():
         files = {file for pattern in HUB_FILES for file in path.glob(pattern) if file.is_file()}
         return _digest(sorted(files)), path.resolve().name
@@ -69,8 +77,10 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
         return _digest(parts_of(path), named=False), path.stem
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         found = "is neither a bundle nor a base" if path.exists() else "does not exist"
-        near = meant(path.name, [REFERENCE, *names_in(path.parent)])
-        raise ConfigError(f"{name} {found}", f"a bundle, or a base: {KINDS}", f"check the name{near}")
+        known = [] if path.exists() else [REFERENCE, *names_in(path.parent), *installed_names()]
+        raise ConfigError(
+            f"{name} {found}", f"a bundle, or a base: {KINDS}", "check the name" + meant(path.name, known)
+        )
     try:
         from streamspec.adapters.base_models.resolve import resolve_base
 
@@ -91,8 +101,12 @@ def _digest(files: Sequence[Path], named: bool = True) -> str:
     known = read_note(note)
     if known.get("files") == state and isinstance(known.get("sha256"), str):
         return str(known["sha256"])
-    lines = "\n".join(f"{file.name if named else ''} {sha256_file(file)}" for file in files)
-    digest = hashlib.sha256(lines.encode()).hexdigest()
+    digest = _joined((file.name if named else "", sha256_file(file)) for file in files)
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, json.dumps({"files": state, "sha256": digest}))
     return digest
+
+
+def _joined(files: Iterable[tuple[str, str]]) -> str:
+    """Hash over names and hashes of files."""
+    return hashlib.sha256("\n".join(" ".join(file) for file in files).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class SlashCommand:
 
 def save(chat: TerminalChat, argument: str) -> None:
     """Saves the conversation. Refuses to replace a file that this conversation did not write or read."""
-    path = Path(named(argument, "/save", "a file")).expanduser()
+    path = Path(os.path.expanduser(named(argument, "/save", "a file")))
     if path.exists() and path.resolve() not in chat.files:
         raise ConfigError(f"{path} exists", "a new file", "choose another name")
     chat.session.save(path)
@@ -35,7 +36,7 @@ def save(chat: TerminalChat, argument: str) -> None:
 
 
 def load(chat: TerminalChat, argument: str) -> None:
-    path = Path(named(argument, "/load", "a file of /save")).expanduser()
+    path = Path(os.path.expanduser(named(argument, "/load", "a file of /save")))
     chat.session.restore(path)
     chat.files.add(path.resolve())
     chat.say(f"{len(chat.session.messages)} messages from {path}, {len(chat.session.cached_tokens)} tokens")

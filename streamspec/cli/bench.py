@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import AsJson, Bundle, load_flags
+from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.options import LoadOptions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def command(
     *,
     bundle: Bundle,
+    precision: Precision = None,
     prompts: Annotated[
         Path,
         typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns."),
@@ -34,7 +35,7 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts; figures are medians over them.")] = 5,
     also: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(help="Also measure plain decoding of this bundle; repeatable."),
     ] = None,
     rows: Annotated[
@@ -62,12 +63,12 @@ def command(
     from streamspec.bench import bench
 
     report = bench(
-        bundle,
+        folder_of(bundle, precision),
         prompts,
         limit=limit,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
-        also=also or (),
+        also=[folder_of(one, precision) for one in also or ()],
         rows=parse_rows(rows),
         prune=[Pruning(None, probability, prune_score) for probability in parse_probabilities(prune)],
         save_outputs=save_outputs,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from streamspec.cli.option_flags import Flags, with_flags
-from streamspec.cli.shared_options import BUNDLE, load_flags
+from streamspec.cli.shared_options import Bundle, Precision, folder_of, load_flags
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
 
@@ -18,12 +18,9 @@ NEW_TOKENS = 1024  # of an answer
 @with_flags
 def command(
     *,
-    bundle: Annotated[
-        str,
-        typer.Argument(help=f"{BUNDLE}, or a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id."),
-    ],
+    bundle: Bundle,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    precision: Annotated[str, typer.Option(help="Of a base: precision of the bundle: fp32, int8 or int4.")] = "int8",
+    precision: Precision = None,
     marks: Annotated[str, typer.Option(help="How drafted tokens are marked: auto, colour, brackets or none.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = NEW_TOKENS,
     options: Annotated[GenerationOptions, Flags(without=("max_new_tokens", "speculate"))],
@@ -31,14 +28,13 @@ def command(
     sampling: Sampling,
 ) -> None:
     """Talk to a bundle, or to a base that is exported once."""
-    from streamspec.chat.base_bundle import bundle_of
     from streamspec.chat.draft_marks import choose_marks
     from streamspec.chat.terminal import TerminalChat
     from streamspec.runtime import load
 
     options = replace(options, max_new_tokens=max_new_tokens, sampling=sampling)
     choose_marks(marks, False)  # a fault is reported before the long work
-    session = load(bundle_of(bundle, precision), replace(loading, prepare_grammar=False))
+    session = load(folder_of(bundle, precision), replace(loading, prepare_grammar=False))
     chat = TerminalChat(session, options, marks)
     if system:
         chat.take(f"/system {system}")

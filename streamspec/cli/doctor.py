@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from streamspec.bundle.files import verify_files
 from streamspec.cli.option_flags import Flags, with_flags
-from streamspec.cli.shared_options import BUNDLE, installed
+from streamspec.cli.shared_options import BUNDLE, Precision, folder_of
 from streamspec.runtime.options import LoadOptions
 
 Rows = Sequence[Sequence[str]]
@@ -21,9 +20,10 @@ Rows = Sequence[Sequence[str]]
 def command(
     *,
     bundle: Annotated[
-        Path | None,
-        typer.Argument(help=f"{BUNDLE}, to test on every provider.", callback=installed),
+        str | None,
+        typer.Argument(help=f"{BUNDLE}, to test on every provider."),
     ] = None,
+    precision: Precision = None,
     loading: Annotated[LoadOptions, Flags(only=("threads",))],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
@@ -39,10 +39,11 @@ def command(
     providers = doctor.providers() if machine["onnxruntime"] else []
     tried: list[dict[str, Any]] | None = None
     if bundle is not None:
-        manifest = verify_files(bundle)
+        folder = folder_of(bundle, precision)
+        manifest = verify_files(folder)
         names, _ = fitting(flavour(manifest))
         tried = [
-            doctor.examine(bundle, manifest, name, loading.threads) for name in track(names, "providers", len(names))
+            doctor.examine(folder, manifest, name, loading.threads) for name in track(names, "providers", len(names))
         ]
     if as_json:
         print(json.dumps({"machine": machine, "providers": providers, "bundle": tried}))
@@ -64,7 +65,7 @@ def command(
             show(
                 [outcome(report) for report in tried],
                 ("provider", "computes", "plain step", "small nodes on the CPU"),
-                str(bundle),
+                bundle,
             )
     if tried is not None and not any(report["right"] for report in tried):
         raise SystemExit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import Bundle, load_flags
+from streamspec.cli.shared_options import Bundle, Precision, folder_of, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
@@ -27,6 +27,7 @@ def command(
         str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.")
     ] = None,
     prompt_flag: Annotated[str | None, typer.Option("--prompt", help="The prompt, given as a flag.")] = None,
+    precision: Precision = None,
     options: GenerationOptions,
     rows: Annotated[
         int | None,
@@ -50,7 +51,7 @@ def command(
 
     options = replace(options, grammar=_grammar(json_schema, regex, choice), sampling=sampling)
     loading = replace(loading, tree=rows or loading.tree, prepare_grammar=options.grammar is not None)
-    session = load(bundle, loading)
+    session = load(folder_of(bundle, precision), loading)
     last = None
     for chunk in session.stream(text, options):
         sys.stdout.write(chunk.text)

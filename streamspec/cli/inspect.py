@@ -23,7 +23,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
-from streamspec.cli.shared_options import installed
+from streamspec.cli.shared_options import BASES, Precision, folder_of
 from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
@@ -36,13 +36,14 @@ Rows = list[tuple[str, str]]
 
 def command(
     path: Annotated[
-        Path,
-        typer.Argument(help="Bundle or adapter folder, or the name of an installed bundle.", callback=installed),
+        str,
+        typer.Argument(help=f"Bundle or adapter folder, the name of an installed bundle, or {BASES}."),
     ],
+    precision: Precision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Describe a bundle or an adapter."""
-    title, rows = describe(path)
+    title, rows = describe(Path(path) if _is_adapter(Path(path)) else folder_of(path, precision))
     # File content is quoted here: its control characters must not reach the terminal.
     rows = [(one_line(name), one_line(value)) for name, value in rows]
     if as_json:
@@ -58,13 +59,14 @@ def command(
 
 
 def describe(path: Path) -> tuple[str, Rows]:
-    """Returns "bundle" or "adapter" and rows of name and value. Raises StreamspecError for other or damaged folders."""
+    """Returns "bundle" or "adapter" and rows of name and value. Raises StreamspecError for damaged ones."""
     if (path / "manifest.json").is_file():
         return "bundle", _bundle(path)
-    if (path / STREAM_CONFIG).is_file() or (path / TASK_CONFIG).is_file():
-        return "adapter", _adapter(path)
-    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor {TASK_CONFIG}"
-    raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
+    return "adapter", _adapter(path)
+
+
+def _is_adapter(path: Path) -> bool:
+    return (path / STREAM_CONFIG).is_file() or (path / TASK_CONFIG).is_file()
 
 
 def _bundle(path: Path) -> Rows:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.shared_options import AsJson, Bundle
+from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of
 
 ENDING = ".streamspec.tar"
 
@@ -18,13 +18,15 @@ def command(
     file: Annotated[
         Path | None, typer.Argument(help=f"File to write; default: the bundle's name and {ENDING}.")
     ] = None,
+    precision: Precision = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a bundle as one file, its files listed with size and sha256."""
     from streamspec.library.archive import pack
 
-    target = file or Path(bundle.resolve().name + ENDING)
-    done = pack(bundle, target, force)
+    folder = folder_of(bundle, precision)
+    target = file or Path(folder.resolve().name + ENDING)
+    done = pack(folder, target, force)
     facts = {"file": str(target), "bytes": done.bytes, "sha256": done.sha256}
     print(json.dumps(facts) if as_json else f"wrote {target}, {done.bytes / 1e6:.1f} MB, sha256 {done.sha256}")

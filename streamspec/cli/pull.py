@@ -1,4 +1,4 @@
-"""`streamspec pull`, `list` and `remove`: the installed bundles."""
+"""`streamspec pull`, `list` and `remove`: the installed bundles, and what bases left in the cache."""
 
 from __future__ import annotations
 
@@ -37,26 +37,36 @@ def command(
 
 
 def list_command(as_json: AsJson = False) -> None:
-    """List the installed bundles."""
-    from streamspec.library.installed import installed, library_dir
+    """List the installed bundles, and what bases left in the cache."""
+    from streamspec.library.installed import cached, installed, library_dir
 
-    bundles = installed()
+    bundles, kept = installed(), cached()
     if as_json:
-        print(json.dumps({"bundles": [asdict(bundle) | {"path": str(bundle.path)} for bundle in bundles]}))
-    elif not bundles:
+        parts = {"bundles": bundles, "cached": kept}
+        print(json.dumps({key: [asdict(one) | {"path": str(one.path)} for one in part] for key, part in parts.items()}))
+        return
+    if not bundles:
         print(f"no bundles in {library_dir()}; streamspec pull installs one")
-    width = max((len(bundle.name) for bundle in bundles), default=0)
-    for bundle in bundles if not as_json else ():
-        facts = (
-            f"damaged: {bundle.problem}" if bundle.problem else f"{bundle.base}, {bundle.method}, {bundle.precision}"
-        )
-        print(f"{bundle.name:<{width}}  {bundle.bytes / 1e6:8.1f} MB  {facts}")
+    width = max((len(one.name) for one in (*bundles, *kept)), default=0)
+    facts = [
+        f"damaged: {bundle.problem}" if bundle.problem else f"{bundle.base}, {bundle.method}, {bundle.precision}"
+        for bundle in bundles
+    ] + [f"in the cache: {entry.what}" for entry in kept]
+    for one, said in zip((*bundles, *kept), facts, strict=True):
+        print(f"{one.name:<{width}}  {one.bytes / 1e6:8.1f} MB  {said}")
 
 
 def remove_command(
-    name: Annotated[str, typer.Argument(help="Name of an installed bundle.")],
+    name: Annotated[str | None, typer.Argument(help="Name of an installed bundle, or what list calls it.")] = None,
+    all_cached: Annotated[
+        bool, typer.Option("--cached", help="Delete all that bases left in the cache; it is made again when needed.")
+    ] = False,
 ) -> None:
-    """Delete an installed bundle."""
-    from streamspec.library.installed import remove
+    """Delete an installed bundle, or what bases left in the cache."""
+    from streamspec.errors import ConfigError
+    from streamspec.library.installed import cached, remove
 
-    print(f"removed {name}, {remove(name) / 1e6:.1f} MB")
+    if (name is None) != all_cached:
+        raise ConfigError("a name and --cached" if name else "no name", "one name, or --cached", "give one of them")
+    for one in [name] if name is not None else [entry.name for entry in cached()]:
+        print(f"removed {one}, {remove(one) / 1e6:.1f} MB")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import Bundle, installed, load_flags
+from streamspec.cli.shared_options import Bundle, Precision, folder_of, load_flags
 from streamspec.runtime.options import MOST_BATCH, LoadOptions
 
 if TYPE_CHECKING:
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 TOKEN = "STREAMSPEC_TOKEN"
 
 
-def _installed(bundles: list[Path] | None) -> list[Path] | None:
-    return bundles and [folder for bundle in bundles if (folder := installed(bundle))]
-
-
 @with_flags
 def command(
     *,
     bundle: Bundle,
+    precision: Precision = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1: nothing else.")] = "127.0.0.1",
     token: Annotated[
@@ -45,8 +42,8 @@ def command(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Model id of the bundle; default: its folder's name.")] = None,
     also: Annotated[
-        list[Path] | None,
-        typer.Option(help="Further bundle to serve under its folder's name; repeatable.", callback=_installed),
+        list[str] | None,
+        typer.Option(help="Further bundle, or base, to serve under its folder's name; repeatable."),
     ] = None,
     use: Annotated[
         list[str] | None,
@@ -90,7 +87,7 @@ def command(
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
     serve(
-        bundle,
+        folder_of(bundle, precision),
         replace(loading, batch=batch),
         port=port,
         token=client_token,
@@ -98,7 +95,7 @@ def command(
         allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
-        also=also or (),
+        also=[folder_of(one, precision) for one in also or ()],
         limits=limits,
         page=not no_page,
         host=host,

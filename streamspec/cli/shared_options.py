@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from streamspec.bundle.manifest import MANIFEST
 from streamspec.cli.option_flags import Flags
 from streamspec.runtime.options import SELF, WINDOW
 
@@ -21,6 +22,18 @@ def installed(bundle: Path | None) -> Path | None:
     return path_of(bundle)
 
 
+def folder_of(bundle: str, precision: str | None) -> Path:
+    """Returns the folder of a bundle from its path, from the name of an installed one, or from a base, which is
+    exported where it is new. A path works also in a package without the parts that the others take.
+    """
+    path = Path(bundle)
+    if precision is None and (path / MANIFEST).is_file():
+        return path
+    from streamspec.chat.base_bundle import bundle_of
+
+    return bundle_of(bundle, precision)
+
+
 def drafting(draft: str | None) -> str | Path | None:
     """Converts the flag to `LoadOptions.draft`, which also checks it: a name, or the folder of a bundle."""
     return draft if draft is None or draft.partition(":")[0] in (WINDOW, SELF) else installed(Path(draft))
@@ -31,8 +44,12 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
-BUNDLE = "Bundle folder, or the name of an installed one"
-Bundle = Annotated[Path, typer.Argument(help=f"{BUNDLE}.", callback=installed)]
+BASES = "a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id"
+BUNDLE = f"Bundle folder, the name of an installed one, or {BASES}"
+Bundle = Annotated[str, typer.Argument(help=f"{BUNDLE}.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Of a base: precision of the bundle: fp32, int8 or int4.", show_default="int8")
+]
 Format = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamspec.cli.option_flags import Flags, with_flags
-from streamspec.cli.shared_options import AsJson, Bundle
+from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def command(
     *,
     bundle: Bundle,
+    precision: Precision = None,
     context: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Tokens in the KV cache while measuring; repeatable. Default: 64 and 512."),
@@ -45,7 +46,8 @@ def command(
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
     from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
-    session: Any = load(bundle, replace(loading, tree="plain", prepare_grammar=False))
+    folder = folder_of(bundle, precision)
+    session: Any = load(folder, replace(loading, tree="plain", prepare_grammar=False))
     if prompts is not None:
         session.manifest.check_prunes()
     before = read_record(costs_file(session.runner.provider, session.runner.threads, session.manifest, None))
@@ -71,7 +73,7 @@ def command(
         from streamspec.cli.bench import basis, speeds
 
         report, pruning = find_pruning(
-            bundle, prompts, limit, max_new_tokens, replace(loading, provider=session.provider.name)
+            folder, prompts, limit, max_new_tokens, replace(loading, provider=session.provider.name)
         )
         probability = pruning.min_probability
         keep_min_probability(session.runner, session.manifest, probability, score=pruning.score)

@@ -21,7 +21,8 @@ from streamspec.json_fields import read_note
 from streamspec.library.file_list import AT_ONCE, check_size
 from streamspec.progress import region
 
-TRIES, WAIT, TIMEOUT = 5, 1.0, 30.0  # tries without a byte in between, seconds before the next one, seconds of silence
+TRIES, WAIT, TIMEOUT = 5, 1.0, 30.0  # tries without progress in between, seconds before the next, seconds of silence
+MOST_TRIES = 1000  # of one download: a server may send a byte at a time
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # What the network does; a ValueError is an address that cannot be asked. A full disk is another OSError, and not here.
 BROKEN = (
@@ -63,7 +64,8 @@ def shown(url: str) -> str:
 
 def fetch(url: str, work: Path, sha256: str | None = None) -> Path:
     """Returns the file at `url`, downloaded into the folder `work`, which is for this address alone. What an earlier
-    run fetched is not fetched again. Several tries, as long as bytes come.
+    run fetched is not fetched again. Several tries, as long as they go on with the file; one that begins it anew, as
+    where the server has another, counts like one without a byte.
 
     Raises BundleError where it cannot be fetched, has another `sha256`, or more bytes than a bundle may have,
     ResourceError where the disk is too small. What has been fetched stays, but for a wrong hash.
@@ -72,15 +74,16 @@ def fetch(url: str, work: Path, sha256: str | None = None) -> Path:
     part = work / "part"
     done, total, left = _size(part), 0, TRIES
     with region(lambda: [f"fetching: {done / 1e6:.0f} of {total / 1e6:.0f} MB"]) as show:
-        while True:
-            before = _size(part)
+        for more in reversed(range(MOST_TRIES)):
+            began = None
             try:
-                for done, total in _go_on(url, part):  # noqa: B007 - what is shown reads them
+                for done, total in _go_on(url, part):  # noqa: B007 - what is shown reads it
+                    began = done if began is None else began
                     show()
                 break
             except BROKEN as error:
-                left = TRIES if _size(part) > before else left - 1
-                if not _worth_another_try(error, part) or not left:
+                left = TRIES if began and done > began else left - 1
+                if not _worth_another_try(error, part) or not left or not more:
                     resumable = f"; {_size(part) / 1e6:.1f} MB are kept" if _size(part) else ""
                     found = f"{shown(url)} cannot be fetched ({_reason(error)}){resumable}"
                     raise BundleError(found, "an address that answers", "check it, or run this again later") from None
@@ -98,8 +101,8 @@ def drop(part: Path) -> None:
 
 
 def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
-    """Fetches what is missing of `part`; yields how many bytes are there, and of how many. A note
-    keeps the server's validator of the file: a changed file begins anew."""
+    """Fetches what is missing of `part`; yields how many bytes are there, first those of before, and of how many. A
+    note keeps the server's validator of the file: a changed file begins anew."""
     note = part.with_suffix(".json")
     have, known = _size(part), read_note(note)
     request = urllib.request.Request(url, headers={"User-Agent": f"streamspec/{__version__}"})
@@ -117,6 +120,7 @@ def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
             strong = "" if validator.startswith("W/") else validator
             part.unlink(missing_ok=True)  # before the note speaks of another file
             write_text(note, json.dumps({"validator": strong, "total": total}))
+        yield done, total
         with open(part, "ab") as out:
             while done < total:
                 data = answer.read1(min(AT_ONCE, total - done))

@@ -1,4 +1,6 @@
-"""The folder of installed bundles: where `pull` puts them and every command finds them by name."""
+"""What is on this machine: installed bundles, which `pull` puts where every command finds them by name, and what bases
+left in the cache.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,22 @@ from pathlib import Path
 
 from platformdirs import user_data_dir
 
+from streamspec.adapters.base_models.resolve import IDENTITY_FILE
 from streamspec.atomic import recover, remove_folder, sweep
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import MANIFEST, plain_name
-from streamspec.errors import BundleError, ConfigError, StreamspecError, meant
+from streamspec.errors import BundleError, ConfigError, StreamspecError, meant, names_in, one_line
+from streamspec.json_fields import read_note
+from streamspec.paths import cache_dir, user_folder
 
 VARIABLE = "STREAMSPEC_BUNDLES"
+BUNDLES = "bundles"  # folder of the cache: of bases, exported for the commands that were given one
+CACHED = {  # folder of the cache -> which of its entries can be deleted, and what they are
+    "downloads": ("*", "a base as it was fetched"),
+    "bases": ("*", "a base, converted"),
+    BUNDLES: ("*", "a base, exported"),
+    "demo": ("bundle-*", "the demo's bundle"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,13 +42,19 @@ class InstalledBundle:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class CachedEntry:
+    """Describes what the cache keeps of a base. `name`: its path there, such as `bases/smollm2-135m`."""
+
+    name: str
+    path: Path
+    bytes: int
+    what: str
+
+
 def library_dir() -> Path:
     """The folder `STREAMSPEC_BUNDLES`, else one in the user's data. Raises ConfigError where the user has none."""
-    configured = os.environ.get(VARIABLE)
-    folder = Path(configured or user_data_dir("streamspec")) / ("" if configured else "bundles")
-    if str(folder).startswith("~"):
-        raise ConfigError("a user without a home folder", f"a folder in {VARIABLE}", "set it, or give --out")
-    return folder
+    return user_folder(VARIABLE, lambda: os.path.join(user_data_dir("streamspec"), "bundles"), "library of bundles")
 
 
 def installed() -> list[InstalledBundle]:
@@ -45,6 +63,31 @@ def installed() -> list[InstalledBundle]:
     sweep(folder)
     folders = sorted(path for path in folder.iterdir() if plain_name(path.name)) if folder.is_dir() else []
     return [_described(path) for path in folders if (path / MANIFEST).is_file()]
+
+
+def installed_names() -> list[str]:
+    """The names in the library, for `meant`; none where a user has no library."""
+    try:
+        return names_in(library_dir())
+    except ConfigError:
+        return []
+
+
+def cached() -> list[CachedEntry]:
+    """Lists what bases left in the cache: all of it is fetched or made again where it is needed."""
+    try:
+        root = cache_dir()
+    except ConfigError:  # no home folder: nothing is kept
+        return []
+    found = []
+    for folder, (pattern, what) in CACHED.items():
+        sweep(root / folder)
+        for path in sorted((root / folder).glob(pattern)):
+            if not path.name.startswith(".") and not path.is_symlink():  # a process writes under a hidden name
+                base = read_note(path / IDENTITY_FILE).get("id")
+                words = f"{what}: {one_line(str(base))}" if base else what
+                found.append(CachedEntry(f"{folder}/{path.name}", path, _bytes(path), words))
+    return found
 
 
 def path_of(bundle: str | Path) -> Path:
@@ -63,16 +106,19 @@ def path_of(bundle: str | Path) -> Path:
 
 
 def remove(name: str) -> int:
-    """Deletes an installed bundle; from one moment to the next its name is gone. Returns how many bytes it had.
+    """Deletes an installed bundle, or what `cached` names; from one moment to the next its name is gone. Returns how
+    many bytes it had.
 
-    Raises ConfigError for a name that is not installed. Programs that run the bundle keep it where the system lets
-    them.
+    Raises ConfigError for a name that is neither. Programs that run the bundle keep it where the system lets them.
     """
-    sweep(library_dir())
-    path = library_dir() / name
-    if not plain_name(name) or path.is_symlink() or not (path / MANIFEST).is_file():
-        known = [bundle.name for bundle in installed()]
-        raise ConfigError(f"no installed bundle {name!r}", ", ".join(known) or "one", "check it" + meant(name, known))
+    kept = {entry.name: entry.path for entry in cached()}
+    path = kept.get(name)
+    if path is None:
+        sweep(library_dir())
+        path = library_dir() / name
+        if not plain_name(name) or path.is_symlink() or not (path / MANIFEST).is_file():
+            known, found = [*(bundle.name for bundle in installed()), *kept], f"no installed bundle {name!r}"
+            raise ConfigError(found, ", ".join(known) or "one", "check it" + meant(name, known))
     size = _bytes(path)
     remove_folder(path)
     return size
@@ -88,4 +134,4 @@ def _described(path: Path) -> InstalledBundle:
 
 
 def _bytes(path: Path) -> int:
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    return sum(file.lstat().st_size for file in (path, *path.rglob("*")) if not file.is_dir())

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import streamspec.export
+from streamspec.adapters.base_models import resolve
+from streamspec.atomic import sha256_file
+from streamspec.chat import base_bundle
 from streamspec.chat.base_bundle import bundle_of
 from streamspec.errors import ConfigError
 from streamspec.runtime import load
@@ -38,6 +41,8 @@ def quiet(line: str) -> None: ...
 
 def test_a_bundle_is_itself(chat_bundle: Path, exports: list[Path]) -> None:
     assert bundle_of(str(chat_bundle)) == chat_bundle and not exports
+    with pytest.raises(ConfigError, match=r"--precision int4 and .* is a bundle; expected a base"):
+        bundle_of(str(chat_bundle), "int4")
 
 
 def test_a_folder_is_exported_once_and_found_by_its_content(exports: list[Path], tmp_path: Path) -> None:
@@ -58,6 +63,18 @@ def test_a_gguf_file_is_exported_once(exports: list[Path], tmp_path: Path) -> No
     copied = Path(shutil.copy(file, tmp_path / "copy.gguf"))
     assert bundle.name.startswith("model-fp32-") and load(bundle, threads=1).generate("ab", max_new_tokens=2).token_ids
     assert bundle_of(str(file), "fp32", quiet) == bundle_of(str(copied), "fp32", quiet) == bundle and len(exports) == 1
+
+
+def test_the_reference_base_is_the_same_by_name_and_by_file(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, architecture, keys, tensors = gguf_cases.made("llama 3.2")
+    file = gguf_files.write_gguf(tmp_path / "copy.gguf", architecture, keys, tensors)
+    for module in (base_bundle, resolve):
+        monkeypatch.setattr(module, "SHA256", sha256_file(file))
+    bundle = bundle_of(str(file), "fp32", quiet)
+    assert bundle_of("smollm2-135m", "fp32", quiet) == bundle and len(exports) == 1
+    assert resolve.resolve_base(file, quiet).path == tmp_path / "cache" / "bases" / "smollm2-135m"
 
 
 def test_a_damaged_bundle_is_exported_again(exports: list[Path], tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_all_sessions_may_share_calls_unless_told(
     given: tuple[str, ...], batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = list[Any]()
+    (tmp_path / "manifest.json").touch()
     monkeypatch.setattr("streamspec.serve.serve", lambda bundle, options, **_: served.append(options))
     result = run("serve", tmp_path, *(str(tmp_path) if word == "x" else word for word in given))
     assert result.exit_code == 0, result.output
@@ -65,7 +66,7 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamspec", "inspect", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "neither manifest.json nor adapter_config.json" in one_line(done.stderr)
+    assert "is neither a bundle nor a base" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +227,10 @@ def test_generate_refuses_an_empty_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("chosen", "forced", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 1)])
 def test_bench_exits_1_on_any_mismatch_and_ends_with_json(
-    chosen: int, forced: int, code: int, monkeypatch: pytest.MonkeyPatch
+    chosen: int, forced: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "manifest.json").touch()
+
     class Report:
         mismatches = chosen
         rows = (SimpleNamespace(mismatches=forced),)
@@ -236,11 +239,12 @@ def test_bench_exits_1_on_any_mismatch_and_ends_with_json(
             return {"mismatches": chosen}
 
     monkeypatch.setattr(streamspec.bench, "bench", lambda *_, **__: Report())
-    result = run("bench", "b", "--prompts", "p", "--json")
+    result = run("bench", tmp_path, "--prompts", "p", "--json")
     assert result.exit_code == code and json.loads(result.stdout.splitlines()[-1]) == {"mismatches": chosen}
 
 
 def test_outputs_for_a_folder_that_is_not_there_are_refused_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
     result = run("bench", tmp_path, "--prompts", "p", "--save-outputs", tmp_path / "no" / "o.jsonl")
     assert result.exit_code == 2 and "no is no folder" in one_line(result.stderr)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from streamspec import file_lock
 from streamspec.atomic import new_file, new_folder, recover, scratch_folder, sha256_file, sweep, write_bytes, write_text
 from streamspec.errors import BundleError, StreamspecError
 
@@ -123,12 +124,53 @@ def test_a_scratch_folder_goes_also_where_its_process_was_killed(
 def test_only_the_temporary_names_of_the_target_are_swept(tmp_path: Path) -> None:
     for name in (".a.0123abcd.tmp", ".b.0123abcd.tmp", ".a.tmp", ".a.0123abcd.tmpx", "a.0123abcd.tmp"):
         (tmp_path / name).write_text("x")
+        (tmp_path / f"{name}.lock").touch()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".a.99999999.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".a.99999999.tmp.lock").touch()
     (tmp_path / ".a.88888888.tmp.lock").touch()
+    (tmp_path / ".a.77777777.tmp").mkdir()  # without a lock: not of this program
+    before = {one.name for one in tmp_path.iterdir()}
     write_text(tmp_path / "a", "x")
-    kept = [".a.0123abcd.tmpx", ".a.tmp", ".b.0123abcd.tmp", "a", "a.0123abcd.tmp", "elsewhere"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == kept
+    gone = {f".a.{mark}.tmp{end}" for mark in ("0123abcd", "99999999", "88888888") for end in ("", ".lock")}
+    assert {one.name for one in tmp_path.iterdir()} == before - gone | {"a"}
+
+
+def test_a_set_aside_folder_of_somebody_else_is_not_deleted(tmp_path: Path) -> None:
+    for name in ("a", ".a.previous"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    recover(tmp_path / "a")
+    assert (tmp_path / ".a.previous").is_dir()
+    (tmp_path / ".a.previous.lock").touch()
+    sweep(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_name_whose_lock_another_process_takes_first_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def swept(path: Path) -> int | None:
+        asked.append(path)
+        return None if len(asked) == 1 else file_lock.take(path)
+
+    monkeypatch.setattr("streamspec.atomic.take", swept)
+    with new_file(tmp_path / "a") as file:
+        assert len(asked) == 2 and str(file.parent) == str(asked[1]).removesuffix(".lock")
+        file.touch()
+
+
+def test_what_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".a.0123abcd.tmp").mkdir()
+    (tmp_path / ".a.0123abcd.tmp.lock").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr("streamspec.atomic.delete", lambda path: None)
+        sweep(tmp_path)
+    assert (tmp_path / ".a.0123abcd.tmp").exists()
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_there_are_no_locks_files_are_written_all_the_same(

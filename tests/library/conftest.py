@@ -40,11 +40,13 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass
 class Served:
-    """What the server has, and how it behaves. `breaks`: bytes after which the next answers end, first to last."""
+    """What the server has, and how it behaves. `breaks`: bytes after which the next answers end, first to last; `tags`:
+    their ETags, where each has its own."""
 
     content: bytes = b""
     tag: str | None = '"one"'
     breaks: list[int] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
     status: int = 0
     redirect: str = ""
     length: bool = True
@@ -66,6 +68,7 @@ def served() -> Iterator[Served]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
+            state.tag = state.tags.pop(0) if state.tags else state.tag
             at = int(wanted[6:-1]) if wanted and self.headers.get("If-Range") == state.tag else 0
             self.send_response(206 if at else 200)
             if at:

@@ -41,6 +41,26 @@ def test_a_file_that_changed_or_has_no_tag_begins_anew(tag: str | None, served: 
     assert fetch(served.url, tmp_path).read_bytes() == CONTENT[::-1]
 
 
+@pytest.mark.parametrize("tags", [[f'"{i}"' for i in range(100)], [None] * 100])
+def test_a_server_whose_file_changes_with_each_answer_is_given_up(
+    tags: list[str], served: Served, tmp_path: Path
+) -> None:
+    served.content, served.breaks, served.tags = CONTENT, [10, 20] * 50, tags
+    with pytest.raises(BundleError, match="the connection broke off"):
+        fetch(served.url, tmp_path)
+    assert len(served.asked) == 5
+
+
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.content, served.breaks = CONTENT, [1] * 100
+    monkeypatch.setattr("streamspec.library.download.MOST_TRIES", 20)
+    with pytest.raises(BundleError, match="the connection broke off"):
+        fetch(served.url, tmp_path)
+    assert len(served.asked) == 20
+
+
 def test_a_wrong_checksum_is_refused_and_not_kept(served: Served, tmp_path: Path) -> None:
     served.content = CONTENT
     with pytest.raises(BundleError, match=f"expected {'0' * 64}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from streamspec.bundle.files import verify_files
 from streamspec.chat.base_bundle import bundle_of
 from streamspec.cli import app
-from streamspec.errors import BundleError, ConfigError, ResourceError
+from streamspec.errors import AdapterError, BundleError, ConfigError, ResourceError
 from streamspec.library import archive, install
 from streamspec.library.archive import pack
 from streamspec.library.install import name_of, pull
@@ -52,32 +53,79 @@ def test_a_bundle_is_packed_pulled_listed_and_removed_by_commands(bundle: Path, 
 @pytest.mark.parametrize(
     ("command", "more"),
     [
-        ("adapt", ["adapter"]),
         ("bench", ["--prompts", "x"]),
+        ("bench", ["--prompts", "x", "--also", "more"]),
+        ("chat", []),
         ("doctor", []),
-        ("generate", []),
+        ("generate", ["hello"]),
         ("inspect", []),
         ("pack", []),
         ("serve", []),
+        ("serve", ["--also", "more"]),
         ("tune", []),
     ],
 )
-def test_every_command_with_a_bundle_takes_an_installed_one(
-    command: str, more: list[str], bundle: Path, library: Path
+def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
+    command: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They ask `bundle_of`, with the precision that a base gets."""
+    asked = []
+
+    def asks(name: str, precision: str) -> Path:
+        asked.append((name, precision))
+        if name == ("more" if "more" in more else "tiny"):
+            raise ConfigError("asked for all")
+        return Path(name)
+
+    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", asks)
+    result = run(command, "tiny", *more, "--precision", "int4")
+    assert "asked for all" in result.stderr and asked[0] == ("tiny", "int4") and len(asked) == 1 + ("more" in more)
+
+
+def test_every_command_is_known_to_take_a_bundle_or_not(bundle: Path, library: Path) -> None:
+    """One that is added has to be in the test above; `adapt` changes a bundle, and takes no base."""
+    taking: dict[str, set[str]] = {}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        if any(one.name == "bundle" and one.param_type_name == "argument" for one in command.params):
+            taking[name] = {one.name for one in command.params}
+    assert set(taking) == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+    assert [name for name in taking if "precision" not in taking[name]] == ["adapt"]
     pull(str(bundle), name="tiny")
-    group = typer.main.get_command(app)
-    taken = group.commands[command].make_context(command, ["tiny", *more])  # type: ignore[attr-defined]
-    assert library / "tiny" in taken.params.values()
-    assert bundle_of("tiny") == library / "tiny"  # of chat
+    assert commands["adapt"].make_context("adapt", ["tiny", "x"]).params["bundle"] == library / "tiny"
+    assert bundle_of("tiny") == library / "tiny"
 
 
-def test_every_command_is_known_to_take_a_bundle_or_not() -> None:
-    """One that is added has to go through `shared_options.Bundle`."""
-    taking = set()
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        taking |= {name for one in command.params if one.name == "bundle" and one.param_type_name == "argument"}
-    assert taking == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+def test_what_a_base_left_in_the_cache_is_listed_and_removed(library: Path, tmp_path: Path) -> None:
+    from tests.support.tiny_bundles import tiny_base
+
+    base, cache = tiny_base(tmp_path / "base", chat=True), tmp_path / "cache"
+    command = ["generate", base, "abc", "--precision", "fp32", "--max-new-tokens", "2", "--threads", "1"]
+    assert run(*command).exit_code == 0
+    for left in ("bases/gguf-1/model.safetensors", "downloads/x.gguf", "bases/.half.12345678.tmp/of another"):
+        (cache / left).parent.mkdir(parents=True, exist_ok=True)
+        (cache / left).write_bytes(b"x" * 9)
+    (cache / "bases" / "gguf-1" / "streamspec_base.json").write_text('{"id": "wet\\u001bher"}')
+    kept = {one["name"].partition("-fp32-")[0]: one for one in json.loads(run("list", "--json").stdout)["cached"]}
+    assert list(kept) == ["downloads/x.gguf", "bases/gguf-1", "bundles/base"] and kept["bases/gguf-1"]["bytes"] == 31
+    assert kept["bases/gguf-1"]["what"] == "a base, converted: wet her"
+    exported = kept["bundles/base"]["name"]
+    assert re.search(rf"{exported} +[0-9.]+ MB  in the cache: a base, exported\n", run("list").stdout)
+    assert run("remove", "bases/gguf-2").stderr.endswith("did you mean bases/gguf-1?\n")
+    assert run("remove", "bases/../bundles").exit_code == 2 and run("remove").exit_code == 2
+    assert run("remove", "x", "--cached").exit_code == 2
+    assert run("remove", exported).stdout.startswith(f"removed {exported}, ")
+    assert run("remove", "--cached").stdout.count("\n") == 2 and not json.loads(run("list", "--json").stdout)["cached"]
+    assert [one.name for one in (cache / "bases").iterdir()] == [".half.12345678.tmp"] and (
+        base / "config.json"
+    ).exists()
+    assert run(*command).exit_code == 0  # made again
+
+
+def test_a_name_that_is_almost_an_installed_one_is_suggested(bundle: Path) -> None:
+    pull(str(bundle), name="weather")
+    result = run("generate", "wether", "abc")
+    assert result.exit_code == 2 and result.stderr.endswith("check the name, did you mean weather?\n")
 
 
 def test_an_installed_bundle_is_not_replaced_unasked(bundle: Path, library: Path) -> None:
@@ -124,8 +172,11 @@ def test_a_link_in_the_library_is_not_followed_by_remove(bundle: Path, library: 
 
 def test_remove_names_what_is_near_and_cleans_up_after_one_that_was_killed(bundle: Path, library: Path) -> None:
     pull(str(bundle), name="tiny")
+    pull(str(bundle), name="half")
+    for left in (".old.12345678.tmp.lock", ".half.previous.lock"):
+        (library / left).touch()
     (library / ".old.12345678.tmp").mkdir()
-    os.rename(pull(str(bundle), name="half"), library / ".half.previous")  # killed between two renames
+    os.rename(library / "half", library / ".half.previous")  # killed between two renames
     with pytest.raises(ConfigError, match="did you mean tiny"):
         remove("tine")
     assert sorted(p.name for p in library.iterdir()) == ["half", "tiny"]
@@ -138,7 +189,20 @@ def test_a_name_is_found_that_a_killed_pull_had_set_aside(bundle: Path, library:
 
 def test_list_cleans_up_after_a_process_that_was_killed(library: Path) -> None:
     (library / ".old.12345678.tmp").mkdir(parents=True)
+    (library / ".old.12345678.tmp.lock").touch()
     assert not installed() and not list(library.iterdir())
+
+
+def test_list_leaves_what_no_process_of_ours_left(bundle: Path, library: Path) -> None:
+    pull(str(bundle), name="tiny")
+    names = [".mine.12345678.tmp", ".tiny.previous", ".other.previous"]
+    for name in names:
+        (library / name).mkdir()
+        (library / name / "kept").touch()
+    assert [one.name for one in installed()] == ["tiny"] and path_of("tiny") == library / "tiny"
+    with pytest.raises(ConfigError, match="no installed bundle"):
+        remove("none")
+    assert all((library / name / "kept").exists() for name in names)
 
 
 def test_list_tells_a_damaged_bundle(bundle: Path, library: Path) -> None:
@@ -185,11 +249,11 @@ def test_sources_that_are_none_are_refused(source: str, options: dict[str, Any],
         pull(source, **options)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_BUNDLES", "~/mine")
+    assert library_dir() == Path.home() / "mine"
     monkeypatch.delenv("STREAMSPEC_BUNDLES")
-    monkeypatch.setattr("streamspec.library.installed.user_data_dir", lambda name: f"~/.local/share/{name}")
-    with pytest.raises(ConfigError, match="STREAMSPEC_BUNDLES"):
-        library_dir()
+    assert library_dir().parts[-2:] == ("streamspec", "bundles")
 
 
 # ---- an address
@@ -209,6 +273,16 @@ def test_a_hostile_download_installs_nothing_and_is_not_kept(library: Path, tmp_
     served.content = b"<html>" * 1000
     with pytest.raises(BundleError, match="does not begin with"):
         pull(served.url)
+    assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
+
+
+def test_a_hostile_adapter_installs_nothing_and_is_not_kept(
+    swappable_bundle: Path, library: Path, tmp_path: Path, hub: Hub
+) -> None:
+    hub.folder = Path(shutil.copytree(swappable_bundle, tmp_path / "bad"))
+    (hub.folder / "adapters" / "sql" / "adapter.json").write_text("[]")
+    with pytest.raises(AdapterError):
+        pull("owner/tiny")
     assert not installed() and not list((tmp_path / "cache" / "pull").iterdir())
 
 
@@ -259,8 +333,10 @@ def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
         (kept / name).mkdir(parents=True)
         (kept / name / "part").touch()
         os.utime(kept / name / "part", (time.time() - days * 86400,) * 2)
-    with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
-        pull(served.url)
+    with install._alone(kept / "old"):  # another process goes on with it
+        with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
+            pull(served.url)
+        assert (kept / "old" / "part").exists()
     pull(served.url)
     assert [one.name for one in kept.iterdir()] == ["new"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -14,6 +15,8 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.serve import Server
 from streamspec.serve import server as server_module
+from streamspec.serve.auth import KNOWN, RequestGuard
+from streamspec.serve.limits import DEFAULT
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.support.as_windows import WindowsOs
 from tests.support.fake_serve_session import FakeServeSession, Shared
@@ -43,6 +46,24 @@ def test_without_the_token_every_path_says_401_also_unknown_ones(running: Make, 
             answer = client.get(path, headers={"authorization": given} if given is not None else {})
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "known"),
+    [("/v1/models", TOKEN, True), ("/v1/models", "wrong", False), ("/health", TOKEN, False), ("/nowhere", "", False)],
+)
+def test_a_request_is_known_by_its_token_alone(path: str, given: str, known: bool) -> None:
+    """The server closes connections of those that are not known first."""
+    headers = [(b"host", b"localhost:1"), (b"authorization", f"Bearer {given}".encode())]
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": b"", "query_string": b"", "headers": headers}
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request"}
+
+    async def nothing(*_: object) -> None: ...
+
+    asyncio.run(RequestGuard(nothing, TOKEN, 1, DEFAULT, frozenset({"/health"}))(scope, receive, nothing))
+    assert scope.get(KNOWN, False) == known
 
 
 def test_two_tokens_are_none(running: Make) -> None:

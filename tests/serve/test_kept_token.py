@@ -52,6 +52,15 @@ def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: i
         kept_token(path)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="owners of files are POSIX's")
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real, other = tmp_path / "token", os.fstat, os.geteuid() + 1
+    kept_token(path)
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*real(file)[:4], other, *real(file)[5:])))
+    with pytest.raises(ConfigError, match=f"of user {other} with mode 0600; expected a file of your own"):
+        kept_token(path)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"short", b"\n" * 20, b"two tokens in it", b"one-of-two\nlines-here", b"\xff" * 20, b"x" * 5000]
 )
