@@ -40,6 +40,8 @@ LOWEST_TESTS = (
     "tests/integration/test_whole_path.py::test_the_runtime_writes_what_transformers_writes",
     "-k",
     "not internlm3",  # new in transformers 5.23
+    "-W",
+    "default",  # what old libraries warn of is no news
 )
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
        python3 run.py test              format, lint, import contracts, types, docs, C++ and tests

@@ -124,7 +124,22 @@ def merged(tuned: Any) -> Any:
     for end in ends if any(isinstance(end, LoraLayer) for end in ends) else ():
         layer = end.get_base_layer() if isinstance(end, BaseTunerLayer) else end
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-    return tuned.merge_and_unload(safe_merge=True)
+    return with_biases(tuned).merge_and_unload(safe_merge=True)
+
+
+def with_biases(tuned: Any) -> Any:
+    """The same model. Maps without a bias whose update has one (`lora_bias`) get zeros, into which PEFT merges it."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    for layer in tuned.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        for name in [name for name, biased in layer.lora_bias.items() if biased]:
+            base = layer.get_base_layer()
+            if base.bias is None:
+                base.bias = torch.nn.Parameter(torch.zeros_like(layer.lora_B[name].bias), requires_grad=False)
+    return tuned
 
 
 def is_embedding(name: str) -> bool:

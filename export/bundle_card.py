@@ -29,7 +29,7 @@ def card(manifest: Manifest) -> str:
         drafter = f"{streams.gamma} {over}"
     facts = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
-        ("method", manifest.method + (f", {manifest.recipe} recipe" if manifest.recipe else "")),
+        ("method", manifest.trained),
         ("drafter", drafter),
         ("precision", f"{manifest.rounding}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
         *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,15 +69,15 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 
 def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
     """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
-    store = WeightStore(folder / DATA)
-    if isinstance(graph, StepGraph):
-        _write_native_and_short(folder, graph, parts, store)
-        if parts.captured:
-            shared = graph.streams, graph.candidates, graph.stream_weights, DEVICES[target.name].lacks
-            captured = CapturedStepGraph(graph.spec, graph.source, graph.precision, parts.captured, *shared)
-            onnx.save(captured.build(store), folder / CAPTURED)
-    step = graph.build(store)
-    onnx.save(step, folder / MODEL)
+    with closing(WeightStore(folder / DATA)) as store:
+        if isinstance(graph, StepGraph):
+            _write_native_and_short(folder, graph, parts, store)
+            if parts.captured:
+                shared = graph.streams, graph.candidates, graph.stream_weights, DEVICES[target.name].lacks
+                captured = CapturedStepGraph(graph.spec, graph.source, graph.precision, parts.captured, *shared)
+                onnx.save(captured.build(store), folder / CAPTURED)
+        step = graph.build(store)
+        onnx.save(step, folder / MODEL)
     if parts.static or parts.captured:
         onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
     if target.device:

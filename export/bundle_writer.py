@@ -13,6 +13,7 @@ from typing import Unpack
 import onnx
 
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
@@ -32,6 +33,7 @@ from streamspec.export.validate.measured_text import text_rows, texts_for
 from streamspec.export.weights.target import need_torch
 
 
+@our_words_only()
 def export_bundle(
     base: str | Path,
     adapter: str | Path | None,

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.task_lora import check_adapter
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, more_than_low_rank, read_adapter, read_json
@@ -66,6 +67,7 @@ from streamspec.prompt.template_file import special_token
 from streamspec.step_graph import STREAM_LORA, TASK_LORA
 
 
+@our_words_only()
 def export_swappable(
     base: str | Path,
     adapters: Sequence[str | Path],
@@ -156,6 +158,7 @@ def _write_base(
     return _Bundle(complete(folder, manifest, say), session, reference.tokens, scales)
 
 
+@our_words_only()
 def adapt(
     bundle: str | Path,
     adapter: str | Path,

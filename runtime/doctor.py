@@ -94,13 +94,20 @@ def _onnxruntime() -> dict[str, Any]:
     try:
         ort = import_onnxruntime()
     except StreamspecError:
-        return {"onnxruntime": None, "wheels": [], "telemetry_off": None, "products_saturate": None}
+        return {
+            "onnxruntime": None,
+            "onnxruntime_path": None,
+            "wheels": [],
+            "telemetry_off": None,
+            "products_saturate": None,
+        }
     try:
         saturate: bool | None = products_saturate()
     except Exception:  # an ONNX Runtime that cannot run three lines is to be reported, not to end the report
         saturate = None
     return {
         "onnxruntime": str(ort.__version__),
+        "onnxruntime_path": str(Path(ort.__file__).parent),
         "wheels": sorted(set(packages_distributions().get("onnxruntime", ()))),
         "telemetry_off": os.environ.get("ORT_DISABLE_TELEMETRY") == "1",
         "products_saturate": saturate,

@@ -21,7 +21,7 @@ import numpy as np
 from streamspec.atomic import new_file
 from streamspec.bundle.manifest import TOKENIZER, Manifest
 from streamspec.bundle.store_section import suffix_array
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, StreamspecWarning
 from streamspec.runtime.draft_sources.store import AnswerStore
 
 MAX_TOKENS = 100_000  # tokens that are drafted from; the newest, after they were ordered in 0.07 s
@@ -113,7 +113,7 @@ class PastAnswers:
                 file.write(data if file.tell() else self._header + data)
         except OSError as error:  # answers go on without it
             self._path = None
-            warnings.warn(f"{path}: {error.strerror}; answers are no longer kept", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{path}: {error.strerror}; answers are no longer kept", StreamspecWarning, stacklevel=2)
 
 
 def _private(path: Path) -> BinaryIO:

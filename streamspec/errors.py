@@ -93,6 +93,10 @@ class BaseModelError(StreamspecError):
     code = "base_model"
 
 
+class StreamspecWarning(RuntimeWarning):
+    """What a user should know and that stops nothing. Those of libraries are not shown to users."""
+
+
 def one_line(text: str, limit: int = 600) -> str:
     """Collapses white space and control characters: file content quoted in a message must not forge further lines."""
     clean = "".join(ch if ch.isprintable() else " " for ch in str(text))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, StreamspecWarning
 
 
 def cache_dir() -> Path:
@@ -33,5 +33,5 @@ def cache_dir_if_any() -> Path | None:
     try:
         return cache_dir()
     except ConfigError as error:
-        warnings.warn(f"{error.found}: measurements are not kept; {error.fix}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{error.found}: measurements are not kept; {error.fix}", StreamspecWarning, stacklevel=2)
         return None

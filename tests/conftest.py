@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from tests.support import durations
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only tests that take no longer than half a second")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew for these tests")
+
+
+def pytest_configure() -> None:
+    """What is hidden from users (`our_words_only`) is an error here as all warnings are."""
+    sys.warnoptions.append("error")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopP
 
 from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered
 from streamspec.adapters.answers.request import AnswerJob
-from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.step_batches import drawn_numbers
 from streamspec.adapters.runs.budget import ANSWERS, ENDLESS, Deadline, Speeds
@@ -168,7 +168,8 @@ def answer_batch(
         if until.over():
             return None
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        out = body(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        out = body(**inputs, **with_cache(body, cache), use_cache=True)
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
         choices = choose(head(out.last_hidden_state[:, -1]), rows)
         for row, token in zip(rows, choices.tolist(), strict=True):

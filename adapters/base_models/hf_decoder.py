@@ -5,9 +5,11 @@ The layers themselves are called as they are.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache as remembered
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +22,20 @@ from transformers.pytorch_utils import Conv1D
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
+
+# Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.
+CACHE_ARGUMENTS = "cache", "past_key_values", "layer_past"
+
+
+def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
+    """The KV cache as the keyword argument by which `module`, a model of transformers or a part of one, takes it."""
+    return {_cache_argument(type(module)): cache}
+
+
+@remembered
+def _cache_argument(kind: type[nn.Module]) -> str:
+    taken = inspect.signature(kind.forward).parameters
+    return next(name for name in CACHE_ARGUMENTS if name in taken)
 
 
 @dataclass
@@ -148,11 +164,12 @@ class HFDecoder:
         """
         if (conv := self.conv(index)) is not None:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
-        extra = self._attending(index, positions, rotary, cache)
+        module = module or self.layer(index)
+        extra = self._attending(module, index, positions, rotary, cache)
         if self.per_layer is not None:
             zeros = hidden.new_zeros(1, 1, self.per_layer.width)
             extra["per_layer_input"] = zeros if per_layer_inputs is None else per_layer_inputs[:, :, index]
-        out = (module or self.layer(index))(hidden, attention_mask=mask, use_cache=True, **extra)
+        out = module(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
     def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
@@ -169,12 +186,13 @@ class HFDecoder:
     ) -> Tensor:
         """Runs the module `attention`, a copy of that of layer `index`, on rows [B, R, H] as `call_layer` runs it."""
         rotary = self.rotary_embeddings(normed, positions)
-        attended: Tensor = attention(normed, attention_mask=mask, **self._attending(index, positions, rotary, cache))[0]
+        extra = self._attending(attention, index, positions, rotary, cache)
+        attended: Tensor = attention(normed, attention_mask=mask, **extra)[0]
         return attended
 
-    def _attending(self, index: int, positions: Tensor, rotary: Any, cache: Any) -> dict[str, Any]:
-        """Returns the arguments that a layer hands to its attention: positions, their rotary embeddings, the cache."""
-        arguments = {"position_ids": positions, self.family.cache_argument: cache}
+    def _attending(self, module: nn.Module, index: int, positions: Tensor, rotary: Any, cache: Any) -> dict[str, Any]:
+        """The arguments of `module`, a layer or its attention: positions, their rotary embeddings, the cache."""
+        arguments = {"position_ids": positions, **with_cache(module, cache)}
         if self.family.shared_kv is not None:
             shared = getattr(cache, "shared", None)
             arguments["shared_kv_states"] = {} if shared is None else shared

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 
-from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
 from streamspec.adapters.dataset.token_rows import TokenRow
 
 IGNORE = -100
@@ -159,7 +159,8 @@ class TargetModel(nn.Module):
                 keys, values = stack.enter_context(self.decoder.keys_values(self.first, cache))
                 inside = [layer for layer in self.tapped if layer < len(self.decoder.layers)]
                 entered = {layer: stack.enter_context(self.decoder.watched(layer)) for layer in inside}
-                out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
+                inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **with_cache(inner, cache)}
+                out = inner(**inputs, use_cache=True)
         return MainPass(
             tokens=input_ids,
             entry=torch.cat([entered.get(layer, [out.last_hidden_state])[0] for layer in self.tapped], dim=-1),

@@ -1,4 +1,5 @@
-"""Keeps the warnings and bars of torch, transformers and PEFT off stderr while a run goes on: only our own lines show.
+"""Keeps the warnings and bars of torch, transformers and PEFT off stderr while a run or an export goes on: only our own
+lines and warnings show.
 
 Errors still show, and so does everything under `python -W default` or PYTHONWARNINGS. Test:
 tests/adapters/reporting/test_quiet.py.
@@ -11,7 +12,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+from streamspec.adapters.base_models.without_torch import has_torch
+from streamspec.errors import StreamspecWarning
 
 
 def before_torch() -> None:
@@ -24,7 +28,8 @@ def before_torch() -> None:
 
 @contextmanager
 def our_words_only() -> Iterator[None]:
-    """No warnings, no log lines below errors and no bars but those of downloads while the block runs."""
+    """No warnings but ours, no log lines below errors and no bars but those of downloads while the block, or the
+    function that this decorates, runs."""
     if sys.warnoptions:
         yield
         return
@@ -34,7 +39,8 @@ def our_words_only() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with _without_bars():
+            warnings.simplefilter("default", StreamspecWarning)
+            with _without_bars() if has_torch() else nullcontext():
                 yield
     finally:
         logging.disable(disabled)

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
-from streamspec.adapters.task_lora import is_embedding, merged
+from streamspec.adapters.task_lora import is_embedding, merged, with_biases
 from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import RESTORE, TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_json
 from streamspec.errors import AdapterError
@@ -101,7 +101,7 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
             if not whole and _adapts_whole_modules(tuned):
                 return load_model(base, adapter)  # they would be rounded to the base's dtype, or taken to be tied
             with quiet():
-                model = merged(tuned) if whole else tuned.base_model.model
+                model = merged(tuned) if whole else with_biases(tuned).base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)

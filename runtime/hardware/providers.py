@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from streamspec import paths as cache
@@ -61,6 +63,7 @@ HEAVY = frozenset(
 )
 
 ProviderOptions = dict[str, str]
+OLDEST, OPERATORS_SINCE = (1, 22), (1, 31)  # versions of ONNX Runtime
 
 
 def _exact(threads: int) -> ProviderOptions:
@@ -102,7 +105,8 @@ class Provider:
     is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
     plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's. `graph`:
     which of the bundle's it runs. `capture`: settings with which it captures the graph `captured`, None where it
-    cannot; `dynamic`: whether it runs the ordinary graph where that fails.
+    cannot; `dynamic`: whether it runs the ordinary graph where that fails. `since`: the oldest ONNX Runtime with the
+    operators of all its bundles but static ones, which `OLDEST` runs.
     """
 
     name: str
@@ -119,6 +123,7 @@ class Provider:
     capture: ProviderOptions | None = None
     captured: str = CAPTURED
     dynamic: bool = True
+    since: tuple[int, int] = OLDEST
 
     @property
     def missing(self) -> str:
@@ -127,9 +132,11 @@ class Provider:
         return "not installed: pip install " + (f'"{self.brings}"' if "[" in self.brings else self.brings)
 
 
-CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIVE_OPS, STATIC, DEVICE))
+CPU = Provider(
+    "cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIVE_OPS, STATIC, DEVICE), since=OPERATORS_SINCE
+)
 # The CPU with operators of our own in place of ONNX Runtime's
-NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE)
+NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE, since=OPERATORS_SINCE)
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     provider.name: provider
     for provider in (
@@ -141,6 +148,7 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
             options=_exact,
             memory="cuda",
             capture={"enable_cuda_graph": "1"},
+            since=OPERATORS_SINCE,
         ),
         Provider(
             "migraphx",
@@ -257,6 +265,8 @@ def find(provider: Provider, kind: str = "") -> UsableProvider:
         return UsableProvider(
             provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {kind}"
         )
+    if why_not := _too_old(ort, OLDEST if kind == STATIC else provider.since):
+        return UsableProvider(provider, True, why_not)
     if provider is NATIVE_CPU and (why_not := native_library.why_not()):
         return UsableProvider(provider, native_library.place().is_file(), why_not)
     if built_in:
@@ -345,6 +355,15 @@ def _devices(ort: Any, provider: Provider) -> tuple[Any, ...]:
     if not hasattr(ort, "get_ep_devices"):
         return ()
     return tuple(d for d in ort.get_ep_devices() if d.ep_name == provider.ort and d.device.type.name == provider.device)
+
+
+def _too_old(ort: Any, since: tuple[int, int]) -> str:
+    """Says which ONNX Runtime was found where, if it is older than `since`; else ''."""
+    if tuple(map(int, re.findall(r"\d+", ort.__version__)[:2])) >= since:
+        return ""
+    found = f"ONNX Runtime {ort.__version__} in {Path(ort.__file__).parent} comes first on Python's path"
+    bundles = "bundles" if since == OLDEST else "bundles but static ones"
+    return f"{found}; {bundles} need {'.'.join(map(str, since))} or newer"
 
 
 @lru_cache

@@ -43,6 +43,13 @@ NOT_NEEDED = (
     "arrow_config",
     "runtime_config",
 )
+# Settings of PEFT that are honoured where they are switched on; what those change that it gets later is not known here.
+HONOURED = frozenset(
+    {"alpha_pattern", "auto_mapping", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out"}
+    | {"inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_bias", "modules_to_save"}
+    | {"rank_pattern", "target_modules", "trainable_token_indices", "use_dora", "use_rslora", "velora_config"}
+)
+OF_MLX = ("fine_tune_type", "lora_parameters")  # in the file of mlx-lm, which has the name of PEFT's
 # Ways to start a LoRA that leave the base as it is: others round its weights or subtract the start from them.
 STARTS = ("gaussian", "eva", "orthogonal")
 MERGE = "merge it into its base with PEFT, and export that as the base"
@@ -196,7 +203,15 @@ def check_task_lora(folder: Path) -> None:
     """Raises AdapterError unless `folder` holds a plain LoRA in safetensors, its configuration no more than PEFT needs
     to apply it.
     """
-    faults = _faults(read_json(folder / TASK_CONFIG))
+    raw = read_json(folder / TASK_CONFIG)
+    if any(name in raw for name in OF_MLX):
+        raise AdapterError(
+            f"{folder} is an adapter of mlx-lm ({str(raw.get('fine_tune_type', 'lora'))[:20]})",
+            "a LoRA of PEFT",
+            f"fuse it with its base and give that as --base: mlx_lm.fuse --model BASE --adapter-path {folder} "
+            "--save-path FUSED --dequantize",
+        )
+    faults = _faults(raw)
     if not (folder / TASK_WEIGHTS).is_file() and (folder / BIN_WEIGHTS).is_file():
         raise AdapterError(
             f"{folder} holds {BIN_WEIGHTS}, a pickle, which can run code",
@@ -218,12 +233,16 @@ def _faults(raw: dict[str, Any]) -> list[str]:
     ranks = raw.get("rank_pattern") or {}
     start = raw.get("init_lora_weights", True)
     faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
+    switched = {name for name, value in raw.items() if value is True or (value and isinstance(value, dict | list))}
+    faults += [f"{name} {str(raw[name])[:60]}" for name in sorted(switched - HONOURED - {*NOT_NEEDED})]
     if raw.get("peft_type") != "LORA":
         faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
     elif not isinstance(ranks, dict) or not all(
         type(rank) is int and 1 <= rank <= MAX_LORA_RANK for rank in (raw.get("r"), *ranks.values())
     ):
         faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
+    if not isinstance(raw.get("target_modules"), str | list | None):
+        faults.append(f"target_modules {str(raw['target_modules'])[:60]}")
     if any(len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern) for pattern in _module_patterns(raw)):
         faults.append("a pattern of modules that may take for ever")
     if type(start) is not bool and start not in STARTS:
@@ -258,7 +277,8 @@ def more_than_low_rank(folder: Path) -> list[str]:
     modules = {key: raw[key] if isinstance(raw[key], (list, dict)) else [raw[key]] for key in WHOLE if raw.get(key)}
     changes = [f"{WHOLE[key]} ({', '.join(map(str, names))})" for key, names in modules.items()]
     changes += [title for key, title in VARIANTS.items() if raw.get(key)]
-    return changes + [f"biases of the base ({raw['bias']})"] * (raw.get("bias", "none") != "none")
+    biases = raw.get("bias", "none")
+    return changes if biases == "none" else [*changes, f"biases of the base ({biases})"]
 
 
 def read_json(path: Path) -> dict[str, Any]:

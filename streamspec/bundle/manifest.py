@@ -182,6 +182,13 @@ class Manifest:
         blocks = f" in blocks of {self.block_size}" if self.block_size else ""
         return self.precision + blocks + dtype_in_words(self.model.caches)
 
+    @property
+    def trained(self) -> str:
+        """What was trained, in words: a drafter's method and recipe, `lora` for a LoRA in the weights, or none."""
+        if METHODS[self.method] is not None or self.weights_sha256 not in (None, self.base.sha256):
+            return " / ".join(filter(None, (self.method, self.recipe)))
+        return "none: the base alone" if self.weights_sha256 else "none or lora: this older bundle does not tell"
+
     def check_prunes(self) -> None:
         """Raises ConfigError for a bundle without an early exit."""
         if self.streams is None or not self.streams.pruning:

@@ -163,7 +163,7 @@ def check_swappable(bundle: Manifest) -> None:
     """Raises ConfigError for a bundle that takes no adapters."""
     if bundle.swappable is None:
         raise ConfigError(
-            "a bundle with its adapter merged",
+            "a bundle that takes no adapters",
             "one of `streamspec export --swappable`",
             "export it so, or leave the adapter out",
         )

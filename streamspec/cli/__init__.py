@@ -6,6 +6,8 @@ check failed, 2 wrong usage or an error that the user can act on (one line on st
 
 from __future__ import annotations
 
+import io
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -29,6 +31,7 @@ from streamspec.cli import (
 )
 from streamspec.cli.errors import guarded, one_line_warning
 from streamspec.cli.help_panels import PanelledCommand
+from streamspec.errors import StreamspecWarning
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,
@@ -71,6 +74,14 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """Runs the command line: the script `streamspec` and `python -m streamspec`."""
+    """Runs the command line: the script `streamspec` and `python -m streamspec`. Of warnings ours alone show, unless
+    Python is asked for all (`-W`).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # letters that the locale has not are escaped
+            stream.reconfigure(errors="backslashreplace")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", StreamspecWarning)
     warnings.formatwarning = one_line_warning
     app()

@@ -83,6 +83,7 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
     sets, wheels = machine["instruction_sets"], machine["wheels"]
     version = value("onnxruntime") if machine["onnxruntime"] else 'not installed: pip install "streamspec[cpu]"'
     clash = f"; {' and '.join(wheels)} overwrite each other: uninstall all, install one" if len(wheels) > 1 else ""
+    place = f", in {machine['onnxruntime_path']}" if machine["onnxruntime"] else ""
     kernels, lacking = machine["native_operators"], machine["native_operators_why_not"]
     native = f"yes ({kernels})" if kernels else f"no, bundles run the standard ones, slower: {lacking}"
     return [
@@ -97,7 +98,7 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
         ("native operators", native),
         ("memory", f"{value('memory_mb', ' MB')}, free {value('memory_free_mb', ' MB')}"),
         ("huge pages", whether("huge_pages", "on request", "not offered")),
-        ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}"),
+        ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}{place}"),
         (
             "telemetry",
             whether("telemetry_off", "off", "not turned off: ORT_DISABLE_TELEMETRY is set to something else than 1"),

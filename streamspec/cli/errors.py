@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from streamspec.errors import StreamspecError
+from streamspec.errors import StreamspecError, StreamspecWarning
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -70,7 +70,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
 
 def one_line_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
     """A warning for users as one line; others keep the place they come from (`warnings.formatwarning`)."""
-    if category is RuntimeWarning:
+    if issubclass(category, StreamspecWarning):
         return f"streamspec: {message}\n"
     return _formatted(message, category, *where, **more)
 

@@ -32,6 +32,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
 
 Rows = list[tuple[str, str]]
+REFERENCES = {"pytorch": "float32"}  # in `Manifest.parity`, whoever computed it
 
 
 def command(
@@ -77,7 +78,7 @@ def _bundle(path: Path) -> Rows:
     model = manifest.model
     rows: Rows = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
-        ("method", " / ".join(str(x) for x in (manifest.method, manifest.recipe) if x)),
+        ("method", manifest.trained),
         ("precision", f"{manifest.rounding}, opset {manifest.opset}, for {manifest.provider}"),
         (
             "model",
@@ -105,7 +106,7 @@ def _bundle(path: Path) -> Rows:
         (f"memory, {context:,} tokens of context", f"about {estimate_memory(path, context=context)}")
         for context in sorted({min(SURE, model.context_length), model.context_length})
     ]
-    rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
+    rows += [("parity: " + name, in_short(value)) for name, value in manifest.parity.items()]
     rows += [("cost: " + name, sentence) for name, sentence in costs(manifest).items()]
     rows += _step_costs(manifest)
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
@@ -292,9 +293,10 @@ def _format(form: PromptFormat) -> str:
     return form.kind if form.kind == "chat" else f"{form.kind}, separator {json.dumps(form.separator)}"
 
 
-def _short(value: object) -> str:
+def in_short(value: object) -> str:
+    """A figure, or some with their names."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(part)}" for name, part in list(value.items())[:8])
+        return ", ".join(f"{REFERENCES.get(name, name)} {in_short(part)}" for name, part in list(value.items())[:8])
     return f"{value:.4g}" if isinstance(value, float) else str(value)[:100]
 
 

@@ -130,7 +130,7 @@ def _described(path: Path) -> InstalledBundle:
     except (StreamspecError, OSError) as error:
         problem = error.found if isinstance(error, BundleError) else str(error)
         return InstalledBundle(path.name, path, _bytes(path), problem=problem)
-    return InstalledBundle(path.name, path, _bytes(path), manifest.base.id, manifest.method, manifest.precision)
+    return InstalledBundle(path.name, path, _bytes(path), manifest.base.id, manifest.trained, manifest.precision)
 
 
 def _bytes(path: Path) -> int:

@@ -245,7 +245,6 @@ FAMILIES = {
         stack="gpt_neox",
         embedding="embed_in",
         final_norm="final_layer_norm",
-        cache_argument="layer_past",
         layernorm=True,
         attention="attention",
         parallel="use_parallel_residual",

@@ -39,7 +39,6 @@ class Family:
     query_growth: str | None = None  # rope parameter: queries grow by it with the logarithm of their position
     position_table: str | None = None
     position_offset: int = 0  # of the table's first row in use
-    cache_argument: str = "past_key_values"  # of a layer
     layernorm: bool = False  # mean and bias too, instead of the root mean square alone
     one_added: bool = False  # norms multiply by 1 + weight
     bare_norms: float | None = None  # norms have no weights; the epsilon of all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.shrink import shrink
 from streamspec.adapters.task_lora import check_adapter, merged
 from streamspec.adapters.train import train
-from streamspec.bundle.adapter_folder import more_than_low_rank, read_adapter
+from streamspec.bundle.adapter_folder import HONOURED, NOT_NEEDED, more_than_low_rank, read_adapter
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
@@ -240,6 +241,9 @@ def test_folders_that_hold_adapters_are_named(base: Path, tmp_path: Path) -> Non
         ({"init_lora_weights": "orthogonal"}, None),
         ({"init_lora_weights": "olora"}, "init_lora_weights olora; .*merge it into its base with PEFT"),
         ({"peft_type": "LOKR", "r": None}, "peft_type LOKR; .*merge it into its base with PEFT"),
+        ({"use_something_new": True}, "use_something_new True; .*merge it into its base with PEFT"),
+        ({"new_config": {"x": 1}}, "new_config .*; .*merge it into its base with PEFT"),
+        ({"new_size": 16, "new_module": "a", "new_switch": False, "new_list": []}, None),  # of what is switched off
     ],
 )
 def test_a_start_that_leaves_the_base_alone_is_taken(
@@ -258,6 +262,37 @@ def test_a_start_that_leaves_the_base_alone_is_taken(
         warnings.simplefilter("error", FutureWarning)
         check_adapter(read_adapter(folder), resolve_base(base, lambda line: None), True, lambda line: None)
     assert capfd.readouterr().err == ""
+
+
+def test_every_setting_of_peft_is_honoured_or_refused() -> None:
+    """Or says only where to find and how to train it, as numbers and names that something else must switch on."""
+    numbers = {"r", "lora_alpha", "lora_dropout", "qalora_group_size"}
+    names = {"base_model_name_or_path", "bias", "megatron_core", "peft_type", "peft_version", "revision", "task_type"}
+    assert {field.name for field in fields(LoraConfig)} <= HONOURED | {*NOT_NEEDED} | numbers | names
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_an_adapter_of_mlx_lm_is_named_with_what_to_do(kind: str, base: Path, data: Path, tmp_path: Path) -> None:
+    """Its files as `mlx_lm.lora` writes them."""
+    folder = tmp_path / "mlx"
+    folder.mkdir()
+    save_file({"model.layers.0.self_attn.q_proj.lora_a": torch.zeros(32, 4)}, folder / "adapters.safetensors")
+    scales = {"rank": 8, "dropout": 0.0, "scale": 20.0}
+    settings = {"fine_tune_type": kind, "num_layers": 16, "lora_parameters": scales, "model": "someone/a-1b"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    named = rf"is an adapter of mlx-lm \({kind}\); expected a LoRA of PEFT; fuse it .* mlx_lm\.fuse .*{folder.name}"
+    for refused in (
+        lambda: read_adapter(folder),
+        lambda: train(options(base, data, tmp_path / "out", target_adapter=folder)),
+    ):
+        with pytest.raises(AdapterError, match=named):
+            refused()
+
+
+def test_a_drafter_learns_over_updates_with_biases(base: Path, data: Path, tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "lora", base, lora_bias=True)
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=folder))
+    assert (tmp_path / "out" / "streamspec.safetensors").is_file()
 
 
 def test_inspect_describes_a_lora_of_peft(base: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import streamspec.bench
@@ -21,9 +24,12 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.cli import app, train
 from streamspec.cli.bench import parse_rows
 from streamspec.cli.errors import guarded
+from streamspec.cli.inspect import in_short
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.option_fields import flag
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str | Path) -> Any:
@@ -249,10 +255,54 @@ def test_outputs_for_a_folder_that_is_not_there_are_refused_before_measuring(tmp
     assert result.exit_code == 2 and "no is no folder" in one_line(result.stderr)
 
 
+def started(*words: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Python in a process of its own, as users start it."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, env=os.environ | environment, cwd=ROOT
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the locale of C")
+def test_letters_that_the_locale_has_not_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    lora = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "modèle", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(lora))
+    save_file({"x.lora_A.weight": np.zeros((4, 8), np.float32)}, folder / "adapter_model.safetensors")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = started("-m", "streamspec", "inspect", folder, **locale)
+    assert done.returncode == 0 and rb"mod\xe8le" in done.stdout, done.stderr
+    done = started("-m", "streamspec", "inspect", folder / "nichts", **locale)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(("flags", "others"), [((), 0), (("-W", "default"), 1)])
+def test_of_warnings_ours_alone_are_shown(flags: tuple[str, ...], others: int) -> None:
+    code = """
+import warnings
+from streamspec import cli
+from streamspec.errors import StreamspecWarning
+def work():
+    warnings.warn("soon gone", FutureWarning)
+    warnings.warn("overflow", RuntimeWarning)
+    warnings.warn("no longer kept", StreamspecWarning)
+cli.app = work
+cli.main()
+"""
+    said = started(*flags, "-c", code).stderr.decode()
+    assert "streamspec: no longer kept\n" in said and said.count("soon gone") == said.count("overflow") == others
+    assert others or said.count("\n") == 1
+
+
 def test_rows_are_whole_numbers_with_commas() -> None:
     assert parse_rows("1,2, 16") == [1, 2, 16] and parse_rows(None) == []
     with pytest.raises(ConfigError, match="--rows 1,x"):
         parse_rows("1,x")
+
+
+def test_a_figure_of_float32_is_called_so_whoever_computed_it() -> None:
+    perplexities = {"tokens": 9, "bundle": 17.9, "pytorch": 17.76, "error": 0.01}
+    assert in_short(perplexities) == "tokens 9, bundle 17.9, float32 17.76, error 0.01"
 
 
 def test_inspect_describes_an_adapter(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,8 @@ def build(
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
     graph = StepGraph(spec, ModelSource(model, spec), precision(kind), drafter, tree, candidates, mode)
-    onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
+    with closing(WeightStore(folder / "model.onnx.data")) as store:
+        onnx.save(graph.build(store), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
 
 
@@ -250,7 +252,8 @@ def build_static(
     graph = StaticStepGraph(
         spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode
     )
-    onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
+    with closing(WeightStore(folder / "model.onnx.data")) as store:
+        onnx.save(graph.build(store), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", 1, True, **session))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamspec.adapters.base_models.gguf import config_rules as rules
 from streamspec.adapters.base_models.gguf.config_rules import Config
-from streamspec.adapters.base_models.gguf.file import REQUIRED, Keys
+from streamspec.adapters.base_models.gguf.keys import REQUIRED, Keys
 
 RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
@@ -47,7 +47,7 @@ class Architecture:
     model_type: str  # of transformers
     names: Mapping[str, str] = field(default_factory=_names)
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
-    fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # config field: (key, default)
+    fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # factors: (key, default), by config field
     sizes: Mapping[str, str] = field(default_factory=dict)  # config fields with other names than Llama's
     fixed: Mapping[str, Any] = field(default_factory=dict)  # config fields that the architecture implies
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
@@ -275,7 +275,6 @@ ARCHITECTURES = {
         "lfm2",
         _LFM_NAMES,
         (RMS, "norm_eps"),
-        fields={"conv_L_cache": ("shortconv.l_cache", REQUIRED)},
         fixed={"block_auto_adjust_ff_dim": False},
         biases={"conv_bias": "shortconv.in_proj"},
         convolutions=True,

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
 from streamspec.adapters.base_models.gguf.config_rules import Config
-from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
+from streamspec.adapters.base_models.gguf.file import GgufFile
+from streamspec.adapters.base_models.gguf.keys import LONGEST, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
 from streamspec.model_families import family_of
 
-SIZES = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-}
 # Keys of all architectures that must say what a plain decoder is, or be missing.
 PLAIN = {
     "attention.causal": (True,),
@@ -41,9 +36,9 @@ HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
 
 def architecture_of(model: GgufFile) -> Architecture:
     """The row of the file's architecture. Raises BaseModelError where there is none or it is no language model."""
-    kind = model.metadata.get("general.type", "adapter" if "adapter.type" in model.metadata else "model")
+    kind = model.below("general").word("type", "adapter" if "adapter.type" in model.metadata else "model")
     if kind != "model" or not model.tensors:
-        found = "no tensors" if kind == "model" else OTHERS.get(str(kind), f"something of the type {str(kind)[:40]}")
+        found = "no tensors" if kind == "model" else OTHERS.get(kind, f"something of the type {kind}")
         raise BaseModelError(f"{model.path.name} holds {found}", "a language model", "take the model's own GGUF file")
     if model.architecture in REFUSED:
         family_of(REFUSED[model.architecture], f"{model.path.name} is")
@@ -60,17 +55,24 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     """The fields of a transformers config, `model_type` first. Raises BaseModelError for keys that nobody understands
     and for values that contradict each other.
     """
-    keys = Keys(model, model.architecture)
-    heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
-    length = keys.number("context_length")
-    if (layers := keys.number("block_count")) > len(model.tensors):  # each of them would be set up to be compared
+    keys = model.below(model.architecture)
+    width = keys.same("embedding_length")
+    heads, length = (
+        keys.same("attention.head_count", high=min(width, MOST_HEADS)),
+        keys.same("context_length", high=LONGEST),
+    )
+    if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
         keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
-    config: Config = {"model_type": row.model_type}
-    for name, key in SIZES.items():
-        config[row.sizes.get(name, name)] = keys.number(key)
-    config[row.sizes.get("intermediate_size", "intermediate_size")] = keys.number("feed_forward_length")
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+        "intermediate_size": keys.same("feed_forward_length"),
+    }
+    config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
     head_dim = _heads(keys, row, config, heads, width)
-    config[row.epsilon[1]] = float(keys.take(row.epsilon[0], REQUIRED))
+    config[row.epsilon[1]] = keys.real(row.epsilon[0], high=1.0)
     keys.skip(*HARMLESS, *row.harmless)
     _fields(keys, row, config)
     for switch, tensor in row.biases.items():
@@ -82,7 +84,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         factors: Factors = {name: model.tensors[name].values() for name in sorted(TENSORS & model.tensors.keys())}
         config["rope_parameters"] = rope = rope_parameters(keys, head_dim, length, factors)
         if "partial_rotary_factor" in rope and not row.partial:
-            keys.refuse("rope.dimension_count", keys.take("rope.dimension_count"), f"{head_dim}, the whole head")
+            keys.refuse("rope.dimension_count", keys.raw("rope.dimension_count"), f"{head_dim}, the whole head")
     config |= row.fixed
     if row.more is not None:
         row.more(keys, config)
@@ -93,19 +95,21 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
     """Adds what the config says of heads; returns their size."""
     if row.rotary:
-        config["num_key_value_heads"] = keys.number("attention.head_count_kv", heads, zeros=row.convolutions)
-    head_dim = keys.number("attention.key_length", width // heads)
-    if keys.number("attention.value_length", head_dim) != head_dim:
-        keys.refuse("attention.value_length", keys.take("attention.value_length"), f"{head_dim}, as of keys")
+        config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.convolutions)
+        if heads % shared:
+            keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")
+    head_dim = keys.same("attention.key_length", width // heads)
+    if (values := keys.same("attention.value_length", head_dim)) != head_dim:
+        keys.refuse("attention.value_length", values, f"{head_dim}, as of keys")
     if head_dim * heads != width or row.head_dim:
         config["head_dim"] = head_dim
     return head_dim
 
 
 def _fields(keys: Keys, row: Architecture, config: Config) -> None:
-    """Adds the architecture's own fields, and checks the keys that leave no choice."""
+    """Adds the architecture's own fields, all of them factors, and checks the keys that leave no choice."""
     for name, (key, default) in row.fields.items():
-        config[name] = keys.take(key, default)
+        config[name] = keys.real(key, default, 0.0 if default is None else SMALLEST)
     read = {key for key, _ in row.fields.values()}
     for key, allowed in (PLAIN | dict(row.only)).items():
         if key not in read:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.adapters.base_models.gguf.file import Keys
+from streamspec.adapters.base_models.gguf.keys import LONGEST, Keys
+from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
 CLOSE = 1e-9  # of 1e-5, read from fp32
 
 
 def llama(keys: Keys, config: Config) -> None:
-    window = keys.take("attention.sliding_window", 0)
+    window = keys.whole("attention.sliding_window", 0, 0, LONGEST)
     if window:  # Mistral's; llama.cpp calls both `llama`
         config |= {"model_type": "mistral", "sliding_window": window}
         config.pop("attention_bias", None)
@@ -23,25 +24,28 @@ def llama(keys: Keys, config: Config) -> None:
 
 def phi3(keys: Keys, config: Config) -> None:
     rope = config["rope_parameters"]
+    if rope["rope_type"] not in ("default", "longrope"):
+        keys.refuse("rope.scaling.type", rope["rope_type"], "none, or longrope with its tensors, in this architecture")
     original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
     config |= {
         "original_max_position_embeddings": original,
-        "sliding_window": keys.take("attention.sliding_window", 0) or None,
+        "sliding_window": keys.whole("attention.sliding_window", 0, 0, LONGEST) or None,
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),
     }
 
 
 def _windows(keys: Keys, config: Config, length: int | None, pattern: int) -> None:
     """Windows in all layers but each `pattern`-th one, unless the file says it for each layer."""
-    window = keys.take("attention.sliding_window", length)
-    layers = range(config["num_hidden_layers"])
-    stored = keys.take("attention.sliding_window_pattern", pattern)
+    window = keys.whole("attention.sliding_window", length, 0, LONGEST)
+    layers, key = range(config["num_hidden_layers"]), "attention.sliding_window_pattern"
+    stored = keys.raw(key) if keys.has(key) else None
     if isinstance(stored, list):
-        if len(stored) != len(layers):
-            keys.refuse("attention.sliding_window_pattern", stored, f"{len(layers)} values")
-        sliding = [bool(value) for value in stored]
+        if len(stored) != len(layers) or not all(isinstance(slides, bool) for slides in stored):
+            keys.refuse(key, stored, f"a number, or true or false for each of {len(layers)} layers")
+        sliding = stored
     else:
-        sliding = [stored > 0 and (layer + 1) % stored != 0 for layer in layers]
+        each = keys.whole(key, pattern, 0)
+        sliding = [each > 0 and (layer + 1) % each != 0 for layer in layers]
     config["layer_types"] = ["sliding_attention" if window and slides else "full_attention" for slides in sliding]
     if window:
         config["sliding_window"] = window
@@ -56,15 +60,15 @@ def _gemma_scale(keys: Keys, config: Config, large: int) -> None:
 def gemma2(keys: Keys, config: Config) -> None:
     _windows(keys, config, 4096, 2)
     _gemma_scale(keys, config, large=46)
-    config["attn_logit_softcapping"] = float(keys.take("attn_logit_softcapping", 50.0)) or None
-    config["final_logit_softcapping"] = float(keys.take("final_logit_softcapping", 30.0)) or None
+    config["attn_logit_softcapping"] = keys.real("attn_logit_softcapping", 50.0) or None
+    config["final_logit_softcapping"] = keys.real("final_logit_softcapping", 30.0) or None
 
 
 def gemma3(keys: Keys, config: Config) -> None:
     _windows(keys, config, None, 6)
     _gemma_scale(keys, config, large=62)
-    config["final_logit_softcapping"] = float(keys.take("final_logit_softcapping", 0.0)) or None
-    local = float(keys.take("rope.freq_base_swa", 10_000.0))
+    config["final_logit_softcapping"] = keys.real("final_logit_softcapping", 0.0) or None
+    local = keys.real("rope.freq_base_swa", 10_000.0, 1.0, LARGEST_BASE)
     config["rope_parameters"] = {
         "full_attention": config["rope_parameters"],
         "sliding_attention": {"rope_type": "default", "rope_theta": local},
@@ -72,14 +76,12 @@ def gemma3(keys: Keys, config: Config) -> None:
 
 
 def gpt2(keys: Keys, config: Config) -> None:
-    if keys.take("attention.head_count_kv", config["n_head"]) != config["n_head"]:
-        keys.refuse("attention.head_count_kv", "smaller", "as many as heads")
+    if (shared := keys.same("attention.head_count_kv", config["n_head"])) != config["n_head"]:
+        keys.refuse("attention.head_count_kv", shared, f"{config['n_head']}, as many as heads")
 
 
 def parallel(keys: Keys, config: Config) -> None:
-    config["use_parallel_residual"] = bool(
-        keys.take("use_parallel_residual", config.get("use_parallel_residual", True))
-    )
+    config["use_parallel_residual"] = keys.switch("use_parallel_residual", True)
 
 
 def kept_positions(keys: Keys, config: Config) -> None:
@@ -91,16 +93,16 @@ def ministral(keys: Keys, config: Config) -> None:
     """YaRN whose attention factor cancels out, and queries that grow with their position; without both it is the text
     part of Mistral Small 3.1 and later.
     """
-    multiplier = float(keys.take("rope.scaling.yarn_log_multiplier", 0.0))
+    multiplier = keys.real("rope.scaling.yarn_log_multiplier", 0.0)
     if config["rope_parameters"]["rope_type"] == "default" and not multiplier:
         keys.only("attention.temperature_scale", 0.0)
         config |= {"model_type": "mistral", "sliding_window": None}
         return
     if multiplier:
         config["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": multiplier}
-    config["rope_parameters"]["llama_4_scaling_beta"] = float(keys.take("attention.temperature_scale", 0.0))
+    config["rope_parameters"]["llama_4_scaling_beta"] = keys.real("attention.temperature_scale", 0.0)
     if config["rope_parameters"]["rope_type"] != "yarn":
-        keys.refuse("rope.scaling.type", keys.take("rope.scaling.type", "missing"), "yarn")
+        keys.refuse("rope.scaling.type", keys.word("rope.scaling.type", "missing"), "yarn")
 
 
 def olmo(keys: Keys, config: Config) -> None:
@@ -108,7 +110,7 @@ def olmo(keys: Keys, config: Config) -> None:
     if not keys.has("attention.sliding_window"):
         return
     _windows(keys, config, None, 4)
-    theta = float(keys.take("rope.freq_base_swa", config["rope_parameters"]["rope_theta"]))
+    theta = keys.real("rope.freq_base_swa", config["rope_parameters"]["rope_theta"], 1.0, LARGEST_BASE)
     config |= {
         "model_type": "olmo3",
         "rope_parameters": {
@@ -123,7 +125,7 @@ def bare_norms(keys: Keys, config: Config) -> None:
     epsilon = config.pop("bare_norm_eps")
     if abs(epsilon - 1e-5) > CLOSE:
         keys.refuse("attention.layer_norm_epsilon", epsilon, "1e-05")
-    config["clip_qkv"] = float(config["clip_qkv"] or 0.0) or None  # llama.cpp's 0: none
+    config["clip_qkv"] = config["clip_qkv"] or None  # llama.cpp's 0: none
 
 
 def exaone(keys: Keys, config: Config) -> None:
@@ -138,7 +140,8 @@ def cohere(keys: Keys, config: Config) -> None:
 
 def lfm(keys: Keys, config: Config) -> None:
     """Layers without heads of keys are convolutions."""
-    heads = keys.take("attention.head_count_kv")
-    if not isinstance(heads, list) or len(heads) != config["num_hidden_layers"]:
-        keys.refuse("attention.head_count_kv", heads, "one number for each layer")
+    heads, layers = keys.raw("attention.head_count_kv"), config["num_hidden_layers"]
+    if not isinstance(heads, list) or len(heads) != layers:
+        keys.refuse("attention.head_count_kv", heads, f"{layers} numbers, one for each layer")
     config["layer_types"] = ["full_attention" if count else "conv" for count in heads]
+    config["conv_L_cache"] = keys.whole("shortconv.l_cache")

@@ -8,7 +8,6 @@ carried into the folder is refused by name.
 from __future__ import annotations
 
 import json
-import struct
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,29 +35,17 @@ def convert(gguf: Path, folder: Path) -> None:
         import_module("gguf")
     except ImportError:
         raise BaseModelError("the package gguf is missing", "gguf", "pip install streamspec[cpu]") from None
-    try:
-        _convert(gguf, folder)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
-        # Of values that have another type than their key's.
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise BaseModelError(
-            f"{gguf.name} could not be converted ({type(error).__name__}: {reason})",
-            "a whole GGUF file",
-            "check the file, or use the model's Hugging Face folder",
-        ) from error
-
-
-def _convert(gguf: Path, folder: Path) -> None:
     model = read_gguf(gguf)
     row = architecture_of(model)
     fields = config_of(model, row)
     tokens = tokenizer_of(model)
-    fields |= {name: token for name, token in tokens.special.items() if name != "unk_token_id"}
+    # Of a token that the file does not name the config must say so: it would have that of its family's first model.
+    fields |= {name: tokens.special.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config, shapes = _skeleton(model, fields, row.names["output"])
     parameters = parameters_of(model, row, fields, shapes)
 
     _write_json(folder / "config.json", config)
-    ids = {key: token for key, token in fields.items() if key.endswith("_token_id")}
+    ids = {key: token for key, token in tokens.special.items() if key != "unk_token_id"}
     ends: int | list[int] = list(tokens.ends) if len(tokens.ends) > 1 else tokens.ends[0]
     _write_json(folder / "generation_config.json", {"_from_model_config": True} | ids | {"eos_token_id": ends})
     _write_tokenizer(tokens, folder)
@@ -84,15 +71,24 @@ def _of_transformers(model: GgufFile, fields: Config, head: str) -> tuple[Config
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from streamspec.adapters.base_models.text_part import quiet
+
     values = {key: value for key, value in fields.items() if key != "model_type"}
-    config = AutoConfig.for_model(fields["model_type"], **values)
+    try:
+        with quiet(), torch.device("meta"):
+            config = AutoConfig.for_model(fields["model_type"], **values)
+            empty = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # its checks of what goes together raise all kinds of errors
+        raise BaseModelError(
+            f"transformers makes no {fields['model_type']} of {model.path.name} ({type(error).__name__}: {error})",
+            "keys that go together",
+            "check the file, or use the model's Hugging Face folder",
+        ) from None
     for key in ("vocab_size", "tie_word_embeddings"):
         if getattr(config, key) != fields[key]:
             raise BaseModelError(
                 f"{model.path.name}: {key} is {fields[key]}", str(getattr(config, key)), "take another"
             )
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config)
     output = empty.get_output_embeddings()
     head_name = next(name for name, module in empty.named_modules() if module is output)
     shapes = {

@@ -13,11 +13,12 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamspec.adapters.base_models.gguf.keys import Keys
 from streamspec.errors import BaseModelError
 
 AGAIN = "fetch the file again"
@@ -30,7 +31,6 @@ ROWS_AT_ONCE = 1 << 22  # values that are de-quantized at once: 16 MB of fp32
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-REQUIRED: Any = object()  # default of a key that must be there
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,11 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the model family."""
-        name = self.metadata.get("general.architecture")
-        if not isinstance(name, str):
-            raise BaseModelError(f"{self.path.name} names no general.architecture", "a GGUF file of a model", AGAIN)
-        return name
+        return str(self.below("general").word("architecture"))
+
+    def below(self, prefix: str) -> Keys:
+        """The keys below `prefix`."""
+        return Keys(self.metadata, self.path.name, prefix)
 
 
 def is_gguf(path: Path) -> bool:
@@ -117,14 +118,15 @@ def read_gguf(path: Path) -> GgufFile:
         if repeated := sorted(model.tensors.keys() & read.tensors.keys()):
             raise BaseModelError(f"{file.name} repeats the tensor {repeated[0]}", "each tensor in one part", AGAIN)
         model.tensors |= read.tensors
-    expected = model.metadata.get("split.tensors.count", len(model.tensors))
+    expected = model.below("split").whole("tensors.count", len(model.tensors), 0, MAX_ENTRIES)
     if expected != len(model.tensors):
         raise BaseModelError(f"{path.name}: {len(model.tensors)} tensors in {len(parts)} parts", str(expected), AGAIN)
     return model
 
 
 def _check_split(read: GgufFile, number: int, parts: int) -> None:
-    index, count = read.metadata.get("split.no", 0), read.metadata.get("split.count", 0) or 1
+    keys = read.below("split")
+    index, count = keys.whole("no", 0, 0), keys.whole("count", 0, 0) or 1
     if (index, count) != (number, parts):
         raise BaseModelError(
             f"{read.path.name} says it is part {index + 1} of {count}",
@@ -167,9 +169,7 @@ def _read_header(path: Path, reader: _HeaderReader) -> GgufFile:
             raise BaseModelError(f"{path.name} has the key {key} twice", "each key once", AGAIN)
         model.metadata[key] = reader.value(reader.number("I"))
     described = [_describe(reader) for _ in range(tensors)]
-    alignment = model.metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-        raise BaseModelError(f"{path.name}: general.alignment is {alignment}", "a number of bytes", AGAIN)
+    alignment = model.below("general").whole("alignment", 32, high=1 << 20)
     start = -(-reader.at // alignment) * alignment
     for name, shape, kind, offset in described:
         if name in model.tensors:
@@ -273,65 +273,3 @@ class _HeaderReader:
             count = self.count("Q", size)
             return list(struct.unpack_from(f"<{count}{form}", self.data, self._take(count * size)))
         return [self.value(item, nested=True) for _ in range(self.count("Q", 8))]
-
-
-class Keys:
-    """Gives out the keys below `prefix` and remembers which were asked for: those left are refused by name."""
-
-    def __init__(self, model: GgufFile, prefix: str) -> None:
-        self.file = model.path.name
-        self.prefix = prefix + "."
-        self._values = {
-            key.removeprefix(self.prefix): v for key, v in model.metadata.items() if key.startswith(self.prefix)
-        }
-        self._taken: set[str] = set()
-
-    def take(self, key: str, default: Any = None) -> Any:
-        """The value of `key`, or `default`. Raises BaseModelError where the default is REQUIRED and the key missing."""
-        self._taken.add(key)
-        value = self._values.get(key, default)
-        if value is REQUIRED:
-            raise BaseModelError(f"{self.file} has no {self.prefix}{key}", "this key", "convert the model again")
-        return value
-
-    def number(self, key: str, default: Any = REQUIRED, zeros: bool = False) -> int:
-        """A whole number above 0. A list of equal numbers, one for each layer, counts as one; `zeros` may be among
-        them.
-        """
-        value = self.take(key, default)
-        if isinstance(value, list):
-            different = set(value) - ({0} if zeros else set())
-            value = different.pop() if len(different) == 1 else value
-        if type(value) is not int or value <= 0:
-            self.refuse(key, value, "a number above 0, the same in all layers")
-        return value
-
-    def skip(self, *keys: str) -> None:
-        """Keys that do not change what the model computes."""
-        self._taken.update(keys)
-
-    def has(self, key: str) -> bool:
-        """Tells whether the file has the key, without taking it."""
-        return key in self._values
-
-    def only(self, key: str, *allowed: Any) -> None:
-        """Takes a key that may be missing, or one of the values."""
-        value = self.take(key, allowed[0])
-        if value not in allowed:
-            self.refuse(key, value, " or ".join(map(str, allowed)))
-
-    def refuse(self, key: str, value: Any, expected: str) -> NoReturn:
-        """Raises BaseModelError for a value that is not understood."""
-        raise BaseModelError(
-            f"{self.file}: {self.prefix}{key} is {str(value)[:60]}", expected, "use the model's Hugging Face folder"
-        )
-
-    def finish(self) -> None:
-        """Raises BaseModelError for keys that nobody took."""
-        if left := sorted(self._values.keys() - self._taken):
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            raise BaseModelError(
-                f"{self.file} has the key {self.prefix}{left[0]} ({str(self._values[left[0]])[:40]}){more}",
-                "keys that this converter understands",
-                "use the model's Hugging Face folder",
-            )

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.adapters.base_models.gguf.file import Keys
+from streamspec.adapters.base_models.gguf.keys import LONGEST, SMALLEST, Keys
 from streamspec.errors import BaseModelError
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 TENSORS = frozenset({DIVISORS, SHORT, LONG})
 THETA = 10_000.0  # llama.cpp's, where the file names none
+LARGEST_BASE = 1e15  # of bases; those published go to 1e11
 # Llama 3's scaling as published: every model that has it, from any maker, uses these.
 LOW, HIGH = 1.0, 4.0
 LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768, 65536, 131072)
@@ -31,21 +32,22 @@ def rope_parameters(keys: Keys, head_dim: int, length: int, factors: Factors) ->
     """`rope_parameters` of a model with one kind of rotary positions. `length` is the model's context length;
     `factors` holds the file's tensors among TENSORS. Raises BaseModelError for what cannot be expressed.
     """
-    theta = float(keys.take("rope.freq_base", THETA))
-    rotated = int(keys.take("rope.dimension_count", head_dim))
+    theta = keys.real("rope.freq_base", THETA, 1.0, LARGEST_BASE)
+    rotated = keys.whole("rope.dimension_count", head_dim)
+    if rotated % 2 or rotated > head_dim:
+        keys.refuse("rope.dimension_count", rotated, f"an even number, at most {head_dim}")
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if rotated != head_dim:
-        if rotated % 2 or not 0 < rotated < head_dim:
-            keys.refuse("rope.dimension_count", rotated, f"an even number, at most {head_dim}")
-        found["partial_rotary_factor"] = rotated / head_dim
+        part = rotated / head_dim
+        found["partial_rotary_factor"] = part if int(head_dim * part) == rotated else math.nextafter(part, 1.0)
     return found | _scaling(keys, length, factors, rotated, theta)
 
 
 def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: float) -> dict[str, Any]:
-    kind = str(keys.take("rope.scaling.type", "linear"))
-    factor = float(keys.take("rope.scaling.factor", keys.take("rope.scale_linear", 0.0)))
-    original = int(keys.take("rope.scaling.original_context_length", length))
-    attention = keys.take("rope.scaling.attn_factor")
+    kind = keys.word("rope.scaling.type", "linear")
+    factor = keys.real("rope.scaling.factor", keys.real("rope.scale_linear", 0.0))
+    original = keys.whole("rope.scaling.original_context_length", length, 2, LONGEST)
+    attention = keys.real("rope.scaling.attn_factor", None, SMALLEST)
     keys.skip("rope.scaling.finetuned")  # whether the model was trained with it; Granite's row reads it otherwise
     _check_factors(keys, factors, rotated)
     yarn = _yarn(keys) if kind == "yarn" else {}
@@ -78,11 +80,9 @@ def _check_factors(keys: Keys, factors: Factors, rotated: int) -> None:
 def _yarn(keys: Keys) -> dict[str, Any]:
     """Optional parameters of YaRN. The file's names are those of transformers, but for a prefix."""
     names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
-    stored = {name: keys.take(f"rope.scaling.{key}") for key, name in names.items()}
-    extrapolation = keys.take("rope.scaling.yarn_ext_factor", 1.0)
-    if extrapolation != 1:
-        keys.refuse("rope.scaling.yarn_ext_factor", extrapolation, "1")
-    return {name: float(value) for name, value in stored.items() if value is not None}
+    stored = {name: keys.real(f"rope.scaling.{key}", None, SMALLEST) for key, name in names.items()}
+    keys.only("rope.scaling.yarn_ext_factor", 1.0)
+    return {name: value for name, value in stored.items() if value is not None}
 
 
 def _longrope(keys: Keys, factors: Factors, length: int, original: int, attention: float | None) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _longrope(keys: Keys, factors: Factors, length: int, original: int, attentio
         "short_factor": [float(value) for value in factors[SHORT]],
         "long_factor": [float(value) for value in factors[LONG]],
         "factor": length / original,
-        "attention_factor": float(attention),
+        "attention_factor": attention,
         "original_max_position_embeddings": original,
     }
 

@@ -11,13 +11,18 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
+from streamspec.adapters.base_models.gguf.file import MAX_ENTRIES, GgufFile
+from streamspec.adapters.base_models.gguf.keys import Keys
 from streamspec.errors import BaseModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+NO_TOKEN = 0xFFFFFFFF  # also -1
 SPACE = "▁"  # SentencePiece's
 # Keys that do not change which tokens a text gives, or that chat clients alone read.
-HARMLESS = ("token_type_count", "add_sep_token", "eot_token_id", "eom_token_id")
+HARMLESS = ("token_type_count", "add_sep_token")
+LONGEST_TOKEN = 1000  # letters; its merges cost the square. Gemma's longest has 31
+LONGEST_TEMPLATE = 1 << 20
+BEST_SCORE = 1e30
 
 # Ways to split text, in steps: a regular expression whose matches stand alone, or a word for a step of `tokenizers`.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -98,13 +103,13 @@ class GgufTokenizer:
 
 def tokenizer_of(model: GgufFile) -> GgufTokenizer:
     """Raises BaseModelError for a tokenizer that is not understood or contradicts itself."""
-    keys = Keys(model, "tokenizer.ggml")
-    kind = keys.take("model", REQUIRED)
+    keys = model.below("tokenizer.ggml")
+    kind = keys.word("model")
     if kind not in BUILDERS:
         keys.refuse("model", kind, " or ".join(BUILDERS))
     tokens, types = _vocabulary(keys)
     special, ends = _special(keys, tokens)
-    pre = str(keys.take("pre", ""))
+    pre = keys.word("pre", "")
     tokenizer = BUILDERS[kind](keys, tokens, types, special)
     strips = kind == "llama" and model.metadata.get("general.architecture") == "phi3"
     _add_tokens(tokenizer, tokens, types, set(special.values()), strips)
@@ -112,13 +117,12 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
         raise BaseModelError(
             f"{keys.file}: added tokens beyond the vocabulary", f"{len(tokens)} tokens", "check the file"
         )
-    begins = bool(keys.take("add_bos_token", kind == "llama" or pre in BEGUN))
-    _frame(keys, tokenizer, special, begins, bool(keys.take("add_eos_token", False)))
+    begins = keys.switch("add_bos_token", kind == "llama" or pre in BEGUN)
+    _frame(keys, tokenizer, special, begins, keys.switch("add_eos_token", False))
     prefix = "tokenizer.ggml."  # also skipped: further single tokens, as of the middle of a gap to fill
     keys.skip(*HARMLESS, *(key.removeprefix(prefix) for key in model.metadata if key.endswith("_token_id")))
     keys.finish()
-    stored = model.metadata.get("tokenizer.chat_template")
-    template = stored if isinstance(stored, str) and stored else None
+    template = model.below("tokenizer").word("chat_template", None, LONGEST_TEMPLATE) or None
     ends = tuple(dict.fromkeys([*ends, *_turn_ends(tokens, types, template or "")]))
     return GgufTokenizer(tokenizer, special, ends, template)
 
@@ -147,8 +151,9 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], speci
 
 
 def _vocabulary(keys: Keys) -> tuple[list[str], list[int]]:
-    tokens = keys.take("tokens", REQUIRED)
-    types = keys.take("token_type", [NORMAL] * len(tokens))
+    tokens, types = keys.words("tokens"), [NORMAL] * len(keys.values["tokens"])
+    if keys.has("token_type"):
+        types = list(keys.integers("token_type", 0, BYTE, MAX_ENTRIES))
     if len(types) != len(tokens):
         keys.refuse("token_type", f"a list of {len(types)}", f"{len(tokens)}, one for each token")
     if len(set(tokens)) != len(tokens):
@@ -161,19 +166,19 @@ def _vocabulary(keys: Keys) -> tuple[list[str], list[int]]:
 def _special(keys: Keys, tokens: list[str]) -> tuple[dict[str, int], tuple[int, ...]]:
     """Ids of special tokens, and the tokens that end an answer."""
     names = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+    names |= {"eot": "eot_token_id", "eom": "eom_token_id"}
     found = {}
     for name, key in names.items():
-        token = keys.take(key)
-        if token is None or token == 0xFFFFFFFF:  # -1: none
+        token = keys.whole(key, NO_TOKEN, -1, NO_TOKEN)
+        if token in (-1, NO_TOKEN):
             continue
-        if type(token) is not int or not 0 <= token < len(tokens):
+        if token >= len(tokens):
             keys.refuse(key, token, f"a token below {len(tokens)}")
         found[f"{name}_token_id"] = token
     if "eos_token_id" not in found:
         keys.refuse("eos_token_id", "missing", "the token that ends a text")
-    further = [keys.take(key) for key in ("eot_token_id", "eom_token_id")]
-    ends = [found["eos_token_id"], *(token for token in further if type(token) is int and 0 <= token < len(tokens))]
-    return found, tuple(dict.fromkeys(ends))
+    turns = [token for name in ("eot_token_id", "eom_token_id") if (token := found.pop(name, None)) is not None]
+    return found, tuple(dict.fromkeys([found["eos_token_id"], *turns]))
 
 
 def _frame(keys: Keys, tokenizer: Tokenizer, special: dict[str, int], begins: bool, ends: bool) -> None:
@@ -182,6 +187,8 @@ def _frame(keys: Keys, tokenizer: Tokenizer, special: dict[str, int], begins: bo
     for name in used:
         if name not in special:
             keys.refuse(f"add_{name.removesuffix('_id')}", True, f"{name} beside it")
+        if (text := str(tokenizer.id_to_token(special[name]))).startswith("$") or ":" in text:  # marks of a template
+            keys.refuse(name, f"{special[name]}, the token {text}", "one without a colon, and no $ at its start")
     pieces = [(tokenizer.id_to_token(special[name]), special[name]) for name in used]
     before = f"{pieces[0][0]}" if begins else None
     after = f"{pieces[-1][0]}" if ends else None
@@ -192,18 +199,18 @@ def _frame(keys: Keys, tokenizer: Tokenizer, special: dict[str, int], begins: bo
 
 def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
     """BPE over bytes written as letters."""
-    pre = keys.take("pre", "")
+    pre = keys.word("pre", "")
     if pre not in PRE_TOKENIZERS:
         keys.refuse("pre", pre or "missing", f"one of {', '.join(sorted(PRE_TOKENIZERS))}")
     merges = []
-    for merge in keys.take("merges", REQUIRED):
+    for merge in keys.words("merges"):
         left, _, right = merge.partition(" ")
         if not right or " " in right:
             keys.refuse("merges", f"a list with {merge!r}", "pairs of tokens")
         merges.append((left, right))
     keys.skip("scores")
     # Tokenizers of several steps do not heed it, nor does llama.cpp.
-    prefix = bool(keys.take("add_space_prefix", False)) and PRE_TOKENIZERS[pre] == _GPT2
+    prefix = keys.switch("add_space_prefix", False) and PRE_TOKENIZERS[pre] == _GPT2
     keys.only("remove_extra_whitespaces", False)
     tokenizer = Tokenizer(
         _bpe(
@@ -231,13 +238,15 @@ def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[s
 
 def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
     """BPE whose merges are those that give the token of the best score; unknown letters become bytes."""
-    scores = keys.take("scores", REQUIRED)
+    scores = keys.numbers("scores", -BEST_SCORE, BEST_SCORE, MAX_ENTRIES)
     if len(scores) != len(tokens):
         keys.refuse("scores", f"a list of {len(scores)}", f"{len(tokens)}, one for each token")
     keys.skip("merges")
     keys.only("remove_extra_whitespaces", False)
     vocab = {token: number for number, token in enumerate(tokens)}
     plain = {token: scores[number] for token, number in vocab.items() if types[number] == NORMAL}
+    if (longest := max(plain, key=len, default="")) and len(longest) > LONGEST_TOKEN:
+        keys.refuse("tokens", f"a list with one of {len(longest)} letters", f"at most {LONGEST_TOKEN}")
     bytes_known = BYTE in types
     unknown = special.get("unk_token_id")
     tokenizer = Tokenizer(
@@ -251,7 +260,7 @@ def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dic
         )
     )
     replace = normalizers.Replace(" ", SPACE)
-    prefix = bool(keys.take("add_space_prefix", True))
+    prefix = keys.switch("add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, read_adapter
 from streamspec.errors import ConfigError
@@ -25,6 +26,7 @@ SPECULATORS = "0.9.0"  # whose format is written
 METHOD = "eagle3"
 
 
+@our_words_only()
 def write_published(base: str, adapter: Path, out: Path, form: str, force: bool = False) -> dict[str, Any]:
     """Writes the head of `adapter` in the format `form` (of `FORMATS`) to the folder `out`: `config.json` and
     `model.safetensors`, with the target's rows of the LM head. Returns its configuration.

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from streamspec.adapters.base_models.hf_decoder import with_cache
 from streamspec.adapters.drafters.dflash.config import BlockConfig, check_block_base, taps_of
 from streamspec.adapters.drafters.dflash.model import BlockDraftModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
@@ -105,7 +106,8 @@ def test_a_drafter_of_one_layer_starts_with_the_keys_of_the_layer_it_copies(fami
     [index] = model.copied
     model = block(family, 1, (4 - index,), shake=0)
     cache = model.decoder.new_cache()
-    model.model.base_model(input_ids=IDS[:1], attention_mask=MASK[:1], past_key_values=cache, use_cache=True)
+    inner = model.model.base_model
+    inner(input_ids=IDS[:1], attention_mask=MASK[:1], **with_cache(inner, cache), use_cache=True)
     [kept] = model.context(model.main_pass(IDS[:1], MASK[:1]))
     torch.testing.assert_close(kept.keys, cache.layers[index].keys, atol=5e-5, rtol=5e-5)
 

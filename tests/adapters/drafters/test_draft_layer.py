@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Experts
@@ -66,7 +66,7 @@ def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]
                 part.norm_in(x)[None, None],
                 position_embeddings=rotary,
                 attention_mask=None,
-                past_key_values=cache,
+                **with_cache(part.attention, cache),
                 cache_position=where[0],
             )[0][0, 0]
         )

@@ -10,7 +10,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, DraftTargets, MainPass
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick_rows
@@ -63,7 +63,7 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     )
     past = decoder.new_cache()
     with streams.drafter_lora(False), decoder.keys_values(streams.first, past) as (keys, values):
-        model(input_ids=ids[None, : t + 1], past_key_values=past, use_cache=True)
+        model(input_ids=ids[None, : t + 1], **with_cache(model, past), use_cache=True)
     hook.remove()
     cache = RowByRow(keys, values, streams.first)
     paper = streams.start_up is not None

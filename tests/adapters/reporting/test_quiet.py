@@ -13,6 +13,8 @@ import pytest
 from transformers.utils import logging as hf
 
 from streamspec.adapters.reporting.quiet import our_words_only
+from streamspec.errors import ConfigError, StreamspecWarning
+from streamspec.export import bundle_writer, export_bundle, export_swappable, swappable_bundle
 
 ROOT = Path(__file__).parents[3]
 OURS = (
@@ -25,6 +27,13 @@ OURS = (
 )
 
 
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python as users start it: nobody asks for warnings."""
+    monkeypatch.setattr(sys, "warnoptions", [])
+
+
+@pytest.mark.usefixtures("usual")
 def test_what_libraries_warn_of_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     outside = logging.getLogger("some.library")
     outside.addHandler(logging.StreamHandler(sys.stderr))
@@ -38,6 +47,33 @@ def test_what_libraries_warn_of_is_not_shown(capfd: pytest.CaptureFixture[str]) 
     assert hf.is_progress_bar_enabled() and outside.isEnabledFor(logging.WARNING)
     with pytest.warns(FutureWarning):
         warnings.warn("soon gone", FutureWarning, stacklevel=1)
+
+
+@pytest.mark.usefixtures("usual")
+def test_what_we_warn_of_is_shown() -> None:
+    @our_words_only()
+    def work() -> None:
+        warnings.warn("no longer kept", StreamspecWarning, stacklevel=1)
+        warnings.warn("overflow", RuntimeWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as seen, pytest.warns(StreamspecWarning) as found:
+        work()
+    assert [str(one.message) for one in (*found, *seen)] == ["no longer kept"]
+
+
+@pytest.mark.usefixtures("usual")
+def test_an_export_shows_no_warning_of_a_library(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def complain(*_: object) -> None:
+        warnings.warn("soon gone", FutureWarning, stacklevel=1)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(bundle_writer, "read_base", complain)
+    monkeypatch.setattr(swappable_bundle, "resolve_base", complain)
+    with warnings.catch_warnings(record=True) as seen:
+        for export, given in ((export_bundle, None), (export_swappable, [])):
+            with pytest.raises(ConfigError, match="far enough"):
+                export(base, given, tmp_path / "out")
+    assert seen == []
 
 
 def test_who_asks_python_for_warnings_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,14 @@ def test_a_manifest_comes_back_from_its_text() -> None:
     assert Manifest.from_json(complete().to_json()) == complete()
 
 
+def test_what_was_trained_is_in_words_and_no_lora_where_there_is_none() -> None:
+    plain = manifest(method="lora", streams=None, trees=None, recipe=None, drafter=None)
+    words = {plain.base.sha256: "none: the base alone", "1" * 64: "lora"}
+    words |= {None: "none or lora: this older bundle does not tell"}
+    assert {weights: replace(plain, weights_sha256=weights).trained for weights in words} == words
+    assert replace(manifest(), weights_sha256=plain.base.sha256).trained == "streaming / staged"
+
+
 def test_method_streams_and_trees_belong_together() -> None:
     for changes in ({"method": "lora"}, {"streams": None, "trees": None}, {"trees": None}):
         with pytest.raises(BundleError, match="streams and trees for every method but lora"):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.fuzz.targets.target import Target, fail, of_json
 from tests.support.manifests import manifest
 
@@ -121,11 +123,16 @@ def _loras() -> list[Any]:
 
 
 def run_lora(data: bytes, folder: Path) -> object:
-    from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, check_task_lora
+    """As an export begins, and as `inspect` reads it."""
+    from safetensors.numpy import save_file
+
+    from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, more_than_low_rank, read_adapter
+    from streamspec.cli.inspect import describe
 
     (folder / TASK_CONFIG).write_bytes(data)
-    (folder / TASK_WEIGHTS).write_bytes(b"")
-    return check_task_lora(folder)
+    save_file({"base_model.model.q_proj.lora_A.weight": np.zeros((12, 4), np.float32)}, folder / TASK_WEIGHTS)
+    read_adapter(folder)
+    return more_than_low_rank(folder), describe(folder)
 
 
 def _acceptances() -> list[Any]:

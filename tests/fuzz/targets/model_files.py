@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
+from zlib import crc32
 
 import numpy as np
 
-from streamspec.errors import StreamspecError
+from streamspec.errors import BaseModelError, StreamspecError
 from tests.fuzz.mutate import mutate_bytes
+from tests.fuzz.targets.gguf_structure import spoilt
 from tests.fuzz.targets.target import Target, fail, of_bytes, of_json
 
 
@@ -154,19 +157,30 @@ def _ggufs() -> list[bytes]:
 
 
 def make_gguf(random: Random) -> bytes:
-    """Most of them spoilt in the header alone."""
+    """Half of them spoilt in structure, the others in bytes, of these most in the header alone."""
+    if random.random() < 0.5:
+        return spoilt(random)
     data = random.choice(_ggufs())
     header = len(data) if random.random() < 0.2 else data.find(b"tokenizer.ggml.tokens")
     return mutate_bytes(random, data[:header], [data[:header]]) + data[header:]
 
 
 def run_gguf(data: bytes, folder: Path) -> object:
-    from streamspec.adapters.base_models.gguf.converter import convert
+    """Some without PyTorch. A key for which transformers raises should have been refused by its name."""
+    from streamspec.adapters.base_models import check_folder
+    from streamspec.adapters.base_models.gguf import converter
 
     (folder / "model.gguf").write_bytes(data)
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    return convert(folder / "model.gguf", out)
+    with patch.object(converter, "has_torch", return_value=crc32(data) % 4 > 0):
+        try:
+            converter.convert(folder / "model.gguf", out)
+        except BaseModelError as error:
+            if error.found.startswith("transformers makes no"):
+                fail(str(error))
+            raise
+    return check_folder.check_folder(out, lambda line: None)
 
 
 MODEL_FILES = {

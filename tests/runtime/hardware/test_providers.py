@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,33 @@ def test_the_flavour_is_the_manifests() -> None:
     assert kinds == [DYNAMIC, STATIC, DEVICE]
 
 
+@pytest.mark.parametrize(
+    ("version", "kind", "expected"),
+    [
+        ("1.31.0", DYNAMIC, ""),
+        ("2.0.0", "", ""),
+        ("1.30.1", DYNAMIC, "bundles but static ones need 1.31 or newer"),
+        ("1.4.0", STATIC, "bundles need 1.22 or newer"),
+        ("1.22.2", STATIC, ""),
+        ("1.24.1", "", "bundles but static ones need 1.31 or newer"),
+    ],
+)
+def test_an_older_onnxruntime_is_named_with_its_place(
+    version: str, kind: str, expected: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    found = find(CPU, kind).why_not
+    place = Path(onnxruntime.__file__).parent
+    assert found == (f"ONNX Runtime {version} in {place} comes first on Python's path; {expected}" if expected else "")
+    if kind == DYNAMIC and expected:
+        for provider in ("auto", "cpu"):
+            with pytest.raises(ProviderError, match=re.escape(found)):
+                load(bundles("fp32"), threads=1, provider=provider)
+    if expected and not kind:
+        done = CliRunner().invoke(app, ["doctor"])
+        assert f"cpu: {found}; dynamic" in done.stdout and f"ONNX Runtime: {version}" in done.stdout, done.stdout
+
+
 def test_a_plug_in_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_plugin.py").write_text(f"def get_library_path(): return {str(tmp_path / 'none.so')!r}")
     monkeypatch.syspath_prepend(tmp_path)
@@ -186,7 +214,9 @@ def test_a_plug_in_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: p
 
 def test_a_plug_in_keeps_its_device_when_it_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(ep_name="OddExecutionProvider", device=SimpleNamespace(type=SimpleNamespace(name="GPU")))
-    ort = SimpleNamespace(get_available_providers=lambda: [device.ep_name], get_ep_devices=lambda: [device])
+    ort = SimpleNamespace(
+        __version__="1.31.1", get_available_providers=lambda: [device.ep_name], get_ep_devices=lambda: [device]
+    )
     monkeypatch.setattr(providers, "import_onnxruntime", lambda: ort)
     assert find(Provider("odd", device.ep_name, "odd", (DYNAMIC,), "odd_plugin")).devices == (device,)
     assert find(Provider("odd", device.ep_name, "odd", (DYNAMIC,))) == UsableProvider(

@@ -1,6 +1,6 @@
 """GGUF files become the models they were made of: same weights, same positions, same config.
 
-Covers converter.py, architectures.py, rope.py and tensors.py. Truth is a transformers model
+Covers converter.py, architectures.py, keys.py, rope.py and tensors.py. Truth is a transformers model
 built from the original config; the files are written by the `gguf` package.
 """
 
@@ -16,11 +16,17 @@ import gguf as package
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.base_models.gguf import architectures
+from streamspec.adapters.base_models.gguf.architectures import RMS
 from streamspec.adapters.base_models.gguf.config import REFUSED as REFUSED_ARCHITECTURES
+from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.converter import convert
+from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
+from streamspec.adapters.base_models.gguf.keys import Keys
+from streamspec.adapters.base_models.gguf.rope import rope_parameters
+from streamspec.adapters.base_models.gguf.tokenizer import tokenizer_of
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
 from streamspec.model_families.families import RECURRENT
@@ -152,6 +158,25 @@ REFUSED: dict[str, Edit] = {
     "values of another size": ({"attention.value_length": 16}, NOTHING, "value_length is 16; expected 32"),
     "heads that differ by layer": ({"attention.head_count_kv": [2, 1]}, NOTHING, r"head_count_kv is \[2, 1\]"),
     "no layers": ({"block_count": 0}, NOTHING, "block_count is 0"),
+    "a width without end": (
+        {"embedding_length": 1 << 31},
+        NOTHING,
+        "embedding_length is 2147483648; expected a number",
+    ),
+    "more heads than columns": (
+        {"attention.head_count": 128},
+        NOTHING,
+        "head_count is 128; expected a number from 1 to 64",
+    ),
+    "heads in unequal groups": ({"attention.head_count_kv": 3}, NOTHING, "head_count_kv is 3; expected a divisor of 4"),
+    "a window in words": ({"attention.sliding_window": "8"}, NOTHING, "sliding_window is '8'; expected a whole"),
+    "rotation of nothing": (
+        {"rope.freq_base": 0.0},
+        NOTHING,
+        r"rope\.freq_base is 0\.0; expected a number 1\.\.1e\+15",
+    ),
+    "norms that take a root of less than nothing": ({RMS: -1e-5}, NOTHING, rf"{RMS} is -.*; expected a number 0\.\.1"),
+    "scaling from a length of one": ({"rope.scaling.original_context_length": 1}, NOTHING, "context_length is 1; exp"),
     "layers without end": (
         {"block_count": 1 << 31},
         NOTHING,
@@ -230,8 +255,54 @@ def test_layers_with_a_recurrent_state_are_refused_as_those_of_a_folder(architec
     assert told in refusal(tmp_path, path)
 
 
+# Keys whose value says nothing, or is read with the tensors.
+UNREAD = (*architectures.ARCHITECTURES["granite"].harmless, "vocab_size", "rope.scaling.finetuned", ".scores")
+UNREAD = (*UNREAD, "xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_key_of_another_type_is_refused_by_its_name(case: str, tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made(case)
+    good = read_gguf(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    unread = tuple({*UNREAD, *(f"{architecture}.{key}" for key in architectures.ARCHITECTURES[architecture].harmless)})
+    read = [key for key in good.metadata if not key.endswith(unread)]
+    assert len(read) > 15
+    for key in read:
+        for odd in (math.nan, 7.5 if isinstance(good.metadata[key], str) else "wide"):
+            model = GgufFile(good.path, good.metadata | {key: odd}, good.tensors)
+            with pytest.raises(BaseModelError, match=re.escape(key)):
+                tokenizer_of(model), config_of(model, architecture_of(model))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_special_tokens_that_a_file_does_not_name_are_none(case: str, tmp_path: Path) -> None:
+    """A family's first model had others, which are no tokens of this one."""
+    _, architecture, keys, tensors = made(case)
+    specials = files.special_keys(bos_token_id=None, padding_token_id=None, add_bos_token=False)
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, specials=specials))
+    ids = found.config.bos_token_id, found.config.pad_token_id, found.get_input_embeddings().padding_idx
+    assert ids == (None, None, None) and found.config.eos_token_id == files.EOS
+
+
+@pytest.mark.parametrize(("rotated", "head"), [(30, 88), (26, 92), (16, 32)])
+def test_as_many_dimensions_are_rotated_as_the_file_says(rotated: int, head: int) -> None:
+    found = rope_parameters(Keys({"x.rope.dimension_count": rotated}, "m", "x"), head, LENGTH, {})
+    assert int(head * found["partial_rotary_factor"]) == rotated  # as transformers counts them
+
+
+def test_what_transformers_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("sizes that\ndo not go together")
+
+    _, architecture, keys, tensors = made("qwen2")
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    monkeypatch.setattr(AutoConfig, "for_model", refuse)
+    assert "makes no qwen2 of m.gguf (RuntimeError: sizes that do not go" in refusal(tmp_path, path)
+
+
 Change = tuple[str, dict[str, Any], str]
 OF_ONE_FAMILY: dict[str, Change] = {
+    "scaling of another kind": ("phi3 with a window", {"rope.scaling.factor": 2.0}, "scaling.type is linear; exp"),
     "another epsilon": ("olmo", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 9.99.*; expected 1e-05"),
     "no numbers": ("apertus", {"xielu.beta": None}, r"has no xielu\.beta; expected 2 numbers"),
     "numbers of one layer": ("apertus", {"xielu.eps": [0.5]}, r"has other values in xielu\.eps; expected 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -266,6 +267,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no scores": ({key: value for key, value in SPM.items() if key != "scores"}, {}, "no tokenizer.ggml.scores"),
     "scores of some": (SPM | {"scores": [0.5]}, {}, "scores is a list of 1"),
     "blanks removed": (SPM, {"remove_extra_whitespaces": True}, "remove_extra_whitespaces is True"),
+    "a token without end": (
+        SPM | {"tokens": [*SPM["tokens"][:-1], "a" * 320_000]},
+        {},
+        "tokens is a list with one of 320000 letters; expected at most 1000",
+    ),
+    "scores that are no numbers": (SPM | {"scores": [math.nan] * len(SPM["scores"])}, {}, r"scores\[0\] is nan"),
+    "a type that nobody knows": (edited(token_type=[9] * 272), {}, r"token_type\[0\] is 9; expected a whole number 0"),
+    "a turn's end beyond the vocabulary": (edited(), {"eot_token_id": 9999}, "eot_token_id is 9999; expected a token"),
+    "a beginning that reads as two": (
+        edited(tokens=["<pad>", "</s>", "a:b", *files.bpe_vocabulary()["tokens"][3:]]),
+        {},
+        "bos_token_id is 2, the token a:b; expected one without a colon",
+    ),
     "a key that nobody knows": (edited(), {"spell_backwards": True}, r"key tokenizer\.ggml\.spell_backwards"),
 }
 
@@ -276,6 +290,13 @@ def test_what_is_not_understood_is_refused_by_name(reason: str) -> None:
     with pytest.raises(BaseModelError, match=message) as caught:
         built(vocabulary, **special)
     assert "\n" not in str(caught.value) and caught.value.expected
+
+
+@pytest.mark.parametrize("template", [7, ["{{ messages }}"], True])
+def test_a_chat_template_that_is_no_text_is_refused(template: Any) -> None:
+    words = {f"tokenizer.ggml.{key}": value for key, value in (files.bpe_vocabulary() | files.special_keys()).items()}
+    with pytest.raises(BaseModelError, match=r"tokenizer\.chat_template is .*; expected a string"):
+        tokenizer_of(GgufFile(Path("m.gguf"), words | {"tokenizer.chat_template": template}))
 
 
 def test_the_builders_are_those_of_the_table() -> None:
