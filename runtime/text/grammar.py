@@ -21,7 +21,7 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
-from streamspec.runtime.text.grammar_tokens import END, read_tokens
+from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
@@ -171,17 +171,18 @@ class Vocabulary:
 
         library = _library()
         try:
-            listed = read_tokens(self._tokenizer)
-            if listed is not None:
-                wrapped = library.TokenizerWrapper(listed)
-                return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
-            copied = Tokenizer.from_str(self._tokenizer.to_str())
-            copied.no_padding()
-            copied.no_truncation()
-            copied.add_special_tokens([END])
-            end = copied.token_to_id(END)
-            assert end is not None
-            return library.LLTokenizer(copied.to_str(), eos_token=[end]), end
+            listed = read_tokens(self._tokenizer, self._eos)
+            if listed is None:
+                copied = Tokenizer.from_str(self._tokenizer.to_str())
+                copied.no_padding()
+                copied.no_truncation()
+                copied.add_special_tokens([END])
+                end = copied.token_to_id(END)
+                assert end is not None
+                read = library.LLTokenizer(copied.to_str(), eos_token=[end])
+                listed = TokenList(self._tokenizer, [read.decode_bytes([i]) for i in range(end)], self._eos)
+            wrapped = library.TokenizerWrapper(listed)
+            return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
         except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
