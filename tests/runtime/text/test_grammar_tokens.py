@@ -48,7 +48,7 @@ def test_tokens_are_those_the_library_reads_itself(
     assert ours.tokenize_str("Hello a é\n\n") == theirs.tokenize_str("Hello a é\n\n")
     rng = np.random.default_rng(0)
     for one in GRAMMARS:
-        matchers = [llguidance.LLMatcher(tokens, one._text, log_level=0) for tokens in (ours, theirs)]
+        matchers = [llguidance.LLMatcher(tokens, one._texts[0], log_level=0) for tokens in (ours, theirs)]
         for _ in range(12):
             masks = [np.zeros((end + 32) // 32, np.uint32) for _ in matchers]
             for matcher, mask in zip(matchers, masks, strict=True):
