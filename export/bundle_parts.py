@@ -80,6 +80,21 @@ def read_parts(described: DescribedBase, head: Published | None = None) -> Parts
     return Parts(described, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
+def with_tokens(parts: Parts, tokenizer: Tokenizer) -> Parts:
+    """Marks the rows of the vocabulary that are no token, so that no graph chooses them."""
+    absent = absent_tokens(tokenizer, parts.spec.vocab, parts.spec.eos_token_ids)
+    return replace(parts, spec=replace(parts.spec, absent=absent))
+
+
+def absent_tokens(tokenizer: Tokenizer, vocab: int, ends: Sequence[int]) -> tuple[int, ...]:
+    """The rows of a vocabulary that are no token, with which many checkpoints pad their tables: chosen, each would be
+    a token without text. GGUF files name them by their number. `ends`: tokens that stay, whatever the tokenizer says.
+    """
+    named = tokenizer.get_vocab(with_added_tokens=True).items()
+    known = {token for text, token in named if text != f"[PAD{token}]"}.union(ends)
+    return tuple(token for token in range(vocab) if token not in known)
+
+
 def with_short(parts: Parts, skip: str, texts: Sequence[Sequence[int]], say: Progress) -> Parts:
     """Adds a short graph without some layers (`weights.skipped_layers`), those of the list `skip` or the best on
     `texts` of token ids. Raises ConfigError for layers that cannot be left out."""

@@ -23,7 +23,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.answer_store import add_store
 from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_graphs import build_graph, write_graphs
-from streamspec.export.bundle_parts import Parts, describe_bundle, load_parts, with_short
+from streamspec.export.bundle_parts import Parts, describe_bundle, load_parts, with_short, with_tokens
 from streamspec.export.described_base import read_base
 from streamspec.export.drafters.published.read import read_published
 from streamspec.export.options import ExportKwargs, ExportOptions, Progress
@@ -72,8 +72,8 @@ def export_bundle(
     stored = options.store.read(described.base.sha256) if options.store is not None else []
     with bundle_folder(out, options.force) as folder:
         say("loading the base")
-        parts = load_parts(described, head, options, say)
         tokenizer = described.copy_tokenizer(folder)
+        parts = with_tokens(load_parts(described, head, options, say), tokenizer)
         rows = _held_out_rows(parts, options)
         if options.self_draft is not None:
             texts = rows or text_rows(tokenizer, parts.spec, slow=True)

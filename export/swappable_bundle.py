@@ -39,7 +39,7 @@ from streamspec.bundle.swappable_adapters import (
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.export.bundle_graphs import DATA, weights
-from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, describe_bundle
+from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, absent_tokens, describe_bundle, with_tokens
 from streamspec.export.bundle_writer import complete, to_stderr
 from streamspec.export.described_base import DescribedBase, describe_base
 from streamspec.export.drafters.adapter_section import read_nodes
@@ -116,12 +116,13 @@ def export_swappable(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """The bundle that adapters are made for. `tokens`: graphs are compared on them."""
+    """The bundle that adapters are made for. `tokens`: graphs are compared on them; `absent`: rows that are none."""
 
     manifest: Manifest
     session: Any
     tokens: Array
     scales: Scales
+    absent: tuple[int, ...]
 
 
 def _write_base(
@@ -137,8 +138,9 @@ def _write_base(
     target = read_target(described.base, None, whole=False)
     spec = replace(target.spec, cache_dtype=cache_dtype)
     room = capacity_for([_drafter(adapter, spec) for adapter in adapters if adapter.streams is not None], spec)
-    parts = Parts(described, target, spec, None, None, room.candidates)
     tokenizer = described.copy_tokenizer(folder)
+    parts = with_tokens(Parts(described, target, spec, None, None, room.candidates), tokenizer)
+    spec = parts.spec
     reference = compute_reference(parts, tokenizer, texts_for(kind.name, tokenizer, spec), say)
     source = weights(target.weighed, spec, kind, tokenizer, say)
     say(f"writing the {kind.name} graph")
@@ -155,7 +157,7 @@ def _write_base(
     say(f"comparing with {reference.by}")
     session = open_session(folder / MODEL)
     manifest = replace(reference.measure(manifest, folder, session), swappable=room)
-    return _Bundle(complete(folder, manifest, say), session, reference.tokens, scales)
+    return _Bundle(complete(folder, manifest, say), session, reference.tokens, scales, spec.absent)
 
 
 @our_words_only()
@@ -212,7 +214,9 @@ def adapt(
         ) from None
     _check_end(described, manifest, tokenizer)
     tokens = passage(tokenizer, manifest.model.vocab_size, manifest.model.context_length)
-    opened = _Bundle(manifest, session, tokens, Scales.load(folder / SCALES) if SCALES in manifest.files else Scales())
+    scales = Scales.load(folder / SCALES) if SCALES in manifest.files else Scales()
+    absent = absent_tokens(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+    opened = _Bundle(manifest, session, tokens, scales, absent)
     with new_folder(target) as staging:
         say("loading the base with the adapter, computing the reference in PyTorch")
         _write(staging, opened, resolved, described)
@@ -229,7 +233,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
 
     model = load_model(base, adapter, whole=False)
-    spec = describe(model)
+    spec = replace(describe(model), absent=bundle.absent)
     streams = _drafter(adapter, spec) if adapter.streams is not None else None
     info = fitting_info(adapter, streams, room, spec)
     task = task_lora(model, adapter, spec)

@@ -108,13 +108,27 @@ class Decoder(AttentionHeads):
         self, g: Scope, flat: str, rows: Rows, head: Weight, chosen: Array | None = None, out: str | None = None
     ) -> tuple[str, str]:
         """Logits of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor
-        of each row [r, 1], '' for 1.
+        of each row [r, 1], '' for 1. Those of tokens that the tokenizer has not are minus infinity.
         """
         bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
-        if not bias and self.spec.logit_cap is None and self.spec.logit_scale == 1.0:
-            return self.writer.head(g, flat, rows, head, out=out)
-        raw, scale = self.writer.head(g, flat, rows, head)
-        return self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
+        absent, plain = self.absent(g, chosen), self.spec.logit_cap is None and self.spec.logit_scale == 1.0
+        if absent and plain and not bias and self.native is not None:
+            return self.native.head(g, flat, rows, head, out, absent)
+        last = None if absent else out
+        if plain and not bias:
+            logits, scale = self.writer.head(g, flat, rows, head, out=last)
+        else:
+            raw, scale = self.writer.head(g, flat, rows, head)
+            logits, scale = self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, last), ""
+        return (g.op("Add", logits, absent, out=out) if absent else logits), scale
+
+    def absent(self, g: Scope, chosen: Array | None) -> str:
+        """[V], or the part `chosen` of it: minus infinity for rows that are no token, else 0; '' where all are."""
+        rows = np.isin(np.arange(self.spec.vocab) if chosen is None else chosen, self.spec.absent)
+        if not rows.any():
+            return ""
+        label = "absent" if chosen is None else "draft_absent"
+        return g.store.once(f"lm_head.{label}", lambda: np.where(rows, -np.inf, 0).astype(np.float32))
 
     def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:
         """The LM head's bias [V], or the part `chosen` of it; '' where there is none."""

@@ -79,11 +79,13 @@ class NativeOps:
         kind, inputs, own = self.precision.of(weight).operator(g.store, weight)
         return self._map(g, kind, x, inputs, weight, weight.mix, bias, activation, None, **own)
 
-    def head(self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        """The LM head over x [r, H]: logits [r, V], and '' for their factor."""
+    def head(
+        self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None, bias: str = ""
+    ) -> tuple[str, str]:
+        """The LM head over x [r, H], a bias [V] added: logits [r, V], and '' for their factor."""
         precision = self.precision.of(weight)
         codes, scales, mix = precision.table(g.store, weight)
-        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), weight, mix, out=out), ""
+        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), weight, mix, bias, out=out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""

@@ -84,6 +84,7 @@ class DecoderSpec:
     shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    absent: tuple[int, ...] = ()  # rows of the tables that are no token of the tokenizer, and never chosen
     cache_dtype: str = DTYPES[0]  # of stored keys and values
     sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own

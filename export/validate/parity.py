@@ -70,11 +70,12 @@ class _Difference:
 
 def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
     """Compares two rows of logits: largest and mean squared difference, the second's variance, whether their largest is
-    the same.
+    the same. Those that the reference has none of are left out.
     """
-    reference = theirs.astype(np.float64)
+    known = theirs > -np.inf
+    ours, reference = ours[known], theirs[known].astype(np.float64)
     off = ours - reference
-    return np.abs(off).max(), np.square(off).mean(), reference.var(), ours.argmax() == theirs.argmax()
+    return np.abs(off).max(), np.square(off).mean(), reference.var(), ours.argmax() == reference.argmax()
 
 
 def passage(tokenizer: Any, vocab: int, context_length: int) -> Array:
@@ -136,6 +137,9 @@ def expect(
             "numbers",
             "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
         )
+    absent = list(spec.absent) if spec else []
+    for rows in (logits, long.logits) if long is not None else (logits,):
+        rows[:, absent] = -np.inf  # a graph never chooses these
     return Expected(case, logits, reference.finished(output), drafts, long)
 
 
@@ -202,7 +206,7 @@ def _drafts(session: Any, steps: AnyRunner, drafts: ExpectedDrafts, truth: Expec
         agreed.append(logits.argmax() == candidates[0])
     # Candidates lie close together: their own spread says nothing about the scale of the logits.
     off = np.stack(difference.ours) - np.stack(difference.theirs)
-    relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits.std()), 1e-30))
+    relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits[truth.logits > -np.inf].std()), 1e-30))
     return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
 
 

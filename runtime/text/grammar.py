@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,7 +21,8 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
-from streamspec.runtime.text.grammar_tokens import END, read_tokens
+from streamspec.runtime.text.grammar_schema import has_open_keys, narrowed
+from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
@@ -34,6 +35,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabulary can follow
+# Text without escapes of characters that need none: a key that a schema leaves open cannot spell a named one.
+ESCAPES = r"(?s:([^\\]|\\[^u]|\\u00([01][0-9a-fA-F]|7[fF]))*)"
 LARGE = 65_536  # tokens from which on a vocabulary is prepared while the bundle loads: a second and more
 
 
@@ -46,15 +49,16 @@ class Grammar:
 
     kind: str
     source: str  # as given
-    _text: str = field(repr=False)  # as the library takes it
+    _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
 
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
         """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
         space.
 
-        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword that cannot be
-        enforced.
+        Numbers without bounds or `multipleOf` have at most 15 digits before the point and 10 after it, and no exponent.
+        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword or format that
+        cannot be enforced.
         """
         text = schema if isinstance(schema, str) else _dumped(schema)
         if len(text) > MAX_TEXT:
@@ -68,6 +72,7 @@ class Grammar:
         if isinstance(parsed, dict):
             parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
         check_schema(parsed)
+        parsed = narrowed(parsed)
         for separator, mark in zip(separators, ",:", strict=True):
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
                 raise ConfigError(
@@ -82,12 +87,21 @@ class Grammar:
         made = _call_library(
             "JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed), overrides=rules
         )
-        return _checked("JSON schema", text, made)
+        grammar = _checked("JSON schema", text, made)
+        if not has_open_keys(parsed):
+            return grammar
+        return replace(grammar, _texts=(made, _library().LLMatcher.grammar_from_regex(ESCAPES)))
 
     @staticmethod
     def json_object() -> Grammar:
         """Returns a grammar of any JSON object."""
-        return Grammar.json_schema({"type": "object"})
+        every = {"$ref": "#/$defs/every"}
+        kinds = [
+            {"type": ["null", "boolean", "number", "string"]},
+            {"type": "array", "items": every},
+            {"type": "object", "additionalProperties": every},
+        ]
+        return Grammar.json_schema({"$defs": {"every": {"anyOf": kinds}}} | kinds[-1])
 
     @staticmethod
     def regex(pattern: str) -> Grammar:
@@ -136,14 +150,14 @@ class Vocabulary:
         made = self.builds.get(grammar, check)
         if isinstance(made, str):
             raise _bad(grammar.kind, made)
-        matcher, end = made
-        return GrammarState(_LibraryMatcher(matcher, grammar.kind, self._size, end), self._eos)
+        matchers, end = made
+        return GrammarState(_LibraryMatcher(matchers, grammar.kind, self._size, end), self._eos)
 
-    def _match(self, grammar: Grammar) -> tuple[Any, int] | str:
-        """Returns the grammar's matcher with the id of the end, or what is wrong with it."""
+    def _match(self, grammar: Grammar) -> tuple[list[Any], int] | str:
+        """Returns the grammar's matchers with the id of the end, or what is wrong with it."""
         tokens, end = self._tokens()
-        made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
-        return str(made.get_error()) if made.is_error() else (made, end)
+        made = [_library().LLMatcher(tokens, text, log_level=0, limits=_limits()) for text in grammar._texts]
+        return next((str(each.get_error()) for each in made if each.is_error()), (made, end))
 
     def prepare(self, enabled: bool | None = None) -> None:
         """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
@@ -171,17 +185,18 @@ class Vocabulary:
 
         library = _library()
         try:
-            listed = read_tokens(self._tokenizer)
-            if listed is not None:
-                wrapped = library.TokenizerWrapper(listed)
-                return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
-            copied = Tokenizer.from_str(self._tokenizer.to_str())
-            copied.no_padding()
-            copied.no_truncation()
-            copied.add_special_tokens([END])
-            end = copied.token_to_id(END)
-            assert end is not None
-            return library.LLTokenizer(copied.to_str(), eos_token=[end]), end
+            listed = read_tokens(self._tokenizer, self._eos)
+            if listed is None:
+                copied = Tokenizer.from_str(self._tokenizer.to_str())
+                copied.no_padding()
+                copied.no_truncation()
+                copied.add_special_tokens([END])
+                end = copied.token_to_id(END)
+                assert end is not None
+                read = library.LLTokenizer(copied.to_str(), eos_token=[end])
+                listed = TokenList(self._tokenizer, [read.decode_bytes([i]) for i in range(end)], self._eos)
+            wrapped = library.TokenizerWrapper(listed)
+            return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
         except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
@@ -193,36 +208,40 @@ class Vocabulary:
 class _LibraryMatcher:
     """A `Matcher` of llguidance (`runtime/sampling/grammar_state.py`)."""
 
-    def __init__(self, matcher: Any, kind: str, size: int, end: int) -> None:
-        """`matcher`: of the grammar, at the beginning of a text, where it stays."""
-        self._first, self._matcher, self._text = matcher, matcher.deep_copy(), list[int]()
+    def __init__(self, matchers: list[Any], kind: str, size: int, end: int) -> None:
+        """`matchers`: of the grammar, at the beginning of a text, where they stay."""
+        self._first, self._matchers, self._text = matchers, [each.deep_copy() for each in matchers], list[int]()
         self._kind, self._size, self._end = kind, size, end
         self._bits = np.zeros((end + 32) // 32, np.uint32)
 
     def allowed(self) -> tuple[np.ndarray, bool]:
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            if DEAD_END not in (error := self._matcher.get_error()):
-                raise _bad(self._kind, error)
-            self._matcher = self._first.deep_copy()  # one that has met a dead end cannot go back
-            self._matcher.consume_tokens(self._text)
-            return np.zeros(self._size, np.bool_), False
-        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(np.bool_)
+        every = ~np.zeros_like(self._bits)
+        for i, matcher in enumerate(self._matchers):
+            matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            if matcher.is_error():
+                if DEAD_END not in (error := matcher.get_error()):
+                    raise _bad(self._kind, error)
+                self._matchers[i] = self._first[i].deep_copy()  # one that has met a dead end cannot go back
+                self._matchers[i].consume_tokens(self._text)
+                return np.zeros(self._size, np.bool_), False
+            every &= self._bits
+        bits = np.unpackbits(every.view(np.uint8), bitorder="little").view(np.bool_)
         mask = np.zeros(self._size, np.bool_)
         count = min(self._size, self._end)  # the end's own bit, and what lies after it, is no token of the bundle
         mask[:count] = bits[:count]
         return mask, bool(bits[self._end])
 
     def consume(self, token: int) -> bool:
-        taken = bool(self._matcher.consume_token(token))
+        taken = all(matcher.consume_token(token) for matcher in self._matchers)
         if taken:
             self._text.append(token)
         return taken
 
     def back(self, tokens: int) -> None:
         del self._text[len(self._text) - tokens :]
-        if not self._matcher.rollback(tokens):
-            raise _bad(self._kind, self._matcher.get_error())
+        for matcher in self._matchers:
+            if not matcher.rollback(tokens):
+                raise _bad(self._kind, matcher.get_error())
 
 
 def _library() -> Any:
@@ -245,7 +264,7 @@ def _checked(kind: str, source: str, made: str) -> Grammar:
     )
     if wrong:
         raise _bad(kind, messages[0])
-    return Grammar(kind, source, made)
+    return Grammar(kind, source, (made,))
 
 
 def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:

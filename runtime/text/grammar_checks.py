@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -36,13 +36,11 @@ def check_schema(schema: Any) -> None:
 def _check_multiples(schema: Any) -> None:
     """Refuses values of `multipleOf` that have too many remainders, each by itself, all together and, where one number
     may have to be a multiple of several, their least common multiple."""
-    objects = list(_objects(schema))
-    multiples = [each["multipleOf"] for each in objects if type(each.get("multipleOf")) in (int, float)]
-    values = [Decimal(repr(value)) for value in multiples]
+    values = list(multiples_of(schema))
     fix = "check such numbers after the answer"
     units = []
     for value in values:
-        digits, decimals = _units(value)
+        digits, decimals = units_of(value)
         if digits > MAX_MULTIPLE or decimals > MAX_DECIMALS:
             raise ConfigError(
                 f"multipleOf {str(value)[:40]} in a JSON schema",
@@ -52,18 +50,32 @@ def _check_multiples(schema: Any) -> None:
         units.append(digits)
     if sum(units) > MAX_MULTIPLES:
         raise ConfigError(f"multipleOf of {sum(units)} units in a JSON schema", f"at most {MAX_MULTIPLES} in all", fix)
-    if len(set(values)) > 1 and not all(map(JOINING.isdisjoint, objects)):
-        scale = 10 ** max(_units(value)[1] for value in values)
-        common = math.lcm(*(int(value * scale) for value in set(values)))
-        if common > MAX_MULTIPLE:
-            raise ConfigError(
-                f"a JSON schema with {len(set(values))} values of multipleOf, which may apply together",
-                f"values whose common multiple has at most {MAX_MULTIPLE} units",
-                fix,
-            )
+    if len(set(values)) > 1 and joins(schema) and common_multiple(values) > MAX_MULTIPLE:
+        raise ConfigError(
+            f"a JSON schema with {len(set(values))} values of multipleOf, which may apply together",
+            f"values whose common multiple has at most {MAX_MULTIPLE} units",
+            fix,
+        )
 
 
-def _units(value: Decimal) -> tuple[int, int]:
+def multiples_of(schema: Any) -> Iterator[Decimal]:
+    """Yields the values of `multipleOf`."""
+    every = (each.get("multipleOf") for each in objects_of(schema))
+    return (Decimal(repr(value)) for value in every if type(value) in (int, float))
+
+
+def joins(schema: Any) -> bool:
+    """Tells whether two parts of a schema may apply to one number."""
+    return not all(map(JOINING.isdisjoint, objects_of(schema)))
+
+
+def common_multiple(values: Sequence[Decimal]) -> int:
+    """Returns the least common multiple, in units of the smallest last decimal."""
+    scale = 10 ** max((units_of(value)[1] for value in values), default=0)
+    return math.lcm(*(int(value * scale) for value in values))
+
+
+def units_of(value: Decimal) -> tuple[int, int]:
     """Returns a number in units of its last decimal, and how many decimals it has."""
     decimals = max(0, -int(value.normalize().as_tuple().exponent))
     return int(abs(value).scaleb(decimals)), decimals
@@ -71,21 +83,21 @@ def _units(value: Decimal) -> tuple[int, int]:
 
 def _patterns(schema: Any) -> Iterator[str]:
     """Yields the regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
-    for each in _objects(schema):
+    for each in objects_of(schema):
         if isinstance(each.get("pattern"), str):
             yield each["pattern"]
         if isinstance(each.get("patternProperties"), dict):
             yield from each["patternProperties"]
 
 
-def _objects(schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+def objects_of(schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     """Yields all JSON objects in a schema, outer ones first. Raises ConfigError beyond `MAX_DEPTH` levels."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"a JSON schema of more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH}", "simplify it")
     if isinstance(schema, dict):
         yield schema
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from _objects(inner, depth + 1)
+        yield from objects_of(inner, depth + 1)
 
 
 def _check_numbers(schema: Any, steering: bool = False) -> None:
@@ -109,7 +121,7 @@ def _check_numbers(schema: Any, steering: bool = False) -> None:
         )
 
 
-_PIECES = re.compile(
+PIECES = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL
 )
 
@@ -122,7 +134,7 @@ def check_pattern(pattern: str) -> None:
         raise ConfigError(f"a regular expression of {len(pattern)} characters", f"at most {MAX_PATTERN}", "simplify it")
     inside = [1]  # largest product of counts in each open group
     last = 1  # and in what a count would repeat
-    for piece in _PIECES.finditer(pattern):
+    for piece in PIECES.finditer(pattern):
         if piece["least"] is not None:
             last *= max(1, int((piece["most"] or piece["least"])[:9]))
             inside[-1] = max(inside[-1], last)

@@ -98,6 +98,7 @@ def wide_narrow_difference(session: Session, texts: Sequence[Sequence[int]], row
         ids = list(text)[: rows - compared]
         wide = session.score(ids)
         for narrow, row in zip(session.score_one_by_one(ids), wide, strict=True):
-            worst = max(worst, float(np.abs(narrow - row).max()))
+            known = row > -np.inf  # rows of the vocabulary that are no token have no logit
+            worst = max(worst, float(np.abs(narrow[known] - row[known]).max()))
         compared += len(ids)
     return worst

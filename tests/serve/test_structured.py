@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from streamspec.errors import ConfigError
 from streamspec.export import export_bundle
-from streamspec.runtime import Completion, Grammar, Session, load
+from streamspec.runtime import Completion, Grammar, Logprob, Session, load
+from streamspec.serve.api.chat_responses import Choice
 from tests.serve.conftest import Running, user
 from tests.support.byte_tokenizers import byte_level
 from tests.support.tiny_bundles import tiny_adapter
@@ -214,6 +215,11 @@ def test_several_seeded_answers_are_those_of_the_seeds_after(server: Running, co
 def test_a_bias_of_a_token_that_there_is_not_is_refused(server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="logit_bias of token 257; expected 0..256"):
         ask(server, logit_bias={"257": 1})
+
+
+def test_a_token_of_a_prompt_that_can_never_come_has_a_number_that_json_has() -> None:
+    found = Choice(False, byte_level(), 0)._spell([Logprob(5, -math.inf, [(6, -0.5)]), Logprob(6, -0.5, [])])
+    assert found["token_logprobs"] == [-9999.0, -0.5]
 
 
 @pytest.mark.parametrize("as_tokens", [False, True])

@@ -82,7 +82,7 @@ def tiny_tokenizer(chat: bool = False) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?!"
+    letters = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?!~^"
     alphabet = {
         pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(c)[0][0]: i + 3 for i, c in enumerate(letters)
     }

@@ -19,6 +19,7 @@ from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.errors import ApiError
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+NEVER = -9999.0  # OpenAI's log-probability of a token that cannot come: JSON has no infinity
 
 
 class ResponseBuilder:
@@ -162,7 +163,7 @@ class Choice:
         tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in logprobs]
         return {
             "tokens": tokens,
-            "token_logprobs": [None if isnan(entry.logprob) else entry.logprob for entry in logprobs],
+            "token_logprobs": [None if isnan(entry.logprob) else max(entry.logprob, NEVER) for entry in logprobs],
             "top_logprobs": [None if isnan(entry.logprob) else top for entry, top in zip(logprobs, tops, strict=True)],
             "text_offset": offsets,
         }

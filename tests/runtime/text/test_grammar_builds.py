@@ -144,9 +144,7 @@ def test_a_dead_end_that_a_draft_looks_into_does_not_end_the_answer() -> None:
     tokenizer = byte_level()
     state = Vocabulary(tokenizer, 257, [EOS]).start(Grammar.regex("a(b|c(d|e))"))
     a, b, c = (tokenizer.token_to_id(letter) for letter in "abc")
-    matcher = state._matcher
-    matcher._matcher = DeadEnds(matcher._matcher, matcher._first, c)
-    matcher._first = matcher._matcher
+    make_dead(state._matcher, c)
     state.advance([a])
     assert set(np.flatnonzero(state.after().mask)) == {b, c}
     assert state.after((c,)).dead and not state.allows((c,), b)
@@ -155,10 +153,14 @@ def test_a_dead_end_that_a_draft_looks_into_does_not_end_the_answer() -> None:
     assert state.after().mask[EOS] and not state.after().dead
     with pytest.raises(ConfigError, match="nothing in this vocabulary can go on with"):
         other = Vocabulary(tokenizer, 257, [EOS]).start(Grammar.regex("a(b|c(d|e))"))
-        other._matcher._matcher = DeadEnds(other._matcher._matcher, other._matcher._first, c)
-        other._matcher._first = other._matcher._matcher
+        make_dead(other._matcher, c)
         other.advance([a, c])
         other.after()
+
+
+def make_dead(matcher: Any, token: int) -> None:
+    matcher._matchers = [DeadEnds(matcher._matchers[0], matcher._first[0], token)]
+    matcher._first = [*matcher._matchers]
 
 
 class DeadEnds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ GRAMMARS = (Grammar.choice(["ab", "a é!", "<b>"]), Grammar.regex(".{1,9}"), Gra
 
 
 def with_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.add_tokens(["<tool>", "Hello a", AddedToken("\n\n", normalized=False)])
+    tokenizer.add_tokens(["Hello a", AddedToken("\n\n", normalized=False)])
     tokenizer.add_special_tokens(["[control]"])
     return tokenizer
 
@@ -35,7 +36,7 @@ def test_tokens_are_those_the_library_reads_itself(
     make: Callable[[], Tokenizer], change: Callable[[Tokenizer], Tokenizer]
 ) -> None:
     tokenizer = change(make())
-    listed, whole = read_tokens(tokenizer), Tokenizer.from_str(tokenizer.to_str())
+    listed, whole = read_tokens(tokenizer, [EOS]), Tokenizer.from_str(tokenizer.to_str())
     whole.add_special_tokens([END])
     end = whole.token_to_id(END)
     theirs = llguidance.LLTokenizer(whole.to_str(), eos_token=[end])
@@ -44,10 +45,10 @@ def test_tokens_are_those_the_library_reads_itself(
     for token in range(end + 1):
         assert ours.decode_bytes([token]) == theirs.decode_bytes([token]), token
         assert ours.is_special_token(token) == theirs.is_special_token(token), token
-    assert ours.tokenize_str("Hello a <tool> é\n\n") == theirs.tokenize_str("Hello a <tool> é\n\n")
+    assert ours.tokenize_str("Hello a é\n\n") == theirs.tokenize_str("Hello a é\n\n")
     rng = np.random.default_rng(0)
     for one in GRAMMARS:
-        matchers = [llguidance.LLMatcher(tokens, one._text, log_level=0) for tokens in (ours, theirs)]
+        matchers = [llguidance.LLMatcher(tokens, one._texts[0], log_level=0) for tokens in (ours, theirs)]
         for _ in range(12):
             masks = [np.zeros((end + 32) // 32, np.uint32) for _ in matchers]
             for matcher, mask in zip(matchers, masks, strict=True):
@@ -76,7 +77,59 @@ def no_decoder(tokenizer: Tokenizer) -> None:
 def test_other_tokenizers_are_left_to_the_library(change: Callable[[Tokenizer], None]) -> None:
     tokenizer = byte_level()
     change(tokenizer)
-    assert read_tokens(tokenizer) is None
+    assert read_tokens(tokenizer, [EOS]) is None
+
+
+def with_tags(tokenizer: Tokenizer) -> Tokenizer:
+    """As Qwen3's and Gemma 3's: tags that are text, one that ends a text, and special tokens."""
+    tokenizer.add_tokens(["<think>", "</think>", AddedToken("<b>", rstrip=True), "<end>", "ab"])
+    tokenizer.add_special_tokens(["<|im_end|>", "[control]"])
+    return tokenizer
+
+
+TAGGED = [
+    ("<think>[a-z]{1,5}</think>[a-z]{1,5}", ["<think>"], []),
+    ("a<b> c", ["<b>"], []),
+    ("x<end>y<eos>z", [], ["<end>", "<eos>"]),
+    (r"x<\|im_end\|>ab", [], ["<|im_end|>"]),
+    (r"\[control\]z{1,3}", [], ["[control]"]),
+    (r"(<b>|<c>|\[control\])d", [], ["[control]"]),
+]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("by_library", [False, True])
+@pytest.mark.parametrize(("pattern", "taken", "never"), TAGGED)
+def test_text_that_spells_an_added_token_is_written_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Tokenizer],
+    by_library: bool,
+    pattern: str,
+    taken: list[str],
+    never: list[str],
+) -> None:
+    if by_library:
+        monkeypatch.setattr(grammar, "read_tokens", lambda *arguments: None)
+    tokenizer, rng = with_tags(make()), np.random.default_rng(0)
+    end = tokenizer.token_to_id("<end>")
+    vocabulary = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [EOS, end])
+    for _ in range(9):
+        state, path = vocabulary.start(Grammar.regex(pattern)), list[int]()
+        while not (allowed := state.after(tuple(path))).mask[EOS]:
+            path.append(int(rng.choice(np.flatnonzero(allowed.mask))))
+        assert re.fullmatch(pattern, tokenizer.decode(path))
+        written = [tokenizer.id_to_token(token) for token in path]
+        assert {*taken} <= {*written} and {*never}.isdisjoint(written)
+
+
+def test_text_is_spelled_in_tokens_of_these_bytes_alone() -> None:
+    listed = read_tokens(with_tags(byte_level()), [EOS])
+    assert listed is not None
+    for text in ("ab<|im_end|>é", "<b>  c", "<eos>", "[control]"):
+        ids = listed(text.encode())
+        assert b"".join(listed.tokens[i] for i in ids) == text.encode()
+        assert not {*listed.special_token_ids}.intersection(ids)
+    assert listed.tokens[listed(b"ab<|im_end|>")[0]] == b"ab"
 
 
 class Slow(Vocabulary):

@@ -116,7 +116,7 @@ def in_order(nodes: Nodes) -> Nodes:
 
 
 @pytest.mark.parametrize("how", [without_mask, without_positions, without_past])
-@pytest.mark.parametrize("kind", ["fp32", "int8", "int4", "jakiro", "lora"])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4", "jakiro", "lora", "lettered fp32"])
 def test_a_provider_that_ignores_a_part_of_a_tree_is_refused(
     bundles: Bundles, tmp_path: Path, kind: str, how: Any
 ) -> None:
@@ -156,13 +156,16 @@ def test_an_early_exit_that_keeps_other_rows_than_it_is_told_to_is_found(
         load(bundles("fp32"), threads=1, tree="plain")
 
 
-def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["fp32", "lettered fp32"])  # the second has rows that are no token
+def test_choices_that_are_not_the_largest_are_found(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     def off(choices: np.ndarray, vocab_size: int) -> np.ndarray:
         return (choices + 1) % vocab_size
 
     monkeypatch.setattr(dynamic_call, "checked_tokens", off)
     with pytest.raises(BundleError, match="below the largest"):
-        load(bundles("fp32"), threads=1, tree="plain")
+        load(bundles(kind), threads=1, tree="plain")
 
 
 @pytest.mark.parametrize("factor", [1.2, 0.0, float("nan")])
