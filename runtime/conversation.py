@@ -14,6 +14,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 
 Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
+SYSTEM = ("system", "developer")  # two names of one role
 
 
 def message(content: str | Message) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], in
         if len(begins) < 2:
             break
         first, second = begins[:2]
-        left = [m for i, m in enumerate(left) if not (first <= i < second) or m.get("role") == "system"]
+        left = [m for i, m in enumerate(left) if not (first <= i < second) or m.get("role") in SYSTEM]
     return left
 
 

@@ -19,7 +19,7 @@ from streamspec.atomic import new_file
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConversationError, DataError
 from streamspec.json_fields import Fields, parse_json
-from streamspec.prompt.prompt_format import check_messages
+from streamspec.prompt.prompt_format import plain_messages
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 
@@ -136,7 +136,7 @@ def _messages(value: object, path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or len(value) > MAX_MESSAGES:
         raise ConversationError(f"{path.name}: messages {str(value)[:60]}", f"a list of at most {MAX_MESSAGES}", AGAIN)
     try:
-        check_messages(value)
+        plain_messages(value)
     except DataError as error:
         raise ConversationError(f"{path.name}: {error.found}", error.expected, AGAIN) from None
     return value

@@ -169,7 +169,8 @@ class Session:
         """Generates the answer to `prompt` and returns it whole.
 
         - `prompt`: a string or a list of messages, rendered in the bundle's prompt format, or token ids, used as they
-          are. A list of such prompts: all are checked, then answered one after the other, or `batch` at once.
+          are. Messages may have any shape that OpenAI's API has for text, such as lists of text parts. A list of such
+          prompts: all are checked, then answered one after the other, or `batch` at once.
         - Options: one `GenerationOptions`, or its fields and those of `Sampling` as keywords, such as
           `max_new_tokens=100, temperature=0.7, seed=1`.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 WINDOW = 6  # tokens that the window grows to before it starts anew: each is looked up again, mostly in cold caches
-_BROKEN = "\ufffd"
+BROKEN = "\ufffd"  # in the place of bytes that are no character
 
 
 class TokenDecoder(Protocol):
@@ -33,16 +33,21 @@ class Detokenizer:
         self._window = self._read = 0  # ids before _read are shown; decoding starts at _window
         self._shown = ""  # decoding of ids[_window:_read]
 
+    @property
+    def held(self) -> str:
+        """The text after what was shown: not certain yet, since a character at its end is incomplete."""
+        return self._text(self._window, len(self._ids))[len(self._shown) :]
+
     def push(self, *tokens: int) -> str:
         """Returns the text that became certain with `tokens`: all but a character that is incomplete at their end."""
         before = len(self._ids)
         self._ids += tokens
         text = self._text(self._window, len(self._ids))
-        if not text.endswith(_BROKEN):
+        if not text.endswith(BROKEN):
             return self._advance(text, len(self._ids))
         for end in range(len(self._ids) - 1, before, -1):  # what is whole is not to wait for the next call
             text = self._text(self._window, end)
-            if not text.endswith(_BROKEN):
+            if not text.endswith(BROKEN):
                 return self._advance(text, end)
         return ""
 

@@ -282,7 +282,7 @@ def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> 
 def _bad(kind: str, message: str) -> ConfigError:
     return ConfigError(
         f"a {kind} that cannot be used: {_line(message)}",
-        "one that docs/guides/structured-output.md describes",
+        "one that the grammar library can build",
         "correct or simplify it",
     )
 

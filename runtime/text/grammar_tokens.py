@@ -8,14 +8,14 @@ covers this module.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
+from streamspec.runtime.text.token_bytes import spelling
+
 END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whatever a vocabulary uses for it
 SPECIAL = b"\xff"  # the library's prefix of the name of a token that is no text
-SPACE = "\u2581"  # sentencepiece's
 PROBES = (b"x", b" x", b"a\n1", "\u00e9".encode())
 
 
@@ -74,15 +74,8 @@ class TokenList:
 def read_tokens(tokenizer: Any, ends: Collection[int]) -> TokenList | None:
     """Returns the tokens of a `tokenizers.Tokenizer`, or None for a kind that only the library can read. `ends`: as of
     `TokenList`."""
-    steps = list(_steps(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else []
-    kinds = {step.get("type") for step in steps}
-    if "ByteLevel" in kinds:
-        plain = _byte_level()
-    elif "ByteFallback" in kinds and any(
-        step.get("pattern") == {"String": SPACE} and step.get("content") == " " for step in steps
-    ):
-        plain = _with_fallback
-    else:
+    plain = spelling(tokenizer)
+    if plain is None:
         return None
     vocabulary, added = tokenizer.get_vocab(True), tokenizer.get_added_tokens_decoder()
     tokens = [b""] * (max(vocabulary.values(), default=-1) + 1)
@@ -96,24 +89,3 @@ def read_tokens(tokenizer: Any, ends: Collection[int]) -> TokenList | None:
     if any(b"".join(listed.tokens[i] for i in listed.encode(text)) != text for text in PROBES):
         return None  # it changes text, or puts something in front of it
     return listed
-
-
-def _byte_level() -> Callable[[str], bytes]:
-    """Returns the bytes of a token in GPT-2's alphabet, in which printable bytes stand for themselves and others for
-    characters from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return lambda text: bytes(table[character] for character in text)
-
-
-def _with_fallback(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
-    return text.replace(SPACE, " ").encode()
-
-
-def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield decoder
-    for inner in decoder.get("decoders") or ():
-        yield from _steps(inner)

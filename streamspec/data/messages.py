@@ -12,6 +12,7 @@ from typing import Any
 
 from streamspec.data.json_files import MEND
 from streamspec.errors import DataError
+from streamspec.prompt.message_content import text_of
 
 Message = dict[str, Any]
 SPEAKERS = {  # ShareGPT's `from`: the role
@@ -55,17 +56,8 @@ def _message(message: Message, where: str) -> Message:
     calls = fields.get("tool_calls")
     if calls is not None:
         _check_calls(calls, where)
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(part, where) for part in content)
+    content = text_of(message.get("content"), f"{where}: a message", "drop the line")
     return fields | {"content": content if calls is not None else content or ""}
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise DataError(f"{where}: a message with {kind}", "text: language models alone are trained", "drop the line")
 
 
 def _check_calls(calls: Any, where: str) -> None:

@@ -276,7 +276,7 @@ def supported(like: str = "") -> str:
     """The families in a few words, those with names `like` one first."""
     near = get_close_matches(like, FAMILIES, NEAR)
     shown = [*near, *(name for name in FAMILIES if name not in near)][:NEAR]
-    return f"{', '.join(shown)} or another of the {len(FAMILIES)} families of docs/reference/families.md"
+    return f"{', '.join(shown)} or another of the {len(FAMILIES)} families that the documentation lists"
 
 
 def family_of(model_type: object, found: str) -> Family:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.errors import ConfigError, DataError
+from streamspec.prompt.message_content import text_of
 
 Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
+LISTED = "{'type': 'text'"  # where a template prints a part as it is
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's field with its thought
 MAX_TEMPLATE = 1 << 16  # characters; the longest of published models have 40,000
 
 
@@ -55,20 +58,19 @@ class PromptFormat:
         """Returns the text for the tokenizer.
 
         `prompt` is a string or a list of messages (`role`, `content` and what else the template reads, such as
-        `tool_calls`). `specials` holds `bos_token`, `eos_token` and the like for the template, `tools` the JSON schemas
-        of functions that may be called. Without `add_generation_prompt` the last message is not followed by the
-        beginning of an answer. Raises DataError on malformed messages, where the template refuses them and where the
-        format leaves out tools, ConfigError where the template is missing or broken.
+        `tool_calls`), in any shape that OpenAI's API has for text (`plain_message`). `specials` holds `bos_token`,
+        `eos_token` and the like for the template, `tools` the JSON schemas of functions that may be called. Without
+        `add_generation_prompt` the last message is not followed by the beginning of an answer. Raises DataError on
+        malformed messages, where the template refuses them and where the format leaves out tools or calls, ConfigError
+        where the template is missing or broken.
         """
-        if not isinstance(prompt, str):
-            check_messages(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else plain_messages(prompt)
         if self.kind == "raw":
-            if tools:
-                raise DataError("tools with the prompt format raw", "the format chat", "leave them out")
-            turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
-            return "".join(turn + self.separator for turn in turns)
+            given = "tools" if tools else "tool_calls" if any(m.get("tool_calls") for m in messages) else None
+            if given:
+                raise DataError(f"{given} with the prompt format raw", "the format chat", "leave them out")
+            return "".join((m["content"] or "") + self.separator for m in messages)
         names = [function_name(tool) for tool in tools or ()]
-        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = _in_its_spelling(
             [_for_template(message) for message in messages], template, specials, tools, add_generation_prompt
         )
@@ -90,18 +92,20 @@ def function_name(call: Mapping[str, Any]) -> str:
 
 
 def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
-    """Renders messages in the first spelling that the template accepts and shows all tool calls of.
-    Templates expect different things of a message without text, and of arguments; most accept all
-    of these."""
+    """Renders messages in the first spelling that the template accepts and shows the last question and all tool calls
+    of. Templates expect different things of text, of a message without it, and of arguments; most accept all of these.
+    """
     failure: DataError | ConfigError | None = None
     first: str | None = None
+    wanted = [name for message in messages for name in map(function_name, message.get("tool_calls") or ())]
+    wanted += [m["content"].strip() for m in messages if m["role"] == "user" and m["content"]][-1:]
     for spelt in _spellings(messages):
         try:
             text = render_chat(spelt, *rest)
         except (ConfigError, DataError) as error:
             failure = failure or error
             continue
-        if all(name in text for message in messages for name in map(function_name, message.get("tool_calls") or ())):
+        if all(part in text for part in wanted) and LISTED not in text:
             return text
         first = first or text
     if first is None:
@@ -112,7 +116,8 @@ def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
 
 def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
     """Yields the messages with null contents left out, as transformers has them, as null and as
-    empty text; then the same with the arguments of tool calls as JSON text."""
+    empty text; then the same with the arguments of tool calls as JSON text; then with texts as lists
+    of parts, which some templates of multimodal models expect."""
     silent = any(message["content"] is None for message in messages)
     calling = any(message.get("tool_calls") for message in messages)
     for written in (messages, [_with_calls(message, _text_of) for message in messages])[: 1 + calling]:
@@ -121,15 +126,14 @@ def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
         yield written
         if silent:
             yield [{**m, "content": m["content"] or ""} for m in written]
+    yield [{**m, "content": [{"type": "text", "text": m["content"] or ""}]} for m in messages]
 
 
 def _for_template(message: Message) -> Message:
     """The message as transformers has it: arguments of tool calls as objects, though OpenAI's API writes them as JSON
     text; reasoning under both of its names.
     """
-    thought = next(
-        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if message.get(name)), None
-    )
+    thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
     if thought is not None:
         message = {"thinking": thought, **message, "reasoning_content": thought}
     return _with_calls(message, _object_of)
@@ -229,10 +233,22 @@ def check_template(template: bytes, specials: Mapping[str, str] | None = None) -
             continue
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises DataError for anything but objects with a role and a content."""
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise DataError(
-                f"message {i} is {str(message)[:60]!r}", "an object with role and content", "correct the messages"
-            )
+def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns messages as templates take them. Raises DataError (`plain_message`)."""
+    return [plain_message(message, f"message {i}") for i, message in enumerate(messages)]
+
+
+def plain_message(message: Any, where: str) -> dict[str, Any]:
+    """Returns a message in one of the shapes that OpenAI's API has for it: `content` as text, null only beside calls or
+    a thought, a refusal as the content that it stands for, `developer` as `system`, and without fields that are null or
+    an empty list. Raises DataError for anything else; `where` names the message."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise DataError(f"{where} is {str(message)[:60]!r}", "an object with role and content", "correct the messages")
+    fields = {name: value for name, value in message.items() if value is not None and value != []}
+    texts = [text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)]
+    if all(texts):
+        raise DataError(f"{where} with content and refusal", "one of them", "leave one out")
+    content = texts[0] or texts[1] or next((text for text in texts if text is not None), None)
+    if content is None and not any(fields.get(name) for name in ("tool_calls", *THOUGHTS)):
+        raise DataError(f"{where} without content", "text as its content", "correct the messages")
+    return fields | {"role": "system" if fields["role"] == "developer" else fields["role"], "content": content}

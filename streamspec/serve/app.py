@@ -383,9 +383,10 @@ async def _say(request: Request, error: Exception) -> Response:
 async def _say_http(request: Request, error: Exception) -> Response:
     """Answers for a path or method that has no route."""
     assert isinstance(error, HTTPException)
+    paths = ", ".join(route.path for route in request.app.routes if route.path.startswith("/v1/"))
     message = {
-        404: "no such path; expected one of docs/guides/serve.md",
-        405: f"the method {request.method}; expected the other one",
+        404: f"no such path; expected one of {paths}",
+        405: f"the method {request.method}; expected {(error.headers or {}).get('Allow', 'another')}",
     }
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"

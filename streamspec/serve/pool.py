@@ -29,12 +29,14 @@ from streamspec.serve.limits import Limits
 @dataclass
 class Slot:
     """Holds a session, opened when it is first needed, and its thread. `base`: the session in
-    `Pool.bases` of the same bundle. `used`: when the session last answered."""
+    `Pool.bases` of the same bundle. `used`: when the session last answered; `prompt_tokens`: of the
+    prompt then, with which the cache begins (0: unknown)."""
 
     session: Session | None = None
     base: Session | None = None
     busy: bool = False
     used: float = 0.0
+    prompt_tokens: int = 0
     _tasks: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
     _thread: threading.Thread | None = None
 
@@ -62,6 +64,12 @@ class Slot:
     def cached_tokens(self) -> Sequence[int]:
         """Tokens in its session's cache."""
         return [] if self.session is None else self.session.cached_tokens
+
+    def knows(self, prompt: list[int]) -> bool:
+        """Tells whether it can reuse nearly all of `prompt`, or of the prompt in its cache. The answer there does not
+        count: the next turn may have other tokens of it, or leave its thoughts out."""
+        held = self.prompt_tokens or len(self.cached_tokens)
+        return self.reusable_tokens(prompt) >= NEARLY_ALL * min(len(prompt), held) > 0
 
     def reusable_tokens(self, prompt: list[int]) -> int:
         """Counts the tokens of `prompt` that its session need not compute again."""
@@ -290,6 +298,7 @@ class Pool:
         """Frees the slot of a request that ran and has ended. `ends`: the counts of its answers."""
         self.requests.discard(request)
         slot.busy, slot.used = False, time.monotonic()
+        slot.prompt_tokens = ends[-1].prompt_tokens if ends else slot.prompt_tokens
         counts = self.counts
         if failure is not None:
             counts.failed += 1
@@ -311,16 +320,14 @@ class Pool:
 
     def _choose(self, request: QueuedRequest) -> Slot:
         """Chooses, of the free sessions with the request's bundle and adapter, the one that can reuse most of the
-        prompt, where that is nearly all of the prompt (sent again) or of its cache (the conversation goes on). Else a
-        new one: a conversation that merely begins alike may still go on. Else the one longest unused.
+        prompt, where that is nearly all of the prompt (sent again) or of the one in its cache (the conversation goes
+        on). Else a new one: a conversation that merely begins alike may still go on. Else the one longest unused.
         """
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.serves(request)]
         prompt = request.hint or []
         best = max(same, key=lambda slot: slot.reusable_tokens(prompt), default=None)
-        if best is not None and (
-            best.reusable_tokens(prompt) >= NEARLY_ALL * min(len(prompt), len(best.cached_tokens)) > 0
-        ):
+        if best is not None and best.knows(prompt):
             return best
         empty = [slot for slot in same if not slot.cached_tokens] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)

@@ -10,9 +10,11 @@ import pytest
 
 from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest
 from streamspec.bundle.model_section import ModelInfo
+from streamspec.data.messages import written
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
+from streamspec.runtime.conversation import forget
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from tests.support.byte_tokenizers import EOS, byte_level
@@ -105,6 +107,20 @@ def test_prompts_are_rendered_checked_or_taken_as_ids() -> None:
         session.generate("p", max_new_tokens=0)
     with pytest.raises(ConfigError):
         session.generate("p", stop=[""])
+
+
+def test_a_message_of_parts_is_its_text_also_in_a_chat() -> None:
+    session = saying("x")
+    asked = {"role": "user", "content": [{"type": "text", "text": "p"}]}
+    assert session.encode([asked]) == session.encode("p")
+    assert session.chat(asked).text == "x" and session.messages[0] == asked
+    with pytest.raises(DataError, match="message 2 with image_url"):
+        session.chat({"role": "user", "content": [{"type": "image_url"}]})
+
+
+def test_forgetting_keeps_what_the_developer_said() -> None:
+    turns = [written(role, "a") for role in ("user", "developer", "assistant", "user")]
+    assert forget(turns, len, 2) == [turns[1], turns[3]]
 
 
 def test_chat_bundles_render_the_template() -> None:

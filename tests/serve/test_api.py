@@ -206,6 +206,16 @@ def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> Non
     assert server.shared and server.shared.swaps == 0
 
 
+def test_a_conversation_whose_answer_comes_back_otherwise_reuses_the_prompt_before_it(running: Make) -> None:
+    client = running(limits={"sessions": 3}).client()
+    talk = user("tell me of ants")
+    first = ask(client, messages=talk, max_tokens=200).usage.prompt_tokens
+    talk += [{"role": "assistant", "content": "In short: ants."}, *user("more ants")]
+    assert ask(client, messages=talk).usage.prompt_tokens_details.cached_tokens >= first
+    elsewhere = ask(client, messages=user("tell us of bees, at length"))
+    assert elsewhere.usage.prompt_tokens_details.cached_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "raised", "code"),
     [

@@ -48,6 +48,13 @@ def test_a_request_gets_the_cache_that_knows_it(held: list[str | None], prompt: 
     assert choose(slots, prompt) == chosen
 
 
+def test_an_answer_that_comes_back_in_other_tokens_leaves_the_conversation_its_cache() -> None:
+    """As where the template leaves thoughts out of earlier turns."""
+    slots = [Slot(session("abcdANSWER, WHICH IS LONG"), prompt_tokens=4), Slot(session(""))]
+    assert choose(slots, "abcdanswer, which is long, and more") == 0
+    assert choose(slots, "abxyanswer") == 1
+
+
 def test_a_cache_that_cannot_go_back_to_the_prompt_is_no_better_than_none() -> None:
     ring = session("abcdefghij")
     slots = [Slot(ring, used=0), Slot(session("abcdefg"), used=1)]

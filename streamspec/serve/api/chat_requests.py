@@ -41,6 +41,9 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),
+    "moderation": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
 }
 ONLY_IN_COMPLETION = {
     **{name: values for name, values in ONLY.items() if name != "echo"},
@@ -50,7 +53,6 @@ ONLY_IN_COMPLETION = {
 }
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "name": (),
-    "refusal": (),
     "annotations": ([],),
     "audio": (),
     "function_call": (),
@@ -165,7 +167,7 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
             without_fixed(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
             for i, message in enumerate(messages)
         ]
-    return in_runtime_terms(parsed_as(ChatRequest, without_fixed(values, ONLY)), limits, grammars)
+    return in_runtime_terms(parsed_as(ChatRequest, values, fixed=ONLY), limits, grammars)
 
 
 def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -205,7 +207,7 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
 
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
-    request = parsed_as(CompletionRequest, without_fixed(json_object(body), ONLY_IN_COMPLETION))
+    request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
     prompt: Any = request.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:

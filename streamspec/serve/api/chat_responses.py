@@ -9,11 +9,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import isnan
 from typing import Any, NamedTuple
 
 from streamspec.runtime import Chunk, Logprob
 from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
+from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.errors import ApiError
@@ -110,7 +112,6 @@ class Choice:
         self._pieces = TextDeltas(tokenizer)
         self._text: list[str] = [before]
         self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
-        self._offset = 0
 
     def push(self, chunk: Chunk) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns OpenAI's object of the chunk, and the record of its call."""
@@ -119,7 +120,7 @@ class Choice:
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
         if chunk.logprobs is not None:
-            logprobs = self._spell([*(chunk.prompt_logprobs or []), *chunk.logprobs])
+            logprobs = self._spell(chunk.prompt_logprobs or [], chunk.logprobs)
             for name, entries in logprobs.items():
                 self._logprobs.setdefault(name, []).extend(entries)
         self.reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
@@ -145,36 +146,38 @@ class Choice:
         content = chat if self.chat else {"text": text}
         return {"index": self.index} | content | {"logprobs": logprobs, "finish_reason": self.reason}
 
-    def _spell(self, logprobs: list[Logprob]) -> dict[str, Any]:
+    def _spell(self, of_prompt: list[Logprob], of_answer: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""
         if self.chat:
             return {
                 "content": [
                     self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
-                    for entry in logprobs
+                    for entry in of_answer
                 ]
             }
-        tokens = [self._name(entry.token) for entry in logprobs]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
+        before, logprobs = self._text[0], [*of_prompt, *of_answer]
+        within = TextOffsets(self._tokens, before)
         # of tokens that are spelt alike the likeliest one stays
-        tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in logprobs]
+        tops = [{self._tokens.text(token): value for token, value in reversed(entry.top)} for entry in logprobs]
         return {
-            "tokens": tokens,
+            "tokens": [self._tokens.text(entry.token) for entry in logprobs],
             "token_logprobs": [None if isnan(entry.logprob) else max(entry.logprob, NEVER) for entry in logprobs],
             "top_logprobs": [None if isnan(entry.logprob) else top for entry, top in zip(logprobs, tops, strict=True)],
-            "text_offset": offsets,
+            "text_offset": [within.push(entry.token) for entry in of_prompt]
+            + [len(before) + self._offsets.push(entry.token) for entry in of_answer],
         }
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        name = self._name(token)
-        whole = "\ufffd" not in name  # else a part of a character, whose bytes the tokenizer does not tell
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode()) if whole else None}
+    @cached_property
+    def _tokens(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
-    def _name(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+    @cached_property
+    def _offsets(self) -> TextOffsets:
+        return TextOffsets(self._tokens)
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        written = self._tokens(token)
+        return {"token": self._tokens.text(token), "logprob": logprob, "bytes": None if written is None else [*written]}
 
 
 def counters(choice: Choice, waited: float, adapter: str | None) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from streamspec.errors import DataError
+from streamspec.prompt.prompt_format import plain_message
 from streamspec.serve.errors import invalid
 
 
@@ -15,11 +17,32 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
-class Part(Strict):
-    """A piece of a message; only text."""
+class Hinted(Strict):
+    """An object with hints for a provider's cache. They change nothing: the server finds cached prompts by itself."""
+
+    cache_control: dict[str, Any] | None = Field(None, exclude=True)
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
+
+
+class Text(Hinted):
+    """A piece of text in a message."""
 
     type: Literal["text"]
     text: str
+
+
+class Refusal(Hinted):
+    """A piece of an answer before, in which it refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Part = Annotated[Text | Refusal, Field(discriminator="type")]
 
 
 class CalledFunction(Strict):
@@ -37,31 +60,30 @@ class ToolCall(Strict):
     function: CalledFunction
 
 
-class Message(Strict):
+class Message(Hinted):
     """A message of a chat; with the role `tool`, the result of a call."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
         """The message as the runtime takes it. `where`: its path in the request. Raises ApiError."""
-        if self.content is None and not self.tool_calls:
-            raise invalid(f"no {where}.content; expected the field", f"{where}.content", "missing_field")
-        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        for name, role in (("tool_calls", "assistant"), ("refusal", "assistant"), ("tool_call_id", "tool")):
             if getattr(self, name) and self.role != role:
                 raise invalid(f"{where}.{name} with the role {self.role}; expected {role}", f"{where}.{name}")
         if self.role == "tool" and not self.tool_call_id:
             raise invalid(f"no {where}.tool_call_id; expected the field", f"{where}.tool_call_id", "missing_field")
-        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        return message if self.tool_call_id is None else message | {"tool_call_id": self.tool_call_id}
+        try:
+            return plain_message(self.model_dump(exclude_none=True), where)
+        except DataError as error:
+            code = "invalid_value" if self.content else "missing_field"
+            raise invalid(str(error), f"{where}.content", code) from None
 
 
-class Function(Strict):
+class Function(Hinted):
     """A function that an answer may call. `parameters`: a JSON schema."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -70,7 +92,7 @@ class Function(Strict):
     strict: bool | None = None  # a forced call keeps to the schema either way
 
 
-class Tool(Strict):
+class Tool(Hinted):
     """A tool; only functions."""
 
     type: Literal["function"]

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from streamspec.serve.api.body import json_object, parsed_as, without_fixed
 from streamspec.serve.api.chat_requests import MAX_TOP_LOGPROBS, ChatRequest, Decoding, ParsedRequest, in_runtime_terms
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.fields import Function, FunctionName, Strict
+from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 
@@ -56,7 +56,7 @@ LOGPROBS = "message.output_text.logprobs"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class ItemText(Strict):
+class ItemText(Hinted):
     """A piece of text in an item, of a person or of an answer."""
 
     type: Literal["input_text", "output_text"]
@@ -70,7 +70,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ItemText]
+    content: str | list[Annotated[ItemText | Refusal, Field(discriminator="type")]]
     id: str | None = None
     status: Status | None = None
 
@@ -180,7 +180,7 @@ def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None
     values = json_object(body)
     if isinstance(values.get("tools"), list):
         values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
-    request = parsed_as(ResponsesRequest, without_fixed(values, ONLY))
+    request = parsed_as(ResponsesRequest, values, fixed=ONLY)
     if isinstance(request.input, list) and len(request.input) > limits.messages:
         raise invalid(f"{len(request.input)} input items; expected at most {limits.messages}", "input", "too_large")
     try:
@@ -235,11 +235,11 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
             raise invalid(
                 f"input.{i}.type {type_!r:.40}; expected one of {known}", f"input.{i}.type", "unsupported_value"
             )
-        parsed_as(ITEMS[type_], without_fixed(item, ONLY_IN_ITEM, f"input.{i}."), f"input.{i}.").add_to(messages)
+        parsed_as(ITEMS[type_], item, f"input.{i}.", ONLY_IN_ITEM).add_to(messages)
     return messages
 
 
-def _joined(content: str | list[ItemText]) -> str:
+def _joined(content: str | Sequence[ItemText | Refusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

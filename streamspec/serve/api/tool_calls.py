@@ -17,7 +17,7 @@ from typing import Any
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar, Session
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.errors import invalid
+from streamspec.serve.errors import ApiError, invalid
 
 NAME, ARGUMENTS = "probe_function", {"probe_argument": "probe value"}
 PROBE = {
@@ -44,6 +44,10 @@ BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependent
 LITERAL = {"const", "enum", "default", "examples"}  # values, no schemas
 ID = string.ascii_lowercase + string.digits
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
+COLON = re.compile(r"\s*:\s*")
+# Tags around thoughts; an answer may lack the first, which the prompt then ends with.
+THOUGHTS = ("<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "[THINK]")
+THOUGHT_ENDS = tuple(f"{tag[0]}/{tag[1:]}" for tag in THOUGHTS)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,18 @@ class Tools:
         try:
             return grammars.make("json_schema", {"anyOf": calls, "$defs": shared})
         except StreamspecError as error:
-            raise invalid(str(error), "tools") from None
+            raise self._fault(grammars) or invalid(str(error), "tools") from None
+
+    def _fault(self, grammars: CheckedGrammars) -> ApiError | None:
+        """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
+        for i, tool in enumerate(self.schemas):
+            function = tool["function"]
+            try:
+                if function["name"] in self.forced:
+                    grammars.make("json_schema", function.get("parameters", NO_PARAMETERS))
+            except StreamspecError as error:
+                return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
+        return None
 
 
 @dataclass(frozen=True)
@@ -94,12 +109,13 @@ class CallForm:
 
     `opening`: the text before the JSON object where an answer begins with a call; `shown`: what is
     left of that text after words, without special tokens; `arguments`: the name of the arguments'
-    field.
+    field; `thinking`: whether prompts end within a thought.
     """
 
     opening: str
     shown: str
     arguments: str
+    thinking: bool = False
 
     @classmethod
     def of(cls, session: Session) -> CallForm:
@@ -114,7 +130,8 @@ class CallForm:
             before, after = render([ASK], True), render([ASK, CALL], False)
             spoken = render([ASK, CALL | {"content": WORDS}], False)
         except StreamspecError as error:
-            raise invalid(str(error), "tools", "unsupported_value") from None
+            left_out = "the bundle's chat template leaves out tools; expected one that shows them; send no tools"
+            raise invalid(left_out if NAME in error.found else str(error), "tools", "unsupported_value") from None
         call = _call_in(after.removeprefix(before)) if after.startswith(before) else None
         if call is None:
             raise invalid(
@@ -126,21 +143,25 @@ class CallForm:
         opening, arguments = call
         tags, _ = _call_in(spoken.partition(WORDS)[2]) or (opening.strip().rpartition("\n")[2], arguments)
         ids = session.tokenizer.encode(tags, add_special_tokens=False).ids
-        return cls(opening, session.tokenizer.decode(ids).strip(), arguments)
+        thinking = before.rstrip().endswith(THOUGHTS)
+        return cls(opening, session.tokenizer.decode(ids).strip(), arguments, thinking)
 
 
 class CallParser:
     """Splits the text of an answer into content and calls, as it comes. `calls`: those so far, in
-    OpenAI's shape."""
+    OpenAI's shape. What a thought holds is content, also where it looks like a call."""
 
     def __init__(self, form: CallForm, tools: Tools) -> None:
         self.calls: list[dict[str, Any]] = []
         self._form, self._tools = form, tools
         self._held = ""  # text that is not known to be content
         self._calling = False  # whether what is held begins with a call
+        self._thinking = form.thinking  # whether what is held begins within a thought
         self._talking = False  # whether words came first where only an answer's beginning can be a call
         self._sent = 0  # characters held that pieces of a forced call have
         self._whole = True  # whether no call was cut short
+        call = re.escape(form.shown) + r"\s*(?:\{|\Z)" if form.shown else r"\{"
+        self._marks = re.compile("|".join([*map(re.escape, THOUGHTS + THOUGHT_ENDS), f"(?P<call>{call})"]))
 
     def push(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Returns the content and the pieces of calls that became certain with `text`."""
@@ -150,9 +171,7 @@ class CallParser:
         content = "" if self._calling else self._content(last)
         if not (self._calling and last):
             return content, []
-        self.calls = self._parsed()
-        if not self.calls:
-            return content + self._held, []
+        content += self._parsed()
         return content, [{"index": i} | call for i, call in enumerate(self.calls)]
 
     def reason(self, reason: str) -> str:
@@ -162,18 +181,35 @@ class CallParser:
 
     def _content(self, last: bool) -> str:
         """Takes the content, up to a call, out of the held text."""
-        held = self._held
-        if self._form.shown:
-            call = re.search(re.escape(self._form.shown) + r"\s*(\{|\Z)", held)
-            self._calling = call is not None and bool(call[1])
-            end = len(held) - _overlap(held, self._form.shown) if call is None else call.start()
-        else:  # no tags: a call is an answer that begins with a brace
-            self._talking = self._talking or held.lstrip()[:1] not in ("", "{")
-            self._calling = not self._talking and bool(held.strip())
-            end = len(held) if self._talking else 0
+        held, end = self._held, 0
+        for mark in self._marks.finditer(held):
+            if self._begins_call(mark, held[end : mark.start()]):
+                self._calling, end = mark[0].endswith("{"), mark.start()
+                break
+            end = mark.end()
+        else:
+            begun = max(_overlap(held, tag) for tag in (self._form.shown, *THOUGHTS, *THOUGHT_ENDS))
+            self._hear(held[end : len(held) - begun])
+            end = len(held) - begun
         content = held if last and not self._calling else held[:end].rstrip()
         self._held = held[len(content) :]
         return content
+
+    def _begins_call(self, mark: re.Match[str], before: str = "") -> bool:
+        """Tells whether a call begins at `mark`, and not within a thought. `before`: the text since the mark before."""
+        self._hear(before)
+        if mark["call"] is not None:
+            return not (self._thinking or self._talking)
+        self._talking = self._talking and not self._ends_thought(mark)
+        self._thinking = mark[0] in THOUGHTS
+        return False
+
+    def _hear(self, words: str) -> None:
+        self._talking |= not (self._form.shown or self._thinking) and bool(words.strip())
+
+    def _ends_thought(self, mark: re.Match[str]) -> bool:
+        """Tells whether all text before `mark` was a thought, whose beginning the answer lacks."""
+        return mark[0] in THOUGHT_ENDS and not self._thinking
 
     def _forced(self, last: bool) -> list[dict[str, Any]]:
         """Returns the pieces of the single call that the grammar admits."""
@@ -185,7 +221,7 @@ class CallParser:
                     self.calls, self._sent = [_call(name, "")], len(head)
                     pieces.append({"index": 0} | _call(name, "", self.calls[0]["id"]))
         if last:
-            self._whole = _is_json(held)
+            self._whole = _json_of(held) is not None
         if self.calls:
             end = len(held) if last and not self._whole else len(held) - 1  # the last brace is not the arguments'
             if end > self._sent:
@@ -195,25 +231,41 @@ class CallParser:
                 self._sent = end
         return pieces
 
-    def _parsed(self) -> list[dict[str, Any]]:
-        """Parses the calls in the held text, which begins with one; none where it turns out to be
-        no call of a tool."""
-        text, shown, calls = self._held, self._form.shown, list[dict[str, Any]]()
-        at: int | None = len(text) - len(text.lstrip()) + len(shown)
-        while at is not None and (self._tools.parallel or not calls):
-            gap = NEXT.match(text, at)
-            try:
-                call, end = STRICT.raw_decode(text, gap.end() if gap else at)
-            except (ValueError, RecursionError):
-                break
-            call = call if isinstance(call, dict) else {}
-            name, arguments = call.get("name"), call.get(self._form.arguments)
-            if name not in self._tools.names or not isinstance(arguments, dict):
-                break
-            calls.append(_call(name, json.dumps(arguments, ensure_ascii=False)))
-            following = text.find(shown, end) if shown else -1
-            at = end if NEXT.match(text, end) else following + len(shown) if following >= 0 else None
-        return calls
+    def _parsed(self) -> str:
+        """Parses the calls in the held text, which begins with one. Returns the rest as content: calls of unknown
+        tools, and everything from one on that is no JSON; other text after calls is left out."""
+        text, content, at, broken = self._held, "", 0, False
+        kept: int | None = 0  # where the content goes on
+        while mark := self._marks.search(text, at):
+            begin, at = mark.start(), mark.end()
+            if self._ends_thought(mark):
+                self.calls, content, kept, broken = [], "", 0, False
+            if not self._begins_call(mark) or broken:
+                continue
+            found = _members(text, at - 1)
+            while found is not None:
+                call, at = self._called(found[0]), found[1]
+                if call is not None:
+                    content, kept = content + ("" if kept is None else text[kept:begin].rstrip()), None
+                    self.calls += [call] if self._tools.parallel or not self.calls else []
+                elif kept is None:
+                    kept = begin
+                if (gap := NEXT.match(text, at)) is None:
+                    break
+                begin = gap.end()
+                found = _members(text, begin)
+            broken = found is None or not self._form.shown
+            kept = begin if found is None and kept is None else kept
+        return content if kept is None else content + (text[kept:].rstrip() if self.calls else text[kept:])
+
+    def _called(self, members: Mapping[str, tuple[Any, str]]) -> dict[str, Any] | None:
+        """Returns the call that a JSON object is, with its arguments as they are written; None for no call of a
+        tool."""
+        (name, _), (arguments, written) = (members.get(key, (None, "")) for key in ("name", self._form.arguments))
+        if isinstance(arguments, str):  # JSON within JSON
+            arguments, written = _json_of(arguments), arguments
+        known = name in self._tools.names and isinstance(arguments, dict)
+        return _call(name, written) if known else None
 
 
 def forced_prompt(form: CallForm, tools: Tools, messages: Any) -> Callable[[Session], list[int]]:
@@ -270,16 +322,37 @@ def _overlap(text: str, tag: str) -> int:
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
-def _is_json(text: str) -> bool:
+def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int] | None:
+    """Returns the members of the JSON object at `text[at]`, each as a value and as it is written, and where the object
+    ends; None for what is no such object, or has a key twice."""
+    members = dict[str, tuple[Any, str]]()
     try:
-        json.loads(text)
+        _, end = STRICT.raw_decode(text, at)
+        while (quote := text.find('"', at, end)) >= 0:
+            key, at = STRICT.raw_decode(text, quote)
+            colon = COLON.match(text, at)
+            assert colon is not None
+            start = colon.end()
+            value, at = STRICT.raw_decode(text, start)
+            if key in members:
+                return None
+            members[key] = value, text[start:at]
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+    return members, end
+
+
+def _json_of(text: str) -> Any:
+    """Returns the value of JSON text, None for any other."""
+    try:
+        text.encode()  # halves of surrogate pairs are no text
+        return STRICT.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _no_number(text: str) -> Any:
     raise ValueError(text)
 
 
-STRICT = json.JSONDecoder(parse_constant=_no_number)  # NaN is no JSON
+STRICT = json.JSONDecoder(parse_int=float, parse_constant=_no_number)  # NaN is no JSON; whole numbers of any length are

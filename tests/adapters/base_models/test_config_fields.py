@@ -173,7 +173,7 @@ def test_fields_left_alone_are_told_in_one_line(tmp_path: Path) -> None:
     [
         (
             '{"hidden_size": 64}',
-            "names no model_type; expected llama, mistral, qwen2 or another of the .* families of docs/",
+            "names no model_type; expected llama, mistral, qwen2 or another of the .* families that the docu",
         ),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be read"),
         ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 5}', "config.json cannot be read"),

@@ -65,6 +65,72 @@ def test_a_template_may_refuse_messages() -> None:
         PromptFormat("chat").render("hi", "{{ raise_exception('roles must\nalternate') }}")
 
 
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "plain"),
+    [
+        ({"role": "user", "content": PARTS}, {"role": "user", "content": "ab"}),
+        ({"role": "tool", "tool_call_id": "x", "content": PARTS},
+         {"role": "tool", "tool_call_id": "x", "content": "ab"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "assistant", "content": "a", "refusal": None, "tool_calls": None, "annotations": []},
+         {"role": "assistant", "content": "a"}),
+        ({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": "no"}),
+        ({"role": "assistant", "content": "", "refusal": "no"}, {"role": "assistant", "content": "no"}),
+        ({"role": "assistant", "refusal": "no"}, {"role": "assistant", "content": "no"}),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+         {"role": "assistant", "content": "no"}),
+        ({"role": "user", "content": ""}, {"role": "user", "content": ""}),
+    ],
+)  # fmt: skip
+def test_content_means_the_same_in_all_its_shapes(message: dict[str, object], plain: dict[str, object]) -> None:
+    whole = "{{ messages | tojson(sort_keys=true) }}"
+    assert PromptFormat("chat").render([message], whole) == PromptFormat("chat").render([plain], whole)
+    assert json.loads(PromptFormat("chat").render([message], whole)) == [plain]
+    assert PromptFormat("raw", "|").render([message]) == f"{plain['content']}|"
+
+
+def test_a_message_without_text_is_one_with_calls_or_a_thought() -> None:
+    silent = "{% for m in messages %}{{ m.content is none or m.content is undefined }}{{ m.tool_calls }}{% endfor %}"
+    for message in (CALLED, CALLED | {"content": None}):
+        assert PromptFormat("chat").render([message], silent).startswith("True[{")
+        with pytest.raises(DataError, match="tool_calls with the prompt format raw"):
+            PromptFormat("raw").render([message])
+    thinking = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    assert PromptFormat("raw", "|").render([{"role": "user", "content": "a"}, thinking]) == "a||"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "image_url"),
+        ([{"type": "input_audio", "input_audio": {}}], "input_audio"),
+        (["a"], "str"),
+        ([{"type": "text", "text": None}], "text"),
+        (5, "int"),
+        (None, "without content"),
+    ],
+)
+def test_content_that_is_no_text_is_refused(content: object, found: str) -> None:
+    for kind in ("raw", "chat"):
+        with pytest.raises(DataError, match=f"message 0.* {found.split()[-1]}"):
+            PromptFormat(kind).render([{"role": "user", "content": content}], CHATML)
+    with pytest.raises(DataError, match="message 0 with content and refusal"):
+        PromptFormat("raw").render([{"role": "assistant", "content": "a", "refusal": "b"}])
+
+
+def test_templates_that_take_parts_alone_get_them() -> None:
+    template = (
+        "{% for m in messages %}{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+    )
+    assert PromptFormat("chat").render("hi", template + "|" + END) == "hi|"
+    for printed, text in (("m.content[0]", "h"), ("m.content | string | upper", "HI")):
+        assert PromptFormat("chat").render("hi", f"{{% for m in messages %}}{{{{ {printed} }}}}{{% endfor %}}") == text
+
+
 @pytest.mark.parametrize("messages", [["hi"], [{"role": "user"}], [{"content": "x"}], [{"role": 1, "content": "x"}]])
 def test_malformed_messages_are_refused(messages: list[object]) -> None:
     for kind in ("raw", "chat"):

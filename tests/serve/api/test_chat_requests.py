@@ -5,11 +5,15 @@ runtime.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types.chat import ChatCompletionMessageParam, completion_create_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from pydantic import TypeAdapter
 
 from streamspec.errors import ConfigError
+from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.serve.api.chat_requests import ONLY, ParsedRequest, read_chat, read_completion
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
@@ -90,6 +94,40 @@ def test_messages_become_plain_ones() -> None:
     ]
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"role": "developer", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "tool", "content": [{"type": "text", "text": "a"}], "tool_call_id": "a"},
+    ],
+)
+def test_a_message_means_the_same_here_and_in_python(message: Any) -> None:
+    TypeAdapter(ChatCompletionMessageParam).validate_python(message)  # the API has this shape
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    for kind in ("chat",) if "tool_calls" in message else ("chat", "raw"):
+        layout = PromptFormat(kind)
+        given = read_chat(json.dumps({"model": "m", "messages": [message]}).encode(), Limits()).prompt
+        assert layout.render(given, template) == layout.render([message], template)
+
+
+def test_hints_for_caches_change_nothing() -> None:
+    hint = {"cache_control": {"type": "ephemeral"}}
+    hinted = {"role": "user", "content": [{"type": "text", "text": "hi"} | hint]} | hint
+    assert chat(messages=[hinted]).prompt == chat().prompt
+    tools: list[Any] = [{"type": "function", "function": {"name": "f"}}]
+    with_hints = chat(tools=[tools[0] | {"function": {"name": "f"} | hint} | hint]).tools
+    assert with_hints is not None and with_hints.schemas == tools
+
+
 def test_each_answer_has_its_own_seed() -> None:
     assert [one.sampling.seed for one in chat(n=3, seed=2**64 - 2, temperature=1).options] == [2**64 - 2, 2**64 - 1, 0]
     assert [one.sampling.seed for one in completion(n=2, temperature=1).options] == [None, None]
@@ -124,10 +162,45 @@ def test_unknown_fields_are_refused_by_name(read: Any) -> None:
         assert error.param == param and error.code == "unknown_field" and param in error.message
     assert refused(completion, messages=[]).param == "messages"
     assert refused(chat, messages=[{"role": "user", "content": "a", "zz": 1}]).param == "messages.0.zz"
-    assert (
-        refused(chat, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]).param
-        == "messages.0.content.0.image_url"
-    )
+
+
+def test_a_misspelt_field_is_answered_with_the_right_one() -> None:
+    assert refused(chat, temprature=1).message == "unknown field temprature, did you mean temperature?"
+    assert refused(chat, reasoning_efort="low").message.endswith("did you mean reasoning_effort?")
+    assert refused(completion, max_token=1).message.endswith("did you mean max_tokens?")
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schemas": {}, "schema": {}}}
+    assert refused(chat, response_format=given).message.endswith("json_schema.schemas, did you mean schema?")
+    tools = [{"type": "function", "function": {"name": "f", "parameter": {}}}]
+    assert refused(chat, tools=tools).message == ("unknown field tools.0.function.parameter, did you mean parameters?")
+    for part in ({"type": "text", "text": "a", "zz": 1}, {"type": "refusal", "refusal": "a", "zz": 1}):
+        assert refused(chat, messages=[{"role": "assistant", "content": [part]}]).param == "messages.0.content.0.zz"
+    message = refused(chat, messages=[{"role": "user", "content": "a", "zz": 1}]).message
+    assert message.startswith("unknown field messages.0.zz; expected one of role, content, ")
+
+
+def test_what_the_api_has_and_this_server_does_not_is_named() -> None:
+    for kind in ("image_url", "input_audio", "file"):
+        error = refused(chat, messages=[{"role": "user", "content": [{"type": kind, kind: {"x": "y"}}]}])
+        assert (error.param, error.code) == ("messages.0.content.0.type", "unsupported_value")
+        assert error.message == f"messages.0.content.0.type '{kind}' is not supported; expected 'text', 'refusal'"
+    error = refused(chat, messages=[{"role": "user", "content": [{"text": "a"}]}])
+    assert (error.param, error.code) == ("messages.0.content.0.type", "missing_field")
+    error = refused(chat, tools=[{"type": "custom", "custom": {"name": "f"}}])
+    assert (error.param, error.code) == ("tools.0.type", "unsupported_value") and "custom" in error.message
+    error = refused(chat, messages=[{"role": "user", "content": "a", "refusal": "b"}])
+    assert error.param == "messages.0.refusal"
+
+
+@pytest.mark.parametrize(
+    ("params", "read"),
+    [(completion_create_params.CompletionCreateParamsBase, chat), (CompletionCreateParamsBase, completion)],
+)
+def test_every_field_of_the_api_is_known_by_name(params: type, read: Any) -> None:
+    for name in get_type_hints(params):
+        try:
+            read(**{name: None})
+        except ApiError as error:
+            assert error.code != "unknown_field", name
 
 
 def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> None:

@@ -212,6 +212,11 @@ def test_fields_reach_the_runtime_as_those_of_a_chat() -> None:
     assert read(include=["message.output_text.logprobs"]).options[0].logprobs == 0
 
 
+def test_a_refusal_is_what_the_answer_said() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert read(input=[*user("hi"), said]).prompt[1] == {"role": "assistant", "content": "No."}
+
+
 def test_words_and_calls_of_one_answer_are_one_message() -> None:
     said = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "phase": None, "content": [
         {"type": "output_text", "text": "Let me ", "annotations": [], "logprobs": []},
@@ -245,7 +250,19 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input.0.foo"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input.0.content.0.image_url",
+            "input.0.content.0.type",
+        ),
+        (
+            {
+                "input": [
+                    {
+                        "type": "function_call_output",
+                        "call_id": "a",
+                        "output": [{"type": "input_image", "image_url": "x"}],
+                    }
+                ]
+            },
+            "input.0.output.0.type",
         ),
         ({"input": [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}]}, "input.0.call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input.0.output"),

@@ -119,12 +119,21 @@ def test_tools_that_make_no_sense_are_refused_by_name(tool_server: Running, runn
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages.0.tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
-          "tool_choice": "required"}, "tools"),
+          "tool_choice": "required"}, "tools.0"),
     ]  # fmt: skip
     for fields, param in refused:
         with pytest.raises(openai.BadRequestError) as caught:
             ask(tool_server, **fields)
         assert caught.value.param == param, fields
+
+
+def test_of_many_tools_the_one_with_the_wrong_schema_is_named() -> None:
+    wrong: Any = {"type": "object", "properties": {"a": {"type": "strnig"}}}
+    tools: Any = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(32)]
+    tools[17]["function"]["parameters"] = wrong
+    with pytest.raises(ApiError, match="the parameters of the tool f17: .*strnig") as caught:
+        Tools(tools, forced=tuple(f"f{i}" for i in range(32))).grammar(CallForm("", "", "arguments"), CheckedGrammars())
+    assert caught.value.param == "tools.17"
 
 
 def test_schemas_keep_their_meaning_within_the_grammar_of_calls() -> None:
@@ -168,12 +177,23 @@ def test_the_template_says_how_calls_are_written() -> None:
         with pytest.raises(ApiError) as caught:
             CallForm.of(fake(without))
         assert caught.value.param == "tools" and caught.value.code == "unsupported_value"
+        assert "probe" not in caught.value.message
 
 
 ONE = '{"name": "get_weather", "arguments": {"place": "Rome"}}'
 TWO = '{"name": "clock", "arguments": {}}'
 UNKNOWN = '<tool_call>\n{"name": "other", "arguments": {}}'
 BOTH = [("get_weather", '{"place": "Rome"}'), ("clock", "{}")]
+MENTION = f"I could <tool_call>{ONE}</tool_call> but asking is better"
+OTHER = '{"name": "other", "arguments": {"a": "</think><tool_call>"}}'
+OPENED = HERMES.replace(
+    "{% if add_generation_prompt %}|assistant|", "{% if add_generation_prompt %}|assistant|<think>\n"
+)
+OPENED = OPENED.replace("|{{ m.role }}|", "|{{ m.role }}|{% if m.role == 'assistant' %}<think>\n</think>{% endif %}")
+EXACT = (
+    '{"a":1e400, "b": 0.10000000000000000000000000001 ,"c":1E5,"d":-0.0,"e":' + "9" * 5000 + ',"f":"\\ud800\\u00e9é"}'
+)
+QUOTED = json.dumps('{"a":1e400}')
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
@@ -193,6 +213,43 @@ BOTH = [("get_weather", '{"place": "Rome"}'), ("clock", "{}")]
         (LISTED, f"As in [1] [{TWO}] and so on", "As in [1]", BOTH[1:]),
         (HERMES, '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}', ..., []),
         (THINKING, f"<think>\nHm.\n</think>\n\n<tool_call>\n{ONE}\n</tool_call>", "<think>\nHm.\n</think>", BOTH[:1]),
+        # a call that a thought mentions is none
+        (HERMES, f"<think>{MENTION}</think><tool_call>{TWO}</tool_call>", f"<think>{MENTION}</think>", BOTH[1:]),
+        (HERMES, f"<think>{MENTION}", ..., []),
+        (HERMES, f"{MENTION}</think>\n<tool_call>{TWO}</tool_call>", f"{MENTION}</think>", BOTH[1:]),
+        (HERMES, f"[THINK]{MENTION}[/THINK] So. <tool_call>{TWO}", f"[THINK]{MENTION}[/THINK] So.", BOTH[1:]),
+        (HERMES, f"<tool_call>{TWO}</tool_call><think>{MENTION}</think>", "", BOTH[1:]),
+        (OPENED, f"{MENTION}</think><tool_call>{TWO}</tool_call>", f"{MENTION}</think>", BOTH[1:]),
+        (OPENED, MENTION, ..., []),
+        (
+            LLAMA,
+            f"<think>{OTHER}</think> " + TWO.replace("arguments", "parameters"),
+            f"<think>{OTHER}</think>",
+            BOTH[1:],
+        ),
+        (LLAMA, f"Hm. {OTHER}</thought> " + TWO.replace("arguments", "parameters"), f"Hm. {OTHER}</thought>", BOTH[1:]),
+        # a call of an unknown tool stays text, and so does what is no JSON
+        (HERMES, f"{UNKNOWN}</tool_call>\n<tool_call>{ONE}</tool_call>", f"{UNKNOWN}</tool_call>", BOTH[:1]),
+        (HERMES, f"<tool_call>{OTHER}</tool_call><tool_call>{ONE}", f"<tool_call>{OTHER}</tool_call>", BOTH[:1]),
+        (
+            HERMES,
+            f"So.<tool_call>{ONE}</tool_call>{UNKNOWN}</tool_call><tool_call>{TWO}</tool_call>",
+            f"So.{UNKNOWN}</tool_call>",
+            BOTH,
+        ),
+        (
+            HERMES,
+            f"<tool_call>{ONE}</tool_call><tool_call>{{'name': '<tool_call>{TWO}'}}",
+            f"<tool_call>{{'name': '<tool_call>{TWO}'}}",
+            BOTH[:1],
+        ),
+        (LISTED, f"[{OTHER}, {ONE}, {OTHER}, {TWO}]", f"[{OTHER},{OTHER},", BOTH),
+        (HERMES, f'<tool_call>{TWO[:-1]}, "name": "get_weather"}}', ..., []),
+        # arguments are the model's own text
+        (HERMES, f'<tool_call>{{"arguments" : {EXACT} , "name":"clock"}}', "", [("clock", EXACT)]),
+        (HERMES, f'<tool_call>{{"name": "clock", "arguments": {QUOTED}}}', "", [("clock", '{"a":1e400}')]),
+        (HERMES, '<tool_call>{"name": "clock", "arguments": "[1]"}', ..., []),
+        (HERMES, '<tool_call>{"name": "clock", "arguments": "{\\"a\\": \\"\\ud800\\"}"}', ..., []),
     ],
 )
 def test_calls_are_parsed_as_the_text_comes(template: str, text: str, content: str, calls: Any, step: int) -> None:
