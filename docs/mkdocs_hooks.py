@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # documents this checkout, whatever is installed
 MARK = "<!-- generated: "
+DIARY = "lab/decisions/"  # experiments and what failed: the search answers with the pages for users instead
 STEP_GRAPH_TITLES = {  # by kind of graph
     "dynamic": "The step graph, `model.onnx`",
     "static": "The step graph of a static bundle, `model.onnx`",
@@ -157,5 +158,7 @@ def on_startup(**_: Any) -> None:
             target.write_text(code, encoding="utf-8")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri.startswith(DIARY):
+        page.meta["search"] = {"exclude": True}
     return fill(markdown) if MARK in markdown else markdown

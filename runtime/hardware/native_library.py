@@ -17,9 +17,7 @@ from pathlib import Path
 import streamspec
 
 NAME = "streamspec_native" + (".dll" if sys.platform == "win32" else ".so")
-BUILD = (
-    'with a C++17 compiler installed, install streamspec again: pip install --force-reinstall --no-deps "streamspec"'
-)
+BUILD = "with a C++17 compiler installed, install the clone again: pip install --force-reinstall --no-deps ./streamspec"
 # Functions of the library, each without arguments and returning text.
 KERNELS, RUNNABLE, SOURCES = "streamspec_kernels", "streamspec_runnable_kernels", "streamspec_sources"
 REGISTER = "RegisterCustomOps"  # which ONNX Runtime calls

@@ -7,9 +7,10 @@ import importlib
 import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from material.plugins.search.plugin import SearchIndex
 
 from streamspec.step_graph import ADAPTER_INPUTS, INTERFACES
 
@@ -120,6 +121,18 @@ def test_generated_parts_are_written() -> None:
     assert "--max-new-tokens" in module.cli("generate")
     assert "past_length" in module.step_graph()
     assert "max_minutes" in module.train_options().replace("-", "_")
+
+
+def test_the_search_finds_the_guides_and_not_the_diary() -> None:
+    """Material's own index of what the hook leaves in."""
+    index = SearchIndex()
+    for path in ("guides/serve.md", "lab/benchmarks/speed.md", "lab/decisions/index.md", "lab/decisions/2026.md"):
+        page = SimpleNamespace(
+            file=SimpleNamespace(src_uri=path), meta={}, toc=[], url=path, title="", content="<h1>A step</h1>"
+        )
+        hooks().on_page_markdown("# A step", page=page)
+        index.add_entry_from_context(page)
+    assert [entry["location"] for entry in index.entries] == ["guides/serve.md", "lab/benchmarks/speed.md"]
 
 
 def test_the_reference_page_has_every_name_of_the_step_graph() -> None:
