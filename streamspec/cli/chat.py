@@ -39,15 +39,13 @@ def command(
     Sampling(**sampling)
     choose_marks(marks, False)  # faults are reported before the long work
     session = load(bundle_of(bundle, precision), replace(loading, prepare_grammar=False))
-    chosen = session.sampling.changed(**sampling)
-    chat = TerminalChat(session, replace(options, max_new_tokens=max_new_tokens, sampling=chosen), marks)
+    chat = TerminalChat(session, replace(options, max_new_tokens=max_new_tokens), marks, sampling)
     if system:
         chat.take(f"/system {system}")
     if session.manifest.prompt_format.kind == "raw":
         chat.say("this bundle has no chat template: it continues the text of the conversation")
     if chat.terminal:
-        chat.say(
-            f"{session.manifest.base.id}, {session.manifest.rounding}; {chosen.in_words}; /help shows the commands"
-        )
+        base, precision = session.manifest.base.id, session.manifest.rounding
+        chat.say(f"{base}, {precision}; {chat.sampling.in_words}; /help shows the commands")
     chat.run()
     session.close()

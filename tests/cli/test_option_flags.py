@@ -235,8 +235,9 @@ def test_chat_and_serve_get_the_sampling_flags_that_are_there(
     monkeypatch.setattr(streamspec.runtime, "load", lambda *_: session)
     monkeypatch.setattr(
         "streamspec.chat.terminal.TerminalChat",
-        lambda session, options, marks: (
-            talked.append(options.sampling) or SimpleNamespace(terminal=False, run=lambda: None, say=print)
+        lambda session, options, marks, given: (
+            talked.append(session.sampling.changed(**given))
+            or SimpleNamespace(terminal=False, run=lambda: None, say=print)
         ),
     )
     assert CliRunner().invoke(app, ["chat", str(bundle), *words]).exit_code == 0
