@@ -7,6 +7,7 @@ from typing import Any
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.precision_cost import TEXT, costs
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 
 def write_card(folder: Path, manifest: Manifest) -> None:
@@ -35,6 +36,7 @@ def card(manifest: Manifest) -> str:
         *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),
         *([("store", f"{manifest.store.tokens:,} tokens of answers to draft from")] if manifest.store else []),
         ("prompt format", manifest.prompt_format.kind),
+        *([("sampling", Sampling(**manifest.sampling).in_words)] if manifest.sampling else []),
         ("context", f"{model.context_length} tokens"),
     ]
     if manifest.static:

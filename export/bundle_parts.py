@@ -184,5 +184,6 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manif
         trees=parts.trees,
         static=parts.static,
         captured=parts.captured,
+        sampling=dict(described.sampling),
         tools=tools(parts.target.model),
     )

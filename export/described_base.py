@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.generation_config import read_generation, sampling_of
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import sha256_file
@@ -36,6 +37,7 @@ class DescribedBase:
     - `template`: the chat template beside the adapter, else the base's; None without one.
     - `specials`: texts of the begin and end tokens, where the settings of the base's tokenizer name them.
     - `format`: how prompts become text.
+    - `sampling`: fields of `Sampling` that the base's publisher recommends.
     - `identity`: the hash of the weights that answer: of the base, or of it and the LoRA merged into it.
     """
 
@@ -45,6 +47,7 @@ class DescribedBase:
     template: bytes | None
     specials: Mapping[str, str | None]
     format: PromptFormat
+    sampling: Mapping[str, Any]
     identity: str
 
     @property
@@ -149,6 +152,7 @@ def describe_base(base: Base, adapter: Adapter | None, prompt_format: PromptForm
         template=template,
         specials={name: special_token(base.path, name) for name in SPECIALS if name in settings},
         format=recorded or prompt_format or PromptFormat("raw" if template is None else "chat"),
+        sampling=sampling_of(read_generation(base.path)),
         identity=_identity(base.sha256, adapter),
     )
     if described.format.kind == "chat":

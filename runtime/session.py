@@ -26,7 +26,7 @@ from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
-from streamspec.runtime.sampling.sampling_params import GREEDY
+from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
 
@@ -46,6 +46,8 @@ class Session:
     - `messages`: the chat so far, as `{"role": ..., "content": ...}`. May be set or changed between turns, for
       instance to begin with a system message.
     - `adapter`: the active adapter of a swappable bundle, or None.
+    - `sampling`: what the base's publisher recommends, greedy where nothing: the commands `chat` and `serve` begin with
+      it, and may be given another. Generations are greedy all the same unless they ask: `sampling=session.sampling`.
     - `manifest`: the bundle's manifest; `provider`: the provider that runs, and why others do not.
     - `runner`, `policy`, `adaptive`, `vocabulary`: the model with its cache, the decoding policy, what it has learned
       about drafts, and the tokens for grammars. For benchmarks and tests: their types are internal and may change.
@@ -70,6 +72,7 @@ class Session:
         self.adaptive = AdaptiveState(self.policy)
         self.provider = provider or ProviderChoice(CPU.name)
         self.messages: list[Message] = []
+        self.sampling = Sampling(**manifest.sampling)
         self.adapter: str | None = None  # the name or path that `swap` got
         self.vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         self._busy = threading.Lock()
@@ -85,7 +88,7 @@ class Session:
             runner = self.runner.fork()
         swapper = None if self._swapper is None else self._swapper.over(runner)
         new = Session(runner, self.manifest, self.tokenizer, self.template, self.policy, self.provider, swapper)
-        new.vocabulary = self.vocabulary
+        new.vocabulary, new.sampling = self.vocabulary, self.sampling
         if swapper is not None:
             new.swap(self.adapter)
         return new

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.config_fields import BaseConfig, check_config, quantized, read_config
+from streamspec.adapters.base_models.generation_config import AGAIN, GENERATION, read_generation, unused_fields
 from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
 from streamspec.adapters.base_models.without_torch import has_torch
@@ -25,12 +26,11 @@ from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
 PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are rounded already
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-GENERATION, AGAIN = "generation_config.json", "fetch the base again"
 
 
 def check_folder(folder: Path, say: Callable[[str], None]) -> None:
-    """Raises BaseModelError for a base that is not computed correctly. `say` gets a line on config fields and one on
-    tokens that are left alone.
+    """Raises BaseModelError for a base that is not computed correctly. `say` gets a line each on config fields, on
+    tokens and on fields of the generation config that are left alone.
     """
     config = read_config(folder)
     if modules := left_out(folder) if has_torch() else ():
@@ -39,6 +39,8 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
     if ends := ends_beyond(folder, config):
         say(f"tokens that begin or end texts and that the model has no embedding for, left alone: {', '.join(ends)}")
+    if unused := unused_fields(read_generation(folder)):
+        say(f"{GENERATION}, left alone: {', '.join(unused)}")
     check_tensors(folder)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
@@ -58,8 +60,7 @@ def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
     """Returns the tokens that begin or end texts, by config or generation config, beyond the model's vocabulary. Raises
     BaseModelError for a generation config that transformers would pass over without a word, or without whole numbers.
     """
-    file = folder / GENERATION
-    settings = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN) if file.is_file() else {}
+    settings = read_generation(folder)
     beyond = dict[str, None]()
     for name in ("bos_token_id", "eos_token_id"):
         for place, value in ((CONFIG, getattr(config, name, None)), (GENERATION, settings.get(name))):

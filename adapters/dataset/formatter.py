@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from streamspec.adapters.base_models.generation_config import read_generation
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.dataset.answers import ChatTurns, Turn
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, Message
 from streamspec.errors import BaseModelError, DataError
-from streamspec.json_fields import parse_object
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
-
-GENERATION = "generation_config.json"
 
 
 class PromptedRow(NamedTuple):
@@ -169,9 +167,7 @@ def _counts(answer: Message) -> bool:
 
 def end_texts(folder: Path, tokenizer: Any) -> list[str]:
     """Texts of the tokens at which generation stops: the base's end-of-text and those of its generation config."""
-    file = folder / GENERATION
-    named = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch it again") if file.is_file() else {}
-    ends = named.get("eos_token_id")
+    ends = read_generation(folder).get("eos_token_id")
     ids = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int) and 0 <= i < len(tokenizer)]
     eos = special_token(folder, "eos_token")
     return [*([eos] if eos else []), *(str(tokenizer.convert_ids_to_tokens(i)) for i in ids)]

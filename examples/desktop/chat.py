@@ -76,6 +76,7 @@ class Model(threading.Thread):
         assert self._session
         self._answer = self._session.stream_chat(
             message,
+            sampling=self._session.sampling,
             speculate=speculate,
             max_new_tokens=MAX_NEW_TOKENS,
             overflow="forget",

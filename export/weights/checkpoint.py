@@ -5,14 +5,13 @@ tests/export/test_without_torch.py covers it.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streamspec.adapters.base_models.check_folder import GENERATION
+from streamspec.adapters.base_models.generation_config import read_generation
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError
@@ -42,9 +41,7 @@ class Checkpoint:
     @cached_property
     def generation(self) -> dict[str, Any]:
         """The generation config, empty where there is none."""
-        file = self.folder / GENERATION
-        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return settings
+        return read_generation(self.folder)
 
     def stored(self, name: str) -> Array:
         """A tensor as it lies in its file, mapped; bfloat16 as uint16."""

@@ -11,7 +11,8 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -104,6 +105,18 @@ class Sampling:
     def plain_argmax(self) -> bool:
         """Tells whether graphs are to choose the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
+
+    @property
+    def in_words(self) -> str:
+        """Describes it by the fields that are set, such as `temperature 0.6, top_k 20` or `greedy`."""
+        words = [f"{one.name} {value}" for one in fields(self) if (value := getattr(self, one.name)) != one.default]
+        return ", ".join(words if self.random else ["greedy", *words])
+
+    def changed(self, **given: Any) -> Sampling:
+        """Returns itself with the fields `given`. A temperature of 0 turns off what is not given, too: such an answer
+        is greedy decoding whatever this sampling was.
+        """
+        return replace(Sampling() if given.get("temperature") == 0 else self, **given)
 
     def check_vocabulary(self, size: int) -> None:
         """Raises ConfigError for biases of tokens that there are not."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from streamspec.bundle.cache_section import read_sizes
 from streamspec.bundle.model_section import AGAIN, MAX_LAYERS, ModelInfo, check_model, read_model, without_defaults
+from streamspec.bundle.sampling_section import read_sampling
 from streamspec.bundle.store_section import StoreInfo, read_store
 from streamspec.captured.packed_call import CallSizes
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
@@ -172,6 +173,7 @@ class Manifest:
     block_size: int | None = None  # of int4: weights that share a scale
     store: StoreInfo | None = None  # of answers, to draft from
     captured: CallSizes | None = None  # sizes of the graph that a device captures
+    sampling: dict[str, Any] = field(default_factory=dict)  # fields of `Sampling` that the base's publisher recommends
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -200,9 +202,12 @@ class Manifest:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
         content["model"] = without_defaults(content["model"])
-        for section, names in ((content, ("store", "captured")), (content["streams"], ("layers", "own_keys"))):
+        for section, names in (
+            (content, ("store", "captured", "sampling")),
+            (content["streams"], ("layers", "own_keys")),
+        ):
             for name in names if section else ():  # left out where they say nothing, as they once were in all
-                if section[name] in (None, 0, (0, 0)):
+                if section[name] in (None, 0, (0, 0), {}):
                     del section[name]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -250,6 +255,7 @@ class Manifest:
             block_size=raw.integer("block_size", 1, 1 << 16) if raw.optional("block_size") else None,
             store=store,
             captured=captured,
+            sampling=read_sampling(raw.nested("sampling")) if raw.optional("sampling") else {},
             tools={k: str(v) for k, v in raw.items("tools", 100)},
             files=files,
             format_version=version,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
+from streamspec.chat.draft_marks import harmless
 from streamspec.errors import ConfigError, meant
+from streamspec.option_fields import converted
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 if TYPE_CHECKING:
     from streamspec.chat.terminal import TerminalChat
 
 NO_ADAPTER = "none"
+SAMPLING = [one.name for one in fields(Sampling) if one.metadata.get("flag", "") is not None]  # those with a flag
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,52 @@ def new(chat: TerminalChat, argument: str) -> None:
     chat.say("a new conversation")
 
 
+def regenerate(chat: TerminalChat, argument: str) -> None:
+    """Answers the last message anew. The old answer stays where there is no new one."""
+    session = chat.session
+    before, asked = session.messages, last_asked(chat)
+    session.messages = left = before[:asked]
+    try:
+        chat.answer(str(before[asked]["content"]))
+    finally:
+        if session.messages is left:
+            session.messages = before
+
+
+def undo(chat: TerminalChat, argument: str) -> None:
+    asked = last_asked(chat)
+    text = harmless(str(chat.session.messages[asked]["content"]).split("\n")[0])
+    chat.session.messages = chat.session.messages[:asked]
+    chat.say(f"taken back: {text[:60]}")
+
+
+def last_asked(chat: TerminalChat) -> int:
+    """Returns the place of the newest question in the messages. Raises ConfigError where there is none."""
+    places = [place for place, message in enumerate(chat.session.messages) if message.get("role") == "user"]
+    if not places:
+        raise ConfigError("a conversation without a message", "one at least", "write one")
+    return places[-1]
+
+
+def set_sampling(chat: TerminalChat, argument: str) -> None:
+    """Sets a field of the sampling; without a value, it is the model's again. Without a name, shows it."""
+    name, _, text = argument.partition(" ")
+    field = name.replace("-", "_")
+    if name and field not in SAMPLING:
+        raise ConfigError(f"/set {name}", " or ".join(SAMPLING), f"correct the name{meant(field, SAMPLING)}")
+    given = {one: value for one, value in chat.given.items() if one != field}
+    if text:
+        given[field] = converted(field, text.strip(), get_type_hints(Sampling)[field])
+    chat.session.sampling.changed(**given)  # a fault leaves everything as it was
+    chat.given = given
+    chat.say(f"sampling: {chat.sampling.in_words}")
+
+
 def show_help(chat: TerminalChat, argument: str) -> None:
     for name, command in COMMANDS.items():
         chat.say(f"{f'/{name} {command.argument}'.strip():<16}{command.help}")
-    chat.say("A line that begins with // is a message that begins with /. Ctrl-C stops an answer, Ctrl-D ends.")
+    chat.say('A line that begins with // is a message that begins with /. """ begins and ends one of several lines.')
+    chat.say("Ctrl-C stops an answer, Ctrl-D ends.")
 
 
 def leave(chat: TerminalChat, argument: str) -> None:
@@ -92,6 +138,11 @@ COMMANDS: dict[str, SlashCommand] = {
     "system": SlashCommand(system, "TEXT", "set the system message; without text: remove it"),
     "adapter": SlashCommand(adapter, "NAME", "switch the adapter of a swappable bundle; none: the base"),
     "stats": SlashCommand(stats, "", "what the last answer took"),
+    "regen": SlashCommand(regenerate, "", "answer the last message anew"),
+    "undo": SlashCommand(undo, "", "take the last message and its answer back"),
+    "set": SlashCommand(
+        set_sampling, "NAME VALUE", "set the temperature, top_k, ...; without a value: the model's own"
+    ),
     "new": SlashCommand(new, "", "begin a new conversation"),
     "help": SlashCommand(show_help, "", "show this"),
     "quit": SlashCommand(leave, "", "end"),
@@ -123,4 +174,5 @@ def complete(chat: TerminalChat, start: str) -> list[str]:
     name, space, word = start.partition(" ")
     if not space:
         return [f"/{choice}" for choice in COMMANDS if f"/{choice}".startswith(name)]
-    return [choice for choice in chat.session.adapters if name == "/adapter" and choice.startswith(word)]
+    choices = {"/adapter": lambda: chat.session.adapters, "/set": lambda: SAMPLING}.get(name, list)()
+    return [choice for choice in choices if choice.startswith(word)]

@@ -1,4 +1,5 @@
-"""Reads what the user types, a line at a time: on a terminal with readline where Python has it, else from a pipe.
+"""Reads what the user types, a line or a block of lines at a time: on a terminal with readline where Python has it,
+else from a pipe.
 
 Covered by tests/chat/test_terminal.py, which types into a pseudo terminal.
 """
@@ -10,11 +11,12 @@ from collections.abc import Callable
 
 from streamspec.errors import ConfigError
 
-PROMPT = "> "
+PROMPT, MORE = "> ", ". "
+BLOCK = '"""'  # begins and ends a message of several lines
 
 
 class LineInput:
-    """Reads lines of stdin. `complete`: the possible ends of the last word of a line's beginning, for the Tab key."""
+    """Reads lines and blocks of stdin. `complete`: the possible ends of a line's last word, for the Tab key."""
 
     def __init__(self, terminal: bool, complete: Callable[[str], list[str]]) -> None:
         self._terminal = terminal
@@ -22,10 +24,27 @@ class LineInput:
             edit_lines(complete)
 
     def read(self) -> str:
-        """Returns the next line without its newline. Raises EOFError at the end, ConfigError for what is no text."""
+        """Returns the next line without its newline, or a whole block; a block that begins with a slash gets a second
+        one, as a message. A paste is one line, whatever it holds. Raises EOFError at the end, ConfigError for what is
+        no text and for a block without an end.
+        """
+        line = self._line(PROMPT)
+        if "\n" in line or not line.startswith(BLOCK):
+            return line
+        lines = [line.removeprefix(BLOCK)]
+        while not lines[-1].rstrip().endswith(BLOCK):
+            try:
+                lines.append(self._line(MORE))
+            except EOFError:
+                raise ConfigError(f"a message that begins with {BLOCK}", f"{BLOCK} at its end", "end it") from None
+        lines[-1] = lines[-1].rstrip().removesuffix(BLOCK)
+        text = "\n".join(lines).strip("\n")
+        return f"/{text}" if text.startswith("/") else text
+
+    def _line(self, prompt: str) -> str:
         try:
             if self._terminal:
-                return input(PROMPT)
+                return input(prompt)
             line = sys.stdin.readline()
         except UnicodeDecodeError as error:
             raise ConfigError(f"a line that is no text ({error.reason})", error.encoding, "convert it") from None
@@ -35,7 +54,7 @@ class LineInput:
 
 
 def edit_lines(complete: Callable[[str], list[str]]) -> None:
-    """Sets up readline where this Python has it: arrows, history of this conversation, Tab."""
+    """Sets up readline where this Python has it: arrows, history of this conversation, Tab, pastes as one line."""
     try:
         import readline
     except ImportError:  # Windows, whose console edits lines itself
@@ -49,3 +68,5 @@ def edit_lines(complete: Callable[[str], list[str]]) -> None:
     readline.set_completer_delims(" ")
     libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+    if not libedit:  # which has no such thing
+        readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off

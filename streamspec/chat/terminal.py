@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from streamspec.chat.commands import complete, run_command
 from streamspec.chat.draft_marks import AUTO, MarkedText, choose_marks, has_colour
@@ -14,6 +16,7 @@ from streamspec.chat.line_input import LineInput
 from streamspec.errors import StreamspecError
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.sampling.sampling_params import Sampling
 from streamspec.runtime.session import Session
 from streamspec.runtime.stream import Chunk
 
@@ -29,11 +32,14 @@ class TerminalChat:
     """Answers lines of stdin until they end. Answers go to stdout, remarks to stderr.
 
     On a terminal (both stdin and stdout) an error is a remark and Ctrl-C stops the answer only; a pipe ends at the
-    first error, which is raised. `options`: of each answer. `files`: those that /save may replace.
+    first error, which is raised. `options`: of each answer, but for its sampling, which is the session's with the
+    fields `given`. `files`: those that /save may replace.
     """
 
-    def __init__(self, session: Session, options: GenerationOptions, marks: str = AUTO) -> None:
-        self.session, self._options = session, options
+    def __init__(
+        self, session: Session, options: GenerationOptions, marks: str = AUTO, given: Mapping[str, Any] | None = None
+    ) -> None:
+        self.session, self._options, self.given = session, options, dict(given or {})
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._marks = choose_marks(marks, self.terminal)
         self._dim = sys.stderr.isatty() and has_colour()
@@ -67,11 +73,17 @@ class TerminalChat:
         elif line.strip():
             self.answer(line[1:] if line.startswith("//") else line)
 
+    @property
+    def sampling(self) -> Sampling:
+        """Returns the sampling of the next answer."""
+        return self.session.sampling.changed(**self.given)
+
     def answer(self, message: str) -> None:
         """Writes the answer as it comes, then how fast it came."""
         before = len(self.session.messages)
         text = MarkedText(self.session.tokenizer, self._marks, self.terminal)
-        running = self.session.stream_chat(message, self._options, overflow="forget").start()
+        options = replace(self._options, sampling=self.sampling)
+        running = self.session.stream_chat(message, options, overflow="forget").start()
         chunks: list[Chunk] = []
 
         def stop() -> None:  # a turn without an answer is not kept

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from streamspec.cli.option_flags import Flags, with_flags
-from streamspec.cli.shared_options import Bundle, Precision, folder_of, load_flags
+from streamspec.cli.option_flags import Flags, GivenFlags, with_flags
+from streamspec.cli.shared_options import RECOMMENDED, Bundle, Precision, folder_of, load_flags
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
 
@@ -25,22 +25,23 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = NEW_TOKENS,
     options: Annotated[GenerationOptions, Flags(without=("max_new_tokens", "speculate"))],
     loading: Annotated[LoadOptions, load_flags("tree", "idle", "prepare_grammar")],
-    sampling: Sampling,
+    sampling: Annotated[dict[str, Any], GivenFlags(of=Sampling, absent=RECOMMENDED)],
 ) -> None:
     """Talk to a bundle, or to a base that is exported once."""
     from streamspec.chat.draft_marks import choose_marks
     from streamspec.chat.terminal import TerminalChat
     from streamspec.runtime import load
 
-    options = replace(options, max_new_tokens=max_new_tokens, sampling=sampling)
-    choose_marks(marks, False)  # a fault is reported before the long work
+    Sampling(**sampling)
+    choose_marks(marks, False)  # faults are reported before the long work
     session = load(folder_of(bundle, precision), replace(loading, prepare_grammar=False))
-    chat = TerminalChat(session, options, marks)
+    chat = TerminalChat(session, replace(options, max_new_tokens=max_new_tokens), marks, sampling)
     if system:
         chat.take(f"/system {system}")
     if session.manifest.prompt_format.kind == "raw":
         chat.say("this bundle has no chat template: it continues the text of the conversation")
     if chat.terminal:
-        chat.say(f"{session.manifest.base.id}, {session.manifest.rounding}; /help shows the commands")
+        base, precision = session.manifest.base.id, session.manifest.rounding
+        chat.say(f"{base}, {precision}; {chat.sampling.in_words}; /help shows the commands")
     chat.run()
     session.close()

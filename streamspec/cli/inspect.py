@@ -73,6 +73,7 @@ def _is_adapter(path: Path) -> bool:
 def _bundle(path: Path) -> Rows:
     from streamspec.bundle.files import verify_files
     from streamspec.runtime.engine.memory_estimate import SURE, estimate_memory
+    from streamspec.runtime.sampling.sampling_params import Sampling
 
     manifest = verify_files(path)
     model = manifest.model
@@ -86,6 +87,10 @@ def _bundle(path: Path) -> Rows:
             f"{model.context_length}",
         ),
         ("prompt format", _format(manifest.prompt_format)),
+        (
+            "sampling",
+            Sampling(**manifest.sampling).in_words + " (recommended by its publisher)" * bool(manifest.sampling),
+        ),
         *_drafter(manifest),
     ]
     if manifest.store:

@@ -39,12 +39,14 @@ class Flags:
     - `first`: fields that the help shows first; the others follow in the order of the dataclass.
     - `only`: these fields alone, in this order, for a command that needs few.
     - `readers`: by field, what turns the value of the flag into the value of the field.
+    - `absent`: what the help shows in place of the defaults (`GivenFlags`).
     """
 
     without: Collection[str] = ()
     first: Collection[str] = ()
     only: Collection[str] = ()
     readers: Mapping[str, Reader] = field(default_factory=dict)
+    absent: str = ""
 
     def keywords(self, options: type, default: Any) -> dict[str, inspect.Parameter]:
         """Returns, by field, the keyword that typer makes its flag from.
@@ -57,7 +59,7 @@ class Flags:
         for name in self.only or dict.fromkeys((*self.first, *by_name)):
             if name not in self.without and by_name[name].metadata.get("flag", "") is not None:
                 value = by_name[name].default if default is None else getattr(default, name)
-                made[name] = _flag_of(by_name[name], hints[name], value, self.readers.get(name))
+                made[name] = _flag_of(by_name[name], hints[name], value, self.readers.get(name), self.absent)
         return made
 
     def filled(self, options: type, default: Any, values: dict[str, Any]) -> Any:
@@ -65,21 +67,37 @@ class Flags:
         return options(**values) if default is None else replace(default, **values)
 
 
-def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None) -> inspect.Parameter:
+@dataclass(frozen=True, kw_only=True)
+class GivenFlags(Flags):
+    """Says which fields of the dataclass `of` have a flag: `Annotated[dict[str, Any], GivenFlags(of=...)]`. The command
+    gets the values of those that are there, by field.
+    """
+
+    of: type
+
+    def keywords(self, options: type, default: Any) -> dict[str, inspect.Parameter]:
+        return super().keywords(self.of, default)
+
+    def filled(self, options: type, default: Any, values: dict[str, Any]) -> Any:
+        return values
+
+
+def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None, absent: str) -> inspect.Parameter:
     """Makes the keyword of a field's flag. `value`: the field's value where the flag is absent; the
-    help shows it, unless the dataclass has no default of this type."""
+    help shows it, unless the dataclass has no default of this type. `absent`: shown in its place."""
     rules, type_ = option.metadata, plain_type(hint)
     if "off" in rules:
         spelled = rules.get("flag", opposite(option.name))
         return keyword(spelled, bool, typer.Option(False, spelled, help=rules["off"], callback=_negated))
-    shown = isinstance(option.default, type_)
+    has_default = isinstance(option.default, type_)
+    shown = has_default and not absent
     setting = typer.Option(
-        value if isinstance(value, type_) else None,
+        value if isinstance(value, type_) and not absent else None,
         rules.get("flag", spelling(option.name, type_)),
         help=rules["help"],
         min=rules.get("minimum"),
         callback=reader,
-        show_default=rules.get("shown", shown),
+        show_default=rules.get("shown", has_default and (absent or True)),
     )
     if "several" in rules:
         return keyword(option.name, list[str] | None, setting)

@@ -7,13 +7,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import Bundle, Precision, folder_of, load_flags
+from streamspec.cli.option_flags import GivenFlags, with_flags
+from streamspec.cli.shared_options import RECOMMENDED, Bundle, Precision, folder_of, load_flags
 from streamspec.runtime.options import MOST_BATCH, LoadOptions
+from streamspec.runtime.sampling.sampling_params import Sampling
 
 if TYPE_CHECKING:
     from streamspec.serve import Server
@@ -68,6 +69,7 @@ def command(
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     loading: Annotated[LoadOptions, load_flags("tree", "adapter")],
+    sampling: Annotated[dict[str, Any], GivenFlags(of=Sampling, without=("seed",), absent=RECOMMENDED)],
 ) -> None:
     """Serve a bundle to programs on this machine through an OpenAI-compatible API."""
     from streamspec.serve import Limits, serve
@@ -99,5 +101,6 @@ def command(
         limits=limits,
         page=not no_page,
         host=host,
+        sampling=sampling,
         ready=ready,
     )

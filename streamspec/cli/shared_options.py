@@ -60,6 +60,7 @@ Separator = Annotated[str | None, typer.Option(help=r"With raw: text after each 
 AllowBaseMismatch = Annotated[
     bool, typer.Option("--allow-base-mismatch", help="Take a LoRA of PEFT whose configuration names another base.")
 ]
+RECOMMENDED = "the model's"  # default of a flag: what the base's publisher recommends
 JSON = "Print the result as one JSON object, the last line on stdout."
 AsJson = Annotated[bool, typer.Option("--json", help=JSON)]
 

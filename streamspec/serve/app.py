@@ -23,6 +23,7 @@ from starlette.routing import Route
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session
 from streamspec.runtime.embeddings import MEAN
+from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
 from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
 from streamspec.serve.api.chat_responses import ResponseBuilder
@@ -79,7 +80,7 @@ class Prepared:
 
 class Service:
     """Holds what the routes share. `models`: by the names that requests may ask for, a bundle's
-    session and its adapter or None."""
+    session and its adapter or None. What a request does not say of sampling is the session's."""
 
     def __init__(
         self,
@@ -183,6 +184,7 @@ class Service:
         grammars = self.pool.grammars
         parsed = read(body, self.limits, grammars)
         base, adapter = self._model_of(parsed.model)
+        parsed = parsed.beginning_with(base.sampling)
         ready = Prepared(parsed, base, adapter, _prompt(parsed), parsed.options)
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
@@ -217,7 +219,9 @@ class Service:
         return self.models[model]
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self.created, "owned_by": "streamspec"}
+        sampling = {field: getattr(self.models[name][0].sampling, field) for field in GRAPH_INPUTS}
+        model = {"id": name, "object": "model", "created": self.created, "owned_by": "streamspec"}
+        return model | {"streamspec": {"sampling": sampling}}
 
 
 class Events(Response):

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Unpack
+from typing import Any, Unpack
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.runtime import LoadOptions, Session, load
+from streamspec.runtime import LoadOptions, Sampling, Session, load
 from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
 from streamspec.serve.auth import KNOWN, App, check_origins
@@ -111,6 +111,7 @@ def serve(
     page: bool = True,
     allow_origins: Collection[str] = (),
     host: str = "127.0.0.1",
+    sampling: Mapping[str, Any] | None = None,
     ready: Callable[[Server], None] | None = None,
     **keywords: Unpack[LoadKwargs],
 ) -> None:
@@ -122,11 +123,15 @@ def serve(
     - `adapters`: adapters of a swappable bundle to offer (default: all in the bundle).
     - `also`: further bundles, loaded with the same options and named after their folders. Their memory beside the
       weights is freed until a request needs it; with `idle` the weights, too.
+    - `sampling`: fields of `Sampling` in place of what the bundles recommend, where a request does not say otherwise;
+      a temperature of 0: greedy.
     - `ready`: called with the `Server` before it begins to serve.
     """
     if token is not None and token_file is not None:
         raise ConfigError("a token and a token file", "one of them", "leave one out")
     check_origins(allow_origins)
+    given = dict(sampling or {})
+    Sampling(**given)  # a fault is reported before the long work
     if also and (adapters is not None or keywords.get("past_answers") or (options and options.past_answers)):
         raise ConfigError("several bundles with --use or --past-answers", "one bundle", "leave them out")
     token = token if token_file is None else kept_token(token_file)
@@ -140,6 +145,8 @@ def serve(
     if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
     more = _further_bundles(also, session, options, keywords)
+    for each in (session, *more.values()):
+        each.sampling = each.sampling.changed(**given)
     server = Server(
         session,
         host=host,

@@ -79,6 +79,7 @@ HELD = {
     "probe.": PROBE,
     "recipe": WORDS,
     "drafter": WORDS,
+    "sampling": "harmless: where conversations begin that say nothing of sampling; bounded",
     "swappable.": GRAPH + "; adapters are compared with them; and " + STATED,
     "opset": WORDS,
     "ir_version": WORDS,

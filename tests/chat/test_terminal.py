@@ -22,9 +22,10 @@ import pytest
 from streamspec.chat.commands import COMMANDS, complete
 from streamspec.chat.terminal import TerminalChat
 from streamspec.errors import ConfigError, ConversationError, StreamspecError
-from streamspec.runtime import GenerationOptions, Session, load
+from streamspec.runtime import GenerationOptions, Sampling, Session, load
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
+PASTES = re.compile("\x1b\\[\\?2004[hl]\r?")  # asks the terminal to mark pastes, or no longer
 SPEED = re.compile(r"\d+\.\d tokens/s, (\d+) tokens, \d+ of them drafted")
 # The command line, with steps slow enough to interrupt an answer.
 SLOW = """
@@ -65,7 +66,7 @@ class Terminal:
             except OSError:  # the other end is closed
                 data = b""
             assert data, f"no {pattern!r} in {self.seen!r}, which is all"
-            self.seen += data.decode(errors="replace")
+            self.seen = PASTES.sub("", self.seen + data.decode(errors="replace"))
         seen, self.seen = self.seen, ""
         return seen
 
@@ -153,6 +154,37 @@ def test_a_pipe_gets_the_answers_alone_and_ends_at_the_first_error(chat_bundle: 
     assert done.stderr.splitlines()[-1].startswith("streamspec: no command /bogus")
 
 
+def test_a_block_is_one_message_and_never_a_command(chat_bundle: Path) -> None:
+    done = piped(chat_bundle, '"""ab\n\ncd\n"""\n"""\n/quit"""  \n"""d"""\n"""e\nf', "--max-new-tokens", "9")
+    session = load(chat_bundle, threads=1)
+    answers = [session.chat(message, max_new_tokens=9).text for message in ("ab\n\ncd", "/quit", "d")]
+    assert done.stdout == "".join(answer + "\n" for answer in answers) and done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        'streamspec: a message that begins with """; expected """ at its end; end it'
+    )
+
+
+@pytest.mark.skipif(not find_spec("readline"), reason="this Python has no readline")
+def test_a_paste_is_one_message(chat_bundle: Path, tmp_path: Path, terminals: list[Terminal]) -> None:
+    chat = Terminal("-m", "streamspec", "chat", str(chat_bundle), "--max-new-tokens", "9", "--threads", "1")
+    terminals.append(chat)
+    chat.wait_for("/help shows the commands.*\n.*> ")
+    text = '"""Says it."""\nab\n\ncd'
+    chat.type(f"\x1b[200~{text}\x1b[201~\n")
+    chat.wait_for("tokens/s(.|\n)*> ")
+    chat.type('"""ab\n')
+    chat.wait_for("\\. ")
+    chat.type('cd"""\n')
+    chat.wait_for("tokens/s(.|\n)*> ")
+    chat.type(f"/save {tmp_path / 'saved'}\n")
+    chat.wait_for("saved 4 messages(.|\n)*> ")
+    session = load(chat_bundle, threads=1)
+    session.restore(tmp_path / "saved")
+    assert [one["content"] for one in session.messages if one["role"] == "user"] == [text, "ab\ncd"]
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+
+
 # ---- commands, in this process
 
 
@@ -215,7 +247,7 @@ def test_an_adapter_is_switched_by_name(chat: TerminalChat, capsys: pytest.Captu
     chat.take("/adapter")
     assert swaps == ["chat", None]
     assert "adapter: sql; in the bundle: sql, chat" in capsys.readouterr().err
-    assert complete(chat, "/adapter s") == ["sql"] and complete(chat, "/s") == ["/save", "/system", "/stats"]
+    assert complete(chat, "/adapter s") == ["sql"] and complete(chat, "/s") == ["/save", "/system", "/stats", "/set"]
     assert complete(chat, "s") == []
 
 
@@ -267,3 +299,66 @@ def test_a_turn_stopped_before_its_first_word_is_not_kept(
     chat.take("abc")
     text = capsys.readouterr().err
     assert "; stopped" in text and "dropped" not in text and chat.session.messages == []
+
+
+def test_a_turn_is_taken_back(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat.take("/system x")
+    chat.take("abc")
+    first = chat.session.messages
+    chat.take("d\x1b[2Je\nf")
+    chat.take("/undo")
+    assert chat.session.messages == first and "taken back: d\ufffd[2Je\n" in capsys.readouterr().err
+    chat.take("/undo")
+    assert [one["role"] for one in chat.session.messages] == ["system"]
+    for line in ("/undo", "/regen"):
+        with pytest.raises(ConfigError, match="a conversation without a message"):
+            chat.take(line)
+
+
+def test_the_last_message_is_answered_anew(chat: TerminalChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat.take("/set temperature 5")
+    for message in ("abc", "d"):
+        chat.take(message)
+    before, answers = chat.session.messages, set()
+    for _ in range(4):
+        chat.take("/regen")
+        assert chat.session.messages[:-1] == before[:-1]
+        answers.add(chat.session.messages[-1]["content"])
+    assert len(answers) > 1
+
+    def failing(*arguments: object, **keywords: object) -> object:
+        raise ConfigError("it", "another", "try again")
+
+    before = chat.session.messages
+    monkeypatch.setattr(Session, "stream_chat", failing)
+    with pytest.raises(ConfigError):
+        chat.take("/regen")
+    assert chat.session.messages is before
+
+
+def test_sampling_is_set_by_name_and_goes_back_to_the_models(
+    chat: TerminalChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat.session.sampling = Sampling(temperature=0.6, top_k=20)
+    for line, sampling in (
+        ("/set", Sampling(temperature=0.6, top_k=20)),
+        ("/set top-p 0.5", Sampling(temperature=0.6, top_k=20, top_p=0.5)),
+        ("/set temperature 0", Sampling(top_p=0.5)),
+        ("/set seed 3", Sampling(top_p=0.5, seed=3)),
+        ("/set temperature", Sampling(temperature=0.6, top_k=20, top_p=0.5, seed=3)),
+    ):
+        chat.take(line)
+        assert chat.sampling == sampling and capsys.readouterr().err == f"sampling: {sampling.in_words}\n"
+    for line, says in (
+        ("/set temprature 1", "did you mean temperature"),
+        ("/set top_k 2.5", "a whole number"),
+        ("/set temperature 500", "0, or a number from 0.001 to 100"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            chat.take(line)
+    assert chat.sampling == sampling and complete(chat, "/set to") == ["top_k", "top_p"]
+    chat.take("/set top_p")
+    chat.take("/set temperature 3")
+    chat.take("abc")
+    expected = chat.session.another().chat("abc", max_new_tokens=8, sampling=chat.sampling).text
+    assert chat.session.messages[-1]["content"] == expected  # of one seed

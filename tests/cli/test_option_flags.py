@@ -24,6 +24,7 @@ from streamspec.cli import app
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.option_fields import flag, option, plain_type
 from streamspec.runtime import GenerationOptions, LoadOptions, Sampling
+from tests.support.manifests import manifest
 
 # The commands that load a bundle to answer with it: what they need beside the bundle, and the fields that they set
 # themselves. A new field is none of these.
@@ -216,3 +217,36 @@ def test_a_default_stands_where_the_flag_is_absent_and_readers_read_what_is_ther
 def test_a_command_may_be_called_by_its_flags_names(capsys: pytest.CaptureFixture[str]) -> None:
     echo(bundle="b", more=4, no_unless=False)
     assert capsys.readouterr().out == "b 4 fast False 0.5 7 0\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--temperature", "0"], ["--temperature", "0.0", "--top-k", "0"]])
+def test_chat_and_serve_get_the_sampling_flags_that_are_there(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    """An absent flag leaves what the model's publisher recommends."""
+    given = dict(zip(("temperature", "top_k"), [0] * (len(words) // 2), strict=False))
+    served: list[Any] = []
+    monkeypatch.setattr(streamspec.serve, "serve", lambda *_, sampling, **__: served.append(sampling))
+    assert CliRunner().invoke(app, ["serve", str(bundle), *words]).exit_code == 0
+    assert served == [given]
+
+    recommended, talked = Sampling(temperature=0.6, top_k=20), list[Sampling]()
+    session = SimpleNamespace(sampling=recommended, manifest=manifest(), close=lambda: None)
+    monkeypatch.setattr(streamspec.runtime, "load", lambda *_: session)
+    monkeypatch.setattr(
+        "streamspec.chat.terminal.TerminalChat",
+        lambda session, options, marks, given: (
+            talked.append(session.sampling.changed(**given))
+            or SimpleNamespace(terminal=False, run=lambda: None, say=print)
+        ),
+    )
+    assert CliRunner().invoke(app, ["chat", str(bundle), *words]).exit_code == 0
+    assert talked == [recommended.changed(**given)]
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_the_help_says_whose_sampling_is_the_default(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    assert "0: greedy; above 0: sample at this temperature. [default: (the model's)]" in shown
+    seed = re.search(r"--seed .*?repeatable\.( \[default)?", shown)
+    assert (seed is None) == (command == "serve") and not (seed and seed[1])

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.bundle.files import read_manifest, verify_files
+from streamspec.cli import inspect
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
@@ -31,7 +32,7 @@ from streamspec.export.validate.parity import check_parity, expect
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
-from streamspec.runtime import load
+from streamspec.runtime import Sampling, load
 from tests.support.near_families import VARIED
 from tests.support.tiny_exports import PASSAGE, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
 
@@ -402,3 +403,28 @@ def test_a_chat_template_that_fails_is_refused_before_any_work(tmp_path: Path, t
     with pytest.raises(ConfigError, match="chat template .*mend it, or export with --format raw"):
         export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lines.append)
     assert not lines
+
+
+def test_a_bundle_keeps_the_sampling_that_its_base_recommends(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base").path
+    stated = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    (base / "generation_config.json").write_text(json.dumps(stated))
+    for name in ("one", "two"):
+        made = export_bundle(base, None, tmp_path / name, "fp32", progress=lambda line: None)
+    assert made.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()
+    assert "| sampling | temperature 0.6, top_k 20, top_p 0.95 |" in (tmp_path / "one" / "README.md").read_text()
+    assert ("sampling", "temperature 0.6, top_k 20, top_p 0.95 (recommended by its publisher)") in inspect.describe(
+        tmp_path / "one"
+    )[1]
+    session = load(tmp_path / "one", threads=1)
+    assert session.sampling == session.another().sampling == Sampling(temperature=0.6, top_p=0.95, top_k=20)
+    greedy = session.generate([5, 9, 11], max_new_tokens=20, temperature=0).token_ids  # the default of a generation
+    assert all(session.generate([5, 9, 11], max_new_tokens=20).token_ids == greedy for _ in range(3))
+
+
+def test_a_base_that_recommends_nothing_has_a_greedy_session(base: Base, tmp_path: Path) -> None:
+    made = export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
+    assert made.sampling == {} and "sampling" not in json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert load(tmp_path / "out", threads=1).sampling == Sampling()
+    assert ("sampling", "greedy") in inspect.describe(tmp_path / "out")[1]

@@ -18,7 +18,9 @@ import openai
 import pytest
 
 from streamspec.errors import AdapterError, ConfigError, ResourceError
-from streamspec.serve import Server
+from streamspec.runtime import Sampling
+from streamspec.serve import Server, serve
+from streamspec.serve import server as server_module
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.serve.test_auth import head
 from tests.support.fake_serve_session import FakeServeSession, Shared
@@ -417,3 +419,62 @@ def test_embeddings_are_refused_with_the_reason(running: Make) -> None:
     with pytest.raises(openai.BadRequestError, match="expected a bundle of `streamspec export --embeddings`") as caught:
         running().client().embeddings.create(model="base", input="some text")
     assert (caught.value.code, caught.value.param) == ("no_embeddings", "model")
+
+
+RECOMMENDED = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "used"),
+    [
+        ({}, RECOMMENDED),
+        ({"temperature": 0}, Sampling()),
+        ({"temperature": 0, "extra_body": {"top_k": 5}}, Sampling(top_k=5)),
+        ({"temperature": 1.2}, Sampling(temperature=1.2, top_k=20, repetition_penalty=1.1)),
+        ({"extra_body": {"top_k": 0}}, Sampling(temperature=0.6, repetition_penalty=1.1)),
+        ({"top_p": 0.5}, Sampling(temperature=0.6, top_k=20, top_p=0.5, repetition_penalty=1.1)),
+    ],
+    ids=str,
+)
+def test_an_answer_begins_with_the_models_sampling_and_the_requests_own_fields_win(
+    running: Make, fields: dict[str, Any], used: Sampling
+) -> None:
+    server = running(session=recommending(shared := Shared()))
+    client = server.client()
+    ask(client, **fields)
+    client.completions.create(**{"model": "alpha", "prompt": "say this", "max_tokens": 2} | fields)
+    response = client.responses.create(**{"model": "base", "input": "say this", "max_output_tokens": 2} | fields)
+    assert [options.sampling for options in shared.options] == [used] * 3
+    assert (response.temperature, response.top_p) == (used.temperature, used.top_p)
+
+
+def test_a_seed_counts_up_over_answers_with_the_models_sampling(running: Make) -> None:
+    ask(running(session=recommending(shared := Shared())).client(), n=2, seed=7)
+    assert [options.sampling for options in shared.options] == [RECOMMENDED.changed(seed=seed) for seed in (7, 8)]
+
+
+def test_a_model_says_what_its_answers_begin_with(running: Make) -> None:
+    client = running(session=recommending(Shared())).client()
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.1}
+    assert client.models.retrieve("alpha").streamspec == {"sampling": said}
+
+
+def recommending(shared: Shared) -> FakeServeSession:
+    """A session of a base whose publisher recommends a sampling; answers at once."""
+    shared.gate.set()
+    session = FakeServeSession(shared)
+    session.sampling = RECOMMENDED
+    return session
+
+
+def test_serve_replaces_what_a_bundle_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "load", lambda *_, **__: recommending(Shared()))
+    monkeypatch.setattr(Server, "run", lambda self: self.socket.close())
+    found: list[Sampling] = []
+    for sampling in (None, {"temperature": 0}, {"top_k": 3}):
+        serve(
+            "b", port=0, adapters=[], sampling=sampling, ready=lambda server: found.append(server.pool.first.sampling)
+        )
+    assert found == [RECOMMENDED, Sampling(), RECOMMENDED.changed(top_k=3)]
+    with pytest.raises(ConfigError, match="temperature 500"):
+        serve("b", port=0, sampling={"temperature": 500})

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from streamspec.export import export_swappable
-from streamspec.runtime import load
+from streamspec.runtime import Sampling, load
 from streamspec.serve import Limits
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.serve.page_in_browser import Open, converse, needs_chromium, said, write
+from tests.support.fake_serve_session import FakeServeSession, Shared
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
 pytestmark = needs_chromium
@@ -364,3 +365,18 @@ def test_the_page_is_small_and_needs_nobody(visit: Open, running: Make) -> None:
         set(page.locator("script").evaluate_all("all => all.map(one => one.textContent)")) == {""}
         and page.locator("style, [style]").count() == 0
     )
+
+
+def test_the_temperature_is_the_models_until_it_is_moved(running: Make, visit: Open) -> None:
+    shared = Shared()
+    shared.gate.set()
+    session = FakeServeSession(shared)
+    session.sampling = Sampling(temperature=0.65, top_k=20)
+    page = visit(running(session=session, adapters={}))
+    until(lambda: page.locator("#degrees").text_content() == "0.65")
+    assert page.locator("#others").text_content() == "top_k 20" and page.locator("#others").is_visible()
+    converse(page, "say a")
+    page.locator("#temperature").fill("0")
+    assert page.locator("#degrees").text_content() == "0" and page.locator("#others").is_hidden()
+    converse(page, "say b")
+    assert [options.sampling for options in shared.options] == [session.sampling, Sampling()]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from streamspec.errors import ConfigError, ContextOverflow
-from streamspec.runtime import Chunk, GenerationOptions
+from streamspec.runtime import Chunk, GenerationOptions, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationKwargs
@@ -34,6 +34,7 @@ class Shared:
     most: int = 0  # running at once, at most
     swaps: int = 0
     asked: list[str] = field(default_factory=list)  # prompts in the order in which they began
+    options: list[GenerationOptions] = field(default_factory=list)  # of the answers, in the same order
     gate: threading.Event = field(default_factory=threading.Event)  # nothing is said before it is set
     fails: BaseException | None = None  # raised after the first chunk
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -44,6 +45,7 @@ class FakeServeSession:
 
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
+        self.sampling = Sampling()
         self.adapters, self.loaded = ["alpha", "beta"], True
         self.manifest = SimpleNamespace(
             prompt_format=SimpleNamespace(kind="raw"), model=SimpleNamespace(embeddings=False)
@@ -75,6 +77,7 @@ class FakeServeSession:
         self, prompt: Any, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> FakeStream:
         ids, options = self.encode(prompt), GenerationOptions.of(options, **keywords)
+        self.shared.options.append(options)
         if options.stops == ["refuse"]:
             raise ConfigError("a stop string", "another", "correct it")
         cancelled = threading.Event()

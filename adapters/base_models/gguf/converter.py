@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
@@ -22,6 +23,10 @@ from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
+
+# Keys of llama.cpp with another name in transformers, and the fields that make a file one that is sampled with.
+SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
 
 
 def convert(gguf: Path, folder: Path) -> None:
@@ -47,9 +52,21 @@ def convert(gguf: Path, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     ids = {key: token for key, token in tokens.special.items() if key != "unk_token_id"}
     ends: int | list[int] = list(tokens.ends) if len(tokens.ends) > 1 else tokens.ends[0]
-    _write_json(folder / "generation_config.json", {"_from_model_config": True} | ids | {"eos_token_id": ends})
+    generation = {"_from_model_config": True} | ids | {"eos_token_id": ends} | _sampling(model)
+    _write_json(folder / GENERATION, generation)
     _write_tokenizer(tokens, folder)
     write_safetensors(parameters, folder / "model.safetensors")
+
+
+def _sampling(model: GgufFile) -> Config:
+    """The keys below `general.sampling` under transformers' names, those that it does not have under their own."""
+    prefix = "general.sampling."
+    values: Config = {
+        SAMPLING.get(name := key.removeprefix(prefix), name): float(f"{value:.6g}") if type(value) is float else value
+        for key, value in model.metadata.items()  # stored as float32: 0.6 is 0.60000002
+        if key.startswith(prefix)
+    }
+    return values | ({"do_sample": True} if values.keys() & SAMPLES else {})
 
 
 def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shapes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -156,6 +156,15 @@ class ParsedRequest:
     tools: Tools | None = None  # that the answer may or has to call
     echo: Mapping[str, Any] | None = None  # what the answer to `/v1/responses` repeats of its request
     repeats_prompt: bool = False  # a completion's text begins with its prompt
+    given: Collection[str] = ()  # fields of `Sampling` that the request has
+
+    def beginning_with(self, defaults: Sampling) -> ParsedRequest:
+        """Returns the request with `defaults` for what it does not say of sampling."""
+        options = [
+            replace(each, sampling=defaults.changed(**{name: getattr(each.sampling, name) for name in self.given}))
+            for each in self.options
+        ]
+        return replace(self, options=options)
 
 
 def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -240,15 +249,21 @@ def _parsed(
         )
     if request.n is not None and request.n > limits.choices:
         raise invalid(f"n {request.n}; expected at most {limits.choices}", "n", "too_large")
+    given = _sampling(request)
+    try:
+        sampling = Sampling(**given)
+    except ConfigError as error:
+        raise invalid(str(error), error.found.split()[0]) from None
     options = GenerationOptions(
         max_new_tokens=tokens or min(limits.default_tokens, limits.max_tokens),
         stop=stops,
         speculate=request.speculate is not False,
-        sampling=_sampling(request),
+        sampling=sampling,
         logprobs=logprobs,
     )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-    return ParsedRequest(chat, request.model, prompt, _each(options, request.n or 1), bool(request.stream), usage)
+    answers = _each(options, request.n or 1)
+    return ParsedRequest(chat, request.model, prompt, answers, bool(request.stream), usage, given=given.keys())
 
 
 def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
@@ -259,17 +274,15 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
     return [replace(options, sampling=replace(options.sampling, seed=(seed + i) % 2**64)) for i in range(answers)]
 
 
-def _sampling(request: Decoding) -> Sampling:
+def _sampling(request: Decoding) -> dict[str, Any]:
+    """The fields of `Sampling` that the request has."""
     values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
     if "logit_bias" in values:
         wrong = next((token for token in values["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
         if wrong is not None:
             raise invalid(f"logit_bias of {wrong[:40]!r}; expected ids of tokens, as texts", "logit_bias")
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
-    try:
-        return Sampling(**values)
-    except ConfigError as error:
-        raise invalid(str(error), error.found.split()[0]) from None
+    return values
 
 
 def _constrained(

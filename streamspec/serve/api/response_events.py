@@ -26,7 +26,9 @@ class ResponseObject:
     ) -> None:
         """`calls`: makes the parser of an answer that may call tools."""
         assert request.echo is not None
-        self.request, self.adapter, self.echo = request, adapter, request.echo
+        self.request, self.adapter = request, adapter
+        sampling = request.options[0].sampling
+        self.echo = {**request.echo, "temperature": sampling.temperature, "top_p": sampling.top_p}
         self.id, self.created = _id("resp"), int(time.time())
         self.waited = 0.0  # seconds for a session
         self._choice = Choice(True, tokenizer, 0, calls and calls())
@@ -74,7 +76,7 @@ class ResponseObject:
     def _response(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None}
         rest = {"model": self.request.model, "output": self._output, "incomplete_details": None, "usage": None}
-        return head | rest | dict(self.echo)
+        return head | rest | self.echo
 
     def _push(self, chunk: Chunk) -> Iterator[Event]:
         """The events of a chunk; each has to be used before the next one is made."""

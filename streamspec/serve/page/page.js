@@ -9,21 +9,36 @@ const $ = (id) => document.getElementById(id);
 const turns = []; // of {asked, question, answer}; the newest may be running
 let conversation = null; // its {id, at}, once it has a turn
 let running = null; // the AbortController of the answer under way
+let recommended = new Map(); // each model's sampling, where the temperature was not moved
+let moved = false; // whether it was
 let shown = null; // the answer whose figures the panel has
 const plot = new Plot($("plot"), look);
 
 async function connect() {
   try {
-    const names = await models();
+    recommended = await models();
+    const names = [...recommended.keys()];
     $("model").replaceChildren(...names.map((name) => new Option(name)));
     $("model").disabled = names.length < 2;
     $("serving").textContent = names[0];
+    recommend();
     $("ask-token").close();
     $("wrong-token").hidden = true;
     complain("");
   } catch (error) {
     fail(error);
   }
+}
+
+/** Shows the sampling that the server begins with for this model; it counts until the temperature is moved. */
+function recommend() {
+  const { temperature, ...others } = recommended.get($("model").value);
+  moved = false;
+  $("temperature").value = $("degrees").textContent = temperature;
+  const off = { top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
+  const on = Object.entries(others).filter(([name, value]) => value !== off[name]);
+  $("others").textContent = on.map(([name, value]) => `${name} ${value}`).join(", ");
+  $("others").hidden = !on.length;
 }
 
 async function send(text) {
@@ -180,7 +195,8 @@ function request() {
     if (turn !== turns.at(-1)) messages.push({ role: "assistant", content: turn.answer.text });
   }
   const temperature = Number($("temperature").value), most = Number($("most").value);
-  return { model: $("model").value, messages, temperature, speculate: $("speculate").checked, ...(most > 0 && { max_tokens: most }) };
+  const asked = { ...(moved && { temperature }), ...(most > 0 && { max_tokens: most }) };
+  return { model: $("model").value, messages, speculate: $("speculate").checked, ...asked };
 }
 
 /** A turn without an answer is none: its message goes back to where it was written. */
@@ -299,7 +315,12 @@ $("keep").addEventListener("change", () => {
   save();
   list();
 });
-$("temperature").addEventListener("input", () => { $("degrees").textContent = $("temperature").value; });
+$("temperature").addEventListener("input", () => {
+  moved = true;
+  $("degrees").textContent = $("temperature").value;
+  $("others").hidden = !Number($("temperature").value) || !$("others").textContent; // 0: greedy, all is off
+});
+$("model").addEventListener("change", recommend);
 $("conversation").addEventListener("pointerover", (event) => {
   const inside = shown?.element.contains(event.target);
   plot.look(inside ? Number(event.target.dataset.step) || null : null);

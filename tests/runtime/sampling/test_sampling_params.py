@@ -141,3 +141,17 @@ def test_wrong_values_are_refused_by_name(session: Session, given: dict[str, Any
 def test_sampling_with_a_bias_has_a_hash_and_survives_pickling() -> None:
     made = Sampling(logit_bias={5: 1.0})
     assert pickle.loads(pickle.dumps(made)) == made != Sampling() and hash(made) == hash(Sampling())
+
+
+def test_a_temperature_of_0_turns_the_rest_off_and_other_fields_replace_their_own() -> None:
+    recommended = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
+    assert recommended.changed() == recommended and recommended.changed(temperature=0) == Sampling()
+    assert recommended.changed(temperature=0, top_k=3) == Sampling(top_k=3)
+    assert recommended.changed(temperature=1.5) == Sampling(temperature=1.5, top_k=20, repetition_penalty=1.1)
+    assert recommended.changed(top_k=0, seed=3) == Sampling(temperature=0.6, repetition_penalty=1.1, seed=3)
+
+
+def test_sampling_is_described_by_what_is_set() -> None:
+    assert Sampling().in_words == "greedy"
+    assert Sampling(repetition_penalty=1.1).in_words == "greedy, repetition_penalty 1.1"
+    assert Sampling(temperature=0.6, top_k=20, seed=1).in_words == "temperature 0.6, top_k 20, seed 1"

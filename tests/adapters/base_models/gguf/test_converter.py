@@ -16,8 +16,9 @@ import gguf as package
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from streamspec.adapters.base_models.generation_config import read_generation, sampling_of, unused_fields
 from streamspec.adapters.base_models.gguf import architectures
 from streamspec.adapters.base_models.gguf.architectures import RMS
 from streamspec.adapters.base_models.gguf.config import REFUSED as REFUSED_ARCHITECTURES
@@ -335,3 +336,35 @@ def test_the_config_holds_what_the_file_says(tmp_path: Path) -> None:
     assert config["layer_types"] == ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
     assert config["rope_parameters"] == GEMMA3_ROPE
     assert config["architectures"] == ["Gemma3ForCausalLM"] and config["dtype"] == "float32"
+
+
+def test_the_sampling_that_a_file_recommends_is_carried(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("qwen3")
+    names = package.Keys.General
+    stated = {
+        names.SAMPLING_TEMP: 0.6,
+        names.SAMPLING_TOP_K: 20,
+        names.SAMPLING_TOP_P: 0.95,
+        names.SAMPLING_MIN_P: 0.05,
+    }
+    stated |= {names.SAMPLING_PENALTY_REPEAT: 1.05, names.SAMPLING_MIROSTAT: 2}
+    converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, others=stated))
+    config = GenerationConfig.from_pretrained(tmp_path / "m")
+    assert config.do_sample and (config.temperature, config.top_k, config.top_p) == (0.6, 20, 0.95)
+    assert (config.min_p, config.repetition_penalty) == (0.05, 1.05)
+    found = read_generation(tmp_path / "m")
+    assert sampling_of(found) == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+    }
+    assert unused_fields(found) == ["mirostat 2"]
+
+
+def test_a_file_with_a_penalty_alone_is_not_sampled_with(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("qwen3")
+    stated = {package.Keys.General.SAMPLING_PENALTY_REPEAT: 1.1}
+    converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, others=stated))
+    assert sampling_of(read_generation(tmp_path / "m")) == {"repetition_penalty": 1.1}
