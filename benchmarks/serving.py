@@ -65,6 +65,8 @@ class Server:
             "--sessions",
             str(sessions),
             "--no-page",
+            "--temperature",  # whatever the bundle recommends
+            "0",
         ]
         self.process = subprocess.Popen(
             [*command, *(["--threads", str(threads)] if threads else []), *more],

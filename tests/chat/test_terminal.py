@@ -50,7 +50,7 @@ class Terminal:
             os.environ |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it, and so would what they start
             os.execv(sys.executable, [sys.executable, *command])
-        self.seen = ""
+        self.seen, self.marks_pastes = "", False
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
@@ -66,7 +66,9 @@ class Terminal:
             except OSError:  # the other end is closed
                 data = b""
             assert data, f"no {pattern!r} in {self.seen!r}, which is all"
-            self.seen = PASTES.sub("", self.seen + data.decode(errors="replace"))
+            new = self.seen + data.decode(errors="replace")
+            self.marks_pastes |= "\x1b[?2004h" in new
+            self.seen = PASTES.sub("", new)
         seen, self.seen = self.seen, ""
         return seen
 
@@ -169,6 +171,7 @@ def test_a_paste_is_one_message(chat_bundle: Path, tmp_path: Path, terminals: li
     chat = Terminal("-m", "streamspec", "chat", str(chat_bundle), "--max-new-tokens", "9", "--threads", "1")
     terminals.append(chat)
     chat.wait_for("/help shows the commands.*\n.*> ")
+    assert chat.marks_pastes  # a terminal does so where it is asked to
     text = '"""Says it."""\nab\n\ncd'
     chat.type(f"\x1b[200~{text}\x1b[201~\n")
     chat.wait_for("tokens/s(.|\n)*> ")

@@ -418,7 +418,9 @@ def test_a_bundle_keeps_the_sampling_that_its_base_recommends(tmp_path: Path) ->
         tmp_path / "one"
     )[1]
     session = load(tmp_path / "one", threads=1)
-    assert session.sampling == session.another().sampling == Sampling(temperature=0.6, top_p=0.95, top_k=20)
+    assert session.sampling == Sampling(temperature=0.6, top_p=0.95, top_k=20)
+    session.sampling = Sampling(temperature=0.5)
+    assert session.another().sampling == session.sampling
     greedy = session.generate([5, 9, 11], max_new_tokens=20, temperature=0).token_ids  # the default of a generation
     assert all(session.generate([5, 9, 11], max_new_tokens=20).token_ids == greedy for _ in range(3))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamspec.errors import DataError
-from streamspec.runtime import Chunk, Stats, load
+from streamspec.runtime import Chunk, Sampling, Stats, load
 from tests.packaging.conftest import APP, module
 
 
@@ -110,7 +110,7 @@ def test_the_window_lives_while_a_bundle_loads_and_says_why_one_does_not(
 class Talker:
     """A session that says a word every 20 ms until it is told to stop, refuses "no", and fails at "boom"."""
 
-    speculation = "on"
+    speculation, sampling = "on", Sampling()
 
     class tokenizer:
         @staticmethod
