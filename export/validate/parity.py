@@ -138,8 +138,8 @@ def expect(
             "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
         )
     absent = list(spec.absent) if spec else []
-    for rows in (logits, long.logits) if long is not None else (logits,):
-        rows[:, absent] = -np.inf  # a graph never chooses these
+    for every in (logits, long.logits) if long is not None else (logits,):
+        every[:, absent] = -np.inf  # a graph never chooses these
     return Expected(case, logits, reference.finished(output), drafts, long)
 
 

@@ -96,12 +96,12 @@ class Grammar:
     def json_object() -> Grammar:
         """Returns a grammar of any JSON object."""
         every = {"$ref": "#/$defs/every"}
-        kinds = [
+        kinds: list[dict[str, Any]] = [
             {"type": ["null", "boolean", "number", "string"]},
             {"type": "array", "items": every},
             {"type": "object", "additionalProperties": every},
         ]
-        return Grammar.json_schema({"$defs": {"every": {"anyOf": kinds}}} | kinds[-1])
+        return Grammar.json_schema({"$defs": {"every": {"anyOf": kinds}}, **kinds[-1]})
 
     @staticmethod
     def regex(pattern: str) -> Grammar:

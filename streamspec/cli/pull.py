@@ -42,18 +42,21 @@ def list_command(as_json: AsJson = False) -> None:
 
     bundles, kept = installed(), cached()
     if as_json:
-        parts = {"bundles": bundles, "cached": kept}
-        print(json.dumps({key: [asdict(one) | {"path": str(one.path)} for one in part] for key, part in parts.items()}))
+        print(json.dumps({"bundles": [*map(asdict, bundles)], "cached": [*map(asdict, kept)]}, default=str))
         return
     if not bundles:
         print(f"no bundles in {library_dir()}; streamspec pull installs one")
-    width = max((len(one.name) for one in (*bundles, *kept)), default=0)
-    facts = [
-        f"damaged: {bundle.problem}" if bundle.problem else f"{bundle.base}, {bundle.method}, {bundle.precision}"
-        for bundle in bundles
-    ] + [f"in the cache: {entry.what}" for entry in kept]
-    for one, said in zip((*bundles, *kept), facts, strict=True):
-        print(f"{one.name:<{width}}  {one.bytes / 1e6:8.1f} MB  {said}")
+    rows = [
+        (
+            one.name,
+            one.bytes,
+            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
+        )
+        for one in bundles
+    ] + [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
+    width = max((len(name) for name, *_ in rows), default=0)
+    for name, size, facts in rows:
+        print(f"{name:<{width}}  {size / 1e6:8.1f} MB  {facts}")
 
 
 def remove_command(

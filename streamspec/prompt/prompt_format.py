@@ -64,7 +64,8 @@ class PromptFormat:
         malformed messages, where the template refuses them and where the format leaves out tools or calls, ConfigError
         where the template is missing or broken.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else plain_messages(prompt)
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = plain_messages(asked)
         if self.kind == "raw":
             given = "tools" if tools else "tool_calls" if any(m.get("tool_calls") for m in messages) else None
             if given:

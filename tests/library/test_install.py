@@ -69,7 +69,7 @@ def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
     command: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They ask `bundle_of`, with the precision that a base gets."""
-    asked = []
+    asked: list[tuple[str, str]] = []
 
     def asks(name: str, precision: str) -> Path:
         asked.append((name, precision))

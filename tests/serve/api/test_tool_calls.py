@@ -206,6 +206,7 @@ QUOTED = json.dumps('{"a":1e400}')
         (HERMES, UNKNOWN, UNKNOWN, []),
         (HERMES, '<tool_call>{"name": "clock", "argu', '<tool_call>{"name": "clock", "argu', []),
         (LLAMA, ONE.replace("arguments", "parameters"), "", BOTH[:1]),
+        (LLAMA, f"{ONE} or {TWO}".replace("arguments", "parameters"), "", BOTH[:1]),
         (LLAMA, " So " + ONE, " So " + ONE, []),
         (LLAMA, '{"a": 1} is JSON', '{"a": 1} is JSON', []),
         (LISTED, f"[{ONE}, {TWO}]", "", BOTH),
