@@ -18,7 +18,7 @@ from streamspec.adapters.base_models.generation_config import AGAIN, GENERATION,
 from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
 from streamspec.adapters.base_models.without_torch import has_torch
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
@@ -40,7 +40,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     if ends := ends_beyond(folder, config):
         say(f"tokens that begin or end texts and that the model has no embedding for, left alone: {', '.join(ends)}")
     if unused := unused_fields(read_generation(folder)):
-        say(f"{GENERATION}, left alone: {', '.join(unused)}")
+        say(one_line(f"{GENERATION}, left alone: {', '.join(unused)}"))
     check_tensors(folder)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")

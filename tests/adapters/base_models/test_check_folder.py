@@ -294,8 +294,8 @@ def test_weights_that_were_seen_before_are_not_read_again(folder: Path, monkeypa
 
 
 def test_what_the_generation_config_asks_for_in_vain_is_told(folder: Path) -> None:
-    asked = {"do_sample": True, "temperature": 0.6, "num_beams": 4, "typical_p": 0.9}
+    asked = {"do_sample": True, "temperature": 0.6, "num_beams": 4, "typical_p": 0.9, "a\n\x1b[2J": "b\rc"}
     (folder / "generation_config.json").write_text(json.dumps(asked))
     lines: list[str] = []
     resolve_base(folder, lines.append)
-    assert lines == ["generation_config.json, left alone: num_beams 4, typical_p 0.9"]
+    assert lines == ["generation_config.json, left alone: num_beams 4, typical_p 0.9, a [2J b c"]
