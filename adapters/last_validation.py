@@ -83,11 +83,10 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     run.budget.speeds.measured(ANSWERS, made, seconds[0] + each * min(length, config.max_new_tokens))
 
 
-def learning_seconds(run: Run, model: TargetModel) -> float | None:
-    """Seconds in which a text is learnt from, by what the passes over one were measured to take; None where they were
-    not.
+def learning_seconds(run: Run, model: TargetModel, kind: str) -> float | None:
+    """Seconds in which a text is learnt from, by what the passes of this `kind` over one were measured to take; None
+    where they were not.
     """
-    kind = RANKED if isinstance(model, DraftingModel) else TEXTS
     read, passed = run.budget.speeds.cost(TEXTS, 1), run.budget.speeds.cost(kind, 1)
     if passed is None:
         return None

@@ -71,7 +71,7 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
         return {"total": next_token_loss(plain, main, batch)}
 
     check, end = partial(target_figures, plain, sample(run.val_rows)), stage_end(run, share)
-    batch = planned_batch(run, "task", plain, run.rows, run.config.batch_size, end)
+    batch = planned_batch(run, "task", plain, TEXTS, run.rows, run.config.batch_size, end)
     stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
@@ -101,7 +101,7 @@ def fit_drafter(
     check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
     end = stage_end(run, share)
     loss = drafter_loss(run, drafter, vocabulary)
-    batch = planned_batch(run, name, drafter, rows, config.drafter_batch, end)
+    batch = planned_batch(run, name, drafter, RANKED, rows, config.drafter_batch, end)
     stage = Stage(name, drafter, loss, rows, lr, batch, end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_tensors(trainable_state(drafter), done)
@@ -109,13 +109,13 @@ def fit_drafter(
 
 
 def planned_batch(
-    run: Run, name: str, model: TargetModel, rows: Sequence[TokenRow], asked: int, until: Deadline
+    run: Run, name: str, model: TargetModel, kind: str, rows: Sequence[TokenRow], asked: int, until: Deadline
 ) -> int:
     """Returns the texts that all processes read at once, `asked` by each or fewer, and says what the stage is about to
-    do. A run that goes on takes as many as before.
+    do. A run that goes on takes as many as before. `kind`: of validation, whose passes are those of learning.
     """
     config, part = run.config, f"plan_{name}"
-    time = StageTime(until.left(), learning_seconds(run, model))
+    time = StageTime(until.left(), learning_seconds(run, model, kind))
     if not run.state.finished(part):
         batches = run.in_step(config.accumulate)
         batch = batch_in_time(asked, batches, time)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import AsJson, Bundle, load_flags
+from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of, load_flags
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def command(
     *,
     bundle: Bundle,
+    precision: Precision = None,
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL file as bench reads it; default: a few built-in beginnings.")
     ] = None,
@@ -36,7 +37,7 @@ def command(
     """
     from streamspec.prove import prove
 
-    proof = prove(bundle, prompts, tokens=tokens, options=loading)
+    proof = prove(folder_of(bundle, precision), prompts, tokens=tokens, options=loading)
     if as_json:
         print(json.dumps(proof.to_json()))
     else:

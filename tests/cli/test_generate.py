@@ -73,6 +73,8 @@ def test_a_window_drafts_by_its_name_and_a_bundle_by_its_folder(
     session = SimpleNamespace(stream=lambda text, options: iter(()))
     monkeypatch.setattr(streamspec.runtime, "load", lambda _, options: drafts.append(options.draft) or session)
     (tmp_path / "window").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "manifest.json").touch()
     monkeypatch.chdir(tmp_path)
     for draft in ("window", "window:200", "./window"):
         assert run("b", "x", "--draft", draft).exit_code == 0

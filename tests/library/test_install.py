@@ -60,6 +60,7 @@ def test_a_bundle_is_packed_pulled_listed_and_removed_by_commands(bundle: Path, 
         ("generate", ["hello"]),
         ("inspect", []),
         ("pack", []),
+        ("prove", []),
         ("serve", []),
         ("serve", ["--also", "more"]),
         ("tune", []),
@@ -89,7 +90,7 @@ def test_every_command_is_known_to_take_a_bundle_or_not(bundle: Path, library: P
     for name, command in commands.items():
         if any(one.name == "bundle" and one.param_type_name == "argument" for one in command.params):
             taking[name] = {one.name for one in command.params}
-    assert set(taking) == {"adapt", "bench", "chat", "doctor", "generate", "pack", "serve", "tune"}
+    assert set(taking) == {"adapt", "bench", "chat", "doctor", "generate", "pack", "prove", "serve", "tune"}
     assert [name for name in taking if "precision" not in taking[name]] == ["adapt"]
     pull(str(bundle), name="tiny")
     assert commands["adapt"].make_context("adapt", ["tiny", "x"]).params["bundle"] == library / "tiny"

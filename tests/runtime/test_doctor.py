@@ -60,7 +60,7 @@ def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_that_is_no_bundle_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path)
-    assert done.exit_code == 2 and "has no manifest.json" in done.stderr
+    assert done.exit_code == 2 and "is neither a bundle nor a base" in done.stderr
 
 
 def test_odd_machines_are_unknown_not_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def test_a_kept_token_is_not_printed_but_made(start: Callable[..., Process], tmp
     [
         (["--host", "0.0.0.0"], "this machine alone"),
         (["--token", "x"], "the token"),
-        (["--use", "gamma"], "adapter merged"),
+        (["--use", "gamma"], "takes no adapters"),
         (["--name", "a b"], "a model named"),
     ],
 )

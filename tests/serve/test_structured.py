@@ -220,7 +220,7 @@ def test_a_bias_of_a_token_that_there_is_not_is_refused(server: Running) -> None
 
 
 def test_a_token_of_a_prompt_that_can_never_come_has_a_number_that_json_has() -> None:
-    found = Choice(False, byte_level(), 0)._spell([Logprob(5, -math.inf, [(6, -0.5)]), Logprob(6, -0.5, [])])
+    found = Choice(False, byte_level(), 0)._spell([Logprob(5, -math.inf, [(6, -0.5)])], [Logprob(6, -0.5, [])])
     assert found["token_logprobs"] == [-9999.0, -0.5]
 
 

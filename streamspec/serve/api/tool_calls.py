@@ -161,7 +161,7 @@ class CallParser:
         self._sent = 0  # characters held that pieces of a forced call have
         self._whole = True  # whether no call was cut short
         call = re.escape(form.shown) + r"\s*(?:\{|\Z)" if form.shown else r"\{"
-        self._marks = re.compile("|".join([*map(re.escape, THOUGHTS + THOUGHT_ENDS), f"(?P<call>{call})"]))
+        self._marks = re.compile("|".join([*map(re.escape, THOUGHTS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
 
     def push(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Returns the content and the pieces of calls that became certain with `text`."""
@@ -198,7 +198,7 @@ class CallParser:
     def _begins_call(self, mark: re.Match[str], before: str = "") -> bool:
         """Tells whether a call begins at `mark`, and not within a thought. `before`: the text since the mark before."""
         self._hear(before)
-        if mark["call"] is not None:
+        if mark["begin"] is not None:
             return not (self._thinking or self._talking)
         self._talking = self._talking and not self._ends_thought(mark)
         self._thinking = mark[0] in THOUGHTS

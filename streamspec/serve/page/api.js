@@ -30,7 +30,7 @@ export function takeToken() {
 /** The models that requests may ask for and the sampling that their answers begin with; the first is the bundle itself. */
 export async function models() {
   const answer = await (await send("/v1/models", {})).json();
-  return new Map(answer.data.map((model) => [model.id, model.streamspec.sampling]));
+  return new Map(answer.data.map((model) => [model.id, model.streamspec?.sampling]));
 }
 
 /** Chunks of one answer (docs/guides/serve.md). Aborting `signal` ends the generation too. Throws Refused, also in the middle. */

@@ -32,7 +32,7 @@ async function connect() {
 
 /** Shows the sampling that the server begins with for this model; it counts until the temperature is moved. */
 function recommend() {
-  const { temperature, ...others } = recommended.get($("model").value);
+  const { temperature, ...others } = recommended.get($("model").value) ?? { temperature: 0 };
   moved = false;
   $("temperature").value = $("degrees").textContent = temperature;
   const off = { top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };

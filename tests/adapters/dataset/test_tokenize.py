@@ -74,7 +74,8 @@ def test_other_data_formats_columns_and_tokenizers_have_tokens_of_their_own(kept
 
 def test_what_is_damaged_or_unfinished_is_made_anew(kept: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", 20)
-    (tmp_path / "d.jsonl").open("a").write("{broken\n")
+    data_file = tmp_path / "d.jsonl"
+    data_file.write_text(data_file.read_text() + "{broken\n")
     with pytest.raises(DataError, match="line 21"):
         made(data)
     assert list(kept.iterdir()) == []

@@ -30,11 +30,10 @@ with sole_owner(Path(sys.argv[1])):
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the run's folder."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "out" / WORK)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def test_a_folder_in_use_is_refused_until_its_process_is_gone(

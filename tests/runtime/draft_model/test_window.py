@@ -106,7 +106,9 @@ def test_drafts_at_a_long_context_are_those_of_a_text_without_its_middle(
     mask[-1] = seen
     expected = whole.forward([*ids, 7], range(len(ids) + 1), np.maximum(mask, -1e30))[-1]
     np.testing.assert_allclose(found[0], expected, atol=1e-3)
-    assert np.abs(found[0] - whole.forward([*ids, 7], range(len(ids) + 1), _causal(len(ids) + 1))[-1]).max() > 0.01
+    causal = whole.forward([*ids, 7], range(len(ids) + 1), _causal(len(ids) + 1))[-1]
+    tokens = np.isfinite(causal)  # rows of the vocabulary that are none have minus infinity
+    assert np.abs(found[0][tokens] - causal[tokens]).max() > 0.01
 
 
 def _causal(rows: int) -> np.ndarray:
@@ -213,7 +215,7 @@ def test_the_window_drafts_where_the_latency_model_says_that_it_pays(
     session.policy = replace(session.policy, rows=16, costs=costs_at(price))
     session.adaptive = AdaptiveState(session.policy)
     stats = session.generate(SHORT, max_new_tokens=60).stats
-    assert (stats.drafts.calls > 15) == pays
+    assert (stats.drafts.calls > 10) == pays
     assert pays or stats.plain_steps > 50
 
 
