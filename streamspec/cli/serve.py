@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -44,7 +45,10 @@ def command(
     name: Annotated[str | None, typer.Option(help="Model id of the bundle; default: its folder's name.")] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Further bundle, or base, to serve under its folder's name; repeatable."),
+        typer.Option(
+            metavar="[NAME=]BUNDLE",
+            help="Further bundle, or base, to serve under this name; default: its folder's; repeatable.",
+        ),
     ] = None,
     use: Annotated[
         list[str] | None,
@@ -66,6 +70,7 @@ def command(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds per request.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the line of the address as one JSON object.")] = False,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     loading: Annotated[LoadOptions, load_flags("tree", "adapter")],
@@ -83,6 +88,10 @@ def command(
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
+        if as_json:
+            hidden = client_token is not None or token_file is not None  # whoever gave it knows it
+            print(json.dumps({"url": f"{server.url}/v1", "token": None if hidden else server.token}), flush=True)
+            return
         known = client_token is not None or token_file is not None
         shown = f"; token in {token_file}" if token_file else "" if client_token else f"; token: {server.token}"
         page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
@@ -97,10 +106,18 @@ def command(
         allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
-        also=[folder_of(one, precision) for one in also or ()],
+        also=[named_bundle(one, precision) for one in also or ()],
         limits=limits,
         page=not no_page,
         host=host,
         sampling=sampling,
         ready=ready,
     )
+
+
+def named_bundle(given: str, precision: str | None) -> Path | tuple[str, Path]:
+    """Reads `--also`: a bundle, or `NAME=BUNDLE`."""
+    name, equals, bundle = given.partition("=")
+    if not equals or Path(given).exists():
+        return folder_of(given, precision)
+    return name, folder_of(bundle, precision)

@@ -106,7 +106,7 @@ def serve(
     token_file: str | Path | None = None,
     name: str | None = None,
     adapters: list[str | Path] | None = None,
-    also: Sequence[str | Path] = (),
+    also: Sequence[str | Path | tuple[str, str | Path]] = (),
     limits: Limits = DEFAULT,
     page: bool = True,
     allow_origins: Collection[str] = (),
@@ -121,8 +121,8 @@ def serve(
     - `token_file`: instead of `token`, a file that keeps it, with mode 0600; made with a new one where there is none.
     - `name`: model id of the bundle (default: its folder's name).
     - `adapters`: adapters of a swappable bundle to offer (default: all in the bundle).
-    - `also`: further bundles, loaded with the same options and named after their folders. Their memory beside the
-      weights is freed until a request needs it; with `idle` the weights, too.
+    - `also`: further bundles, loaded with the same options: folders, by their names, or pairs of a name and a folder.
+      Their memory beside the weights is freed until a request needs it; with `idle` the weights, too.
     - `sampling`: fields of `Sampling` in place of what the bundles recommend, where a request does not say otherwise;
       a temperature of 0: greedy.
     - `ready`: called with the `Server` before it begins to serve.
@@ -165,16 +165,19 @@ def serve(
 
 
 def _further_bundles(
-    folders: Sequence[str | Path], session: Session, options: LoadOptions | None, keywords: LoadKwargs
+    also: Sequence[str | Path | tuple[str, str | Path]],
+    session: Session,
+    options: LoadOptions | None,
+    keywords: LoadKwargs,
 ) -> dict[str, Session]:
-    """Loads further bundles and closes their sessions, by the names of their folders. Raises ConfigError for two of one
-    name, and what `load` does."""
+    """Loads further bundles and closes their sessions, by name. Raises ConfigError for two of one name, and what `load`
+    does."""
     more: dict[str, Session] = {}
-    for folder in folders:
+    for one in also:
         session.close()  # before the next is loaded
-        name = Path(folder).resolve().name
+        name, folder = one if isinstance(one, tuple) else (Path(one).resolve().name, one)
         if name in more:
-            raise ConfigError(f"two bundles named {name}", "bundles of different names", "rename the folder of one")
+            raise ConfigError(f"two bundles named {name}", "bundles of different names", "give one another name")
         more[name] = load(folder, options, **keywords)
         more[name].close()
     return more

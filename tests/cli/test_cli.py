@@ -25,6 +25,7 @@ from streamspec.cli import app, train
 from streamspec.cli.bench import parse_rows
 from streamspec.cli.errors import guarded
 from streamspec.cli.inspect import in_short
+from streamspec.cli.serve import named_bundle
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.option_fields import flag
@@ -54,6 +55,25 @@ def test_all_sessions_may_share_calls_unless_told(
     result = run("serve", tmp_path, *(str(tmp_path) if word == "x" else word for word in given))
     assert result.exit_code == 0, result.output
     assert [options.batch for options in served] == [batch]
+
+
+def test_a_further_bundle_may_have_a_name(tmp_path: Path) -> None:
+    for name in ("plain", "a=b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    plain, equals = tmp_path / "plain", tmp_path / "a=b"
+    assert named_bundle(str(plain), None) == plain and named_bundle(str(equals), None) == equals
+    assert named_bundle(f"code={plain}", None) == ("code", plain)
+
+
+def test_the_line_of_the_address_may_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimpleNamespace(url="http://127.0.0.1:1", token="drawn")
+    monkeypatch.setattr("streamspec.serve.serve", lambda bundle, options, ready, **_: ready(server))
+    monkeypatch.delenv("STREAMSPEC_TOKEN", raising=False)
+    (tmp_path / "manifest.json").touch()
+    for given, token in (((), "drawn"), (("--token", "12345678"), None)):
+        done = run("serve", tmp_path, "--json", *given)
+        assert json.loads(done.stdout) == {"url": "http://127.0.0.1:1/v1", "token": token}
 
 
 def one_line(text: str) -> str:

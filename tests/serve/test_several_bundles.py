@@ -123,6 +123,14 @@ def test_serve_loads_further_bundles_under_their_folders_names(bundles: dict[str
         ready=lambda server: (found.extend(one.loaded for one in server.pool.bases), server.stop()),
     )
     assert found == [False, False]  # before the first request
+    serve(
+        bundles["one"],
+        also=[bundles["two"], ("second", bundles["two"])],
+        port=0,
+        threads=1,
+        ready=lambda server: (found.append(len(server.pool.bases)), server.stop()),
+    )
+    assert found[-1] == 3  # of two names
     with pytest.raises(ConfigError, match="several bundles with --use or --past-answers"):
         serve(bundles["one"], also=[bundles["two"]], past_answers=tmp_path / "answers")
     with pytest.raises(ConfigError, match="two bundles named two"):
