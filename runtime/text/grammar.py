@@ -56,7 +56,8 @@ class Grammar:
         """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
         space.
 
-        Numbers without bounds or `multipleOf` have at most 15 digits before the point and 10 after it, and no exponent.
+        Numbers whose type is named, without bounds or `multipleOf`, have at most 15 digits before the point and 10
+        after it, and no exponent.
         Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword or format that
         cannot be enforced.
         """
@@ -65,6 +66,7 @@ class Grammar:
             raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
         try:
             parsed = json.loads(text)
+            json.dumps(parsed, allow_nan=False)  # JSON has none, and neither numbers beyond a double's
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
         if not isinstance(parsed, (dict, bool)):

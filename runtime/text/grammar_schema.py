@@ -123,8 +123,8 @@ def _apply_format(schema: dict[str, Any], kinds: set[str]) -> None:
             _add(schema, maxLength=LENGTHS[name])
         return
     else:
-        known = f"{', '.join(sorted(ENFORCED.union(PATTERNS)))}, or of numbers {', '.join(sorted(RANGES))}"
-        raise _refused(f"the format {name!r:.80}", f"one of {known}")
+        texts, numbers = ", ".join(sorted(ENFORCED.union(PATTERNS))), ", ".join(sorted(RANGES))
+        raise _refused(f"the format {name!r:.80}", f"one of {texts}; with the type integer or number of {numbers}")
     del schema["format"]
 
 

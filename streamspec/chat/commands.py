@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from streamspec.chat.draft_marks import harmless
 from streamspec.errors import ConfigError, meant
 from streamspec.option_fields import converted
+from streamspec.prompt.message_content import text_of
 from streamspec.runtime.sampling.sampling_params import Sampling
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def regenerate(chat: TerminalChat, argument: str) -> None:
     before, asked = session.messages, last_asked(chat)
     session.messages = left = before[:asked]
     try:
-        chat.answer(str(before[asked]["content"]))
+        chat.answer(before[asked])
     finally:
         if session.messages is left:
             session.messages = before
@@ -94,7 +95,7 @@ def regenerate(chat: TerminalChat, argument: str) -> None:
 
 def undo(chat: TerminalChat, argument: str) -> None:
     asked = last_asked(chat)
-    text = harmless(str(chat.session.messages[asked]["content"]).split("\n")[0])
+    text = harmless((text_of(chat.session.messages[asked]["content"], "a message") or "").split("\n")[0])
     chat.session.messages = chat.session.messages[:asked]
     chat.say(f"taken back: {text[:60]}")
 

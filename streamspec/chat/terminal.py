@@ -14,6 +14,7 @@ from streamspec.chat.commands import complete, run_command
 from streamspec.chat.draft_marks import AUTO, MarkedText, choose_marks, has_colour
 from streamspec.chat.line_input import LineInput
 from streamspec.errors import StreamspecError
+from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.options import GenerationOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
@@ -78,7 +79,7 @@ class TerminalChat:
         """Returns the sampling of the next answer."""
         return self.session.sampling.changed(**self.given)
 
-    def answer(self, message: str) -> None:
+    def answer(self, message: str | Message) -> None:
         """Writes the answer as it comes, then how fast it came."""
         before = len(self.session.messages)
         text = MarkedText(self.session.tokenizer, self._marks, self.terminal)

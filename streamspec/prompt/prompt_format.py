@@ -246,6 +246,8 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"{where} is {str(message)[:60]!r}", "an object with role and content", "correct the messages")
     fields = {name: value for name, value in message.items() if value is not None and value != []}
+    if not isinstance(fields.get("tool_calls", []), list):
+        raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
     texts = [text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)]
     if all(texts):
         raise DataError(f"{where} with content and refusal", "one of them", "leave one out")

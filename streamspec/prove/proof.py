@@ -53,8 +53,8 @@ class Proof:
 
     @property
     def proved(self) -> bool:
-        """Tells whether nothing differs."""
-        return not any(check.different for check in self.checks)
+        """Tells whether something was compared by each check that can be made here, and nothing differs."""
+        return not any(check.different or not (check.compared or check.note) for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         return {"proved": self.proved, **asdict(self)}

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, Unpack
@@ -131,6 +132,8 @@ def serve(
         raise ConfigError("a token and a token file", "one of them", "leave one out")
     check_origins(allow_origins)
     given = dict(sampling or {})
+    if wrong := given.keys() - ({one.name for one in fields(Sampling)} - {"seed"}):  # one seed makes answers alike
+        raise ConfigError(f"sampling with {min(wrong)}", "fields of Sampling, without a seed", "leave it out")
     Sampling(**given)  # a fault is reported before the long work
     if also and (adapters is not None or keywords.get("past_answers") or (options and options.past_answers)):
         raise ConfigError("several bundles with --use or --past-answers", "one bundle", "leave them out")

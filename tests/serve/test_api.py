@@ -478,3 +478,6 @@ def test_serve_replaces_what_a_bundle_recommends(monkeypatch: pytest.MonkeyPatch
     assert found == [RECOMMENDED, Sampling(), RECOMMENDED.changed(top_k=3)]
     with pytest.raises(ConfigError, match="temperature 500"):
         serve("b", port=0, sampling={"temperature": 500})
+    for wrong in ("temprature", "seed"):  # one seed would make the answers of a request alike
+        with pytest.raises(ConfigError, match=f"sampling with {wrong}"):
+            serve("b", port=0, sampling={wrong: 1})

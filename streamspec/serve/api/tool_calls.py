@@ -74,10 +74,7 @@ class Tools:
             function = tool["function"]
             if function["name"] not in self.forced:
                 continue
-            parameters = function.get("parameters", NO_PARAMETERS)
-            if not OTHER_ROOTS & parameters.keys():
-                parameters = {"type": "object"} | parameters
-            shared[f"t{i}"] = _moved(parameters, f"#/$defs/t{i}")
+            shared[f"t{i}"] = _moved(_parameters(function), f"#/$defs/t{i}")
             calls.append(
                 {
                     "type": "object",
@@ -97,10 +94,16 @@ class Tools:
             function = tool["function"]
             try:
                 if function["name"] in self.forced:
-                    grammars.make("json_schema", function.get("parameters", NO_PARAMETERS))
+                    grammars.make("json_schema", _parameters(function))
             except StreamspecError as error:
                 return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
         return None
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a function's arguments."""
+    parameters = function.get("parameters", NO_PARAMETERS)
+    return dict(parameters) if OTHER_ROOTS & parameters.keys() else {"type": "object", **parameters}
 
 
 @dataclass(frozen=True)
