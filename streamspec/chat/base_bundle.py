@@ -38,7 +38,7 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     missing that an export takes; BaseModelError for a base that cannot be used.
     """
     path = path_of(Path(os.path.expanduser(name)))
-    if (path / MANIFEST).is_file():
+    if is_bundle(name):
         if precision is not None:
             raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
         return path
@@ -62,6 +62,11 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
     return target
+
+
+def is_bundle(name: str) -> bool:
+    """Tells whether this is the folder or the name of a bundle, not a base."""
+    return (path_of(Path(os.path.expanduser(name))) / MANIFEST).is_file()
 
 
 def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[str, str]:

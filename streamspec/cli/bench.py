@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.option_flags import with_flags
-from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of, load_flags
+from streamspec.cli.shared_options import AsJson, Bundle, Precision, folders_of, load_flags
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.options import LoadOptions
@@ -62,13 +62,14 @@ def command(
     """
     from streamspec.bench import bench
 
+    tested, *others = folders_of([bundle, *(also or ())], precision)
     report = bench(
-        folder_of(bundle, precision),
+        tested,
         prompts,
         limit=limit,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
-        also=[folder_of(one, precision) for one in also or ()],
+        also=others,
         rows=parse_rows(rows),
         prune=[Pruning(None, probability, prune_score) for probability in parse_probabilities(prune)],
         save_outputs=save_outputs,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamspec.cli.option_flags import GivenFlags, with_flags
-from streamspec.cli.shared_options import RECOMMENDED, Bundle, Precision, folder_of, load_flags
+from streamspec.cli.shared_options import RECOMMENDED, Bundle, Precision, folders_of, load_flags
 from streamspec.runtime.options import MOST_BATCH, LoadOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
 
@@ -97,8 +97,10 @@ def command(
         page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
+    names, further = zip(*map(named_bundle, also or ()), strict=True) if also else ((), ())
+    served, *others = folders_of([bundle, *further], precision)
     serve(
-        folder_of(bundle, precision),
+        served,
         replace(loading, batch=batch),
         port=port,
         token=client_token,
@@ -106,7 +108,7 @@ def command(
         allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
-        also=[named_bundle(one, precision) for one in also or ()],
+        also=[(name, folder) if name else folder for name, folder in zip(names, others, strict=True)],
         limits=limits,
         page=not no_page,
         host=host,
@@ -115,9 +117,7 @@ def command(
     )
 
 
-def named_bundle(given: str, precision: str | None) -> Path | tuple[str, Path]:
-    """Reads `--also`: a bundle, or `NAME=BUNDLE`."""
+def named_bundle(given: str) -> tuple[str, str]:
+    """Reads `--also`: name and bundle of `NAME=BUNDLE`, '' and the bundle where it has no name."""
     name, equals, bundle = given.partition("=")
-    if not equals or Path(given).exists():
-        return folder_of(given, precision)
-    return name, folder_of(bundle, precision)
+    return (name, bundle) if equals and not Path(given).exists() else ("", given)

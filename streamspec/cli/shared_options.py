@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,16 @@ def folder_of(bundle: str, precision: str | None) -> Path:
     from streamspec.chat.base_bundle import bundle_of
 
     return bundle_of(bundle, precision)
+
+
+def folders_of(bundles: Sequence[str], precision: str | None) -> list[Path]:
+    """Returns the folders of several bundles (`folder_of`). `precision`: of the bases among them, at least one."""
+    if precision is None:
+        return [folder_of(one, None) for one in bundles]
+    from streamspec.chat.base_bundle import bundle_of, is_bundle
+
+    bases = [one for one in bundles if not is_bundle(one)]
+    return [bundle_of(one, precision if one in bases or not bases else None) for one in bundles]
 
 
 def drafting(draft: str | None) -> str | Path | None:

@@ -74,8 +74,10 @@ def test_an_expression_that_grows_or_is_none(pattern: str) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    ["", "[", "[" * 100_000, '{"type": "object"', "5", '"a"', '{"a": NaN', "x" * 1_000_000]
-    + ['{"type": "number", "maximum": 1e999}', '{"multipleOf": Infinity}', '{"default": NaN}'],
+    [
+        *("", "[", "[" * 100_000, '{"type": "object"', "5", '"a"', '{"a": NaN', "x" * 1_000_000),
+        *('{"type": "number", "maximum": 1e999}', '{"multipleOf": Infinity}', '{"default": NaN}'),
+    ],
 )
 def test_a_schema_that_is_no_json(schema: str) -> None:
     with pytest.raises(ConfigError):

@@ -26,7 +26,7 @@ from streamspec.cli.bench import parse_rows
 from streamspec.cli.errors import guarded
 from streamspec.cli.inspect import in_short
 from streamspec.cli.serve import named_bundle
-from streamspec.cli.shared_options import unescaped
+from streamspec.cli.shared_options import folders_of, unescaped
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.option_fields import flag
 
@@ -58,12 +58,19 @@ def test_all_sessions_may_share_calls_unless_told(
 
 
 def test_a_further_bundle_may_have_a_name(tmp_path: Path) -> None:
-    for name in ("plain", "a=b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").touch()
-    plain, equals = tmp_path / "plain", tmp_path / "a=b"
-    assert named_bundle(str(plain), None) == plain and named_bundle(str(equals), None) == equals
-    assert named_bundle(f"code={plain}", None) == ("code", plain)
+    (equals := tmp_path / "a=b").mkdir()
+    assert named_bundle("plain") == ("", "plain") and named_bundle(str(equals)) == ("", str(equals))
+    assert named_bundle(f"code={equals}") == ("code", str(equals))
+
+
+def test_a_precision_is_that_of_the_bases_among_several_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", lambda *given: (asked.append(given), tmp_path)[1])
+    (tmp_path / "manifest.json").touch()
+    bundle = str(tmp_path)
+    folders_of([bundle, "base"], "int4")
+    folders_of([bundle], "int4")  # refused by `bundle_of`
+    assert asked == [(bundle, None), ("base", "int4"), (bundle, "int4")]
 
 
 def test_the_line_of_the_address_may_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
