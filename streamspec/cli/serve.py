@@ -97,8 +97,8 @@ def command(
         page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
-    names, further = zip(*map(named_bundle, also or ()), strict=True) if also else ((), ())
-    served, *others = folders_of([bundle, *further], precision)
+    named = [named_bundle(one) for one in also or ()]
+    served, *others = folders_of([bundle, *(further for _, further in named)], precision)
     serve(
         served,
         replace(loading, batch=batch),
@@ -108,7 +108,7 @@ def command(
         allow_origins=allow_origin or (),
         name=name,
         adapters=list(use) if use else None,
-        also=[(name, folder) if name else folder for name, folder in zip(names, others, strict=True)],
+        also=[(label, folder) if label else folder for (label, _), folder in zip(named, others, strict=True)],
         limits=limits,
         page=not no_page,
         host=host,
