@@ -39,6 +39,7 @@ class SpeculationController:
         self._budget = START
         self._committed = self._cost = 0.0  # of a verification step, lately
         self._calibrated_cost = 0.0  # that cost by calibration alone, when speculation was last switched off
+        self._drafter = 0.0  # what it last added to a plain step
         self._averaged = 0
         self._reason_off = ""
         self._steps, self._probed = 0, 0
@@ -69,7 +70,7 @@ class SpeculationController:
     @property
     def _needed(self) -> float:
         """Budget for a new attempt."""
-        return min(MAX_BUDGET, max(REFILL, ATTEMPT * (self._cost - 1)))
+        return min(MAX_BUDGET, max(REFILL, ATTEMPT * max(self._cost - 1, self._drafter)))
 
     def expect(self, committed: float, cost: float) -> None:
         """Says before the first answer what a step will commit, and at which cost: where that is far from paying, the
@@ -96,27 +97,24 @@ class SpeculationController:
         weight = max(SMOOTHING, 1 / self._averaged)
         self._committed += weight * (committed - self._committed)
         self._cost += weight * (cost - self._cost)
-        self._add(committed - cost)
-        if self._budget <= 0:
-            self.on = False
-            self._reason_off = f"off (accepted {self._committed:.1f} per step at {self._cost:.1f}x step cost)"
-            self._averaged = 0
-            self._calibrated_cost = self._cost / self.correction
-            self._plain.clear()  # those of a while ago may have been timed on a machine less busy
+        self._gain(committed - cost)
 
-    def plain_step(self, seconds: float | None = None) -> None:
-        """Reports a plain step, and its time where it did nothing else."""
+    def plain_step(self, seconds: float | None = None, drafter: float = 0.0) -> None:
+        """Reports a plain step, and its time where it did nothing else. `drafter`: plain steps by which the drafter at
+        its end made it longer, for a draft that is still to come or did not pay."""
         if self.probe_due:
             self._probed += 1
         if seconds is not None:
             self._plain.append(seconds)
-        if self.on:
-            return
-        if len(self._plain) >= ENOUGH:
-            self._cost = self._calibrated_cost * self.correction
-            if self._committed > MARGIN * self._cost:  # it had been paying all along
-                self._budget = max(self._budget, self._needed)
-        self._add(REFILL)
+        if not self.on:
+            if len(self._plain) >= ENOUGH:
+                self._cost = self._calibrated_cost * self.correction
+                if self._committed > MARGIN * self._cost:  # it had been paying all along
+                    self._budget = max(self._budget, self._needed)
+            self._add(REFILL)
+        if drafter:
+            self._drafter = drafter
+            self._gain(-drafter)
 
     def describe(self, rows: int) -> str:
         """Says in one phrase for the user whether speculation is on."""
@@ -125,6 +123,17 @@ class SpeculationController:
                 f"on (up to {rows} rows)" if not self._cost else f"on (up to {rows} rows, {self._cost:.1f}x step cost)"
             )
         return self._reason_off
+
+    def _gain(self, steps: float) -> None:
+        """Books what speculation has gained, and pauses it where the budget is spent."""
+        self._add(steps)
+        if self._budget <= 0:
+            self.on = False
+            accepted = f"accepted {self._committed:.1f} per step at {self._cost:.1f}x step cost"
+            self._reason_off = f"off ({accepted if self._cost else 'no draft paid'})"
+            self._averaged = 0
+            self._calibrated_cost = self._cost / self.correction
+            self._plain.clear()  # those of a while ago may have been timed on a machine less busy
 
     def _add(self, steps: float) -> None:
         self._budget = min(MAX_BUDGET, self._budget + steps)

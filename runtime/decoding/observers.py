@@ -24,7 +24,7 @@ def observers_of(planner: Planner, adaptive: AdaptiveState, stats: Stats) -> lis
     others."""
     observers: list[StepObserver] = [
         StatsObserver(stats, planner.sources),
-        ControllerObserver(adaptive.controller),
+        ControllerObserver(adaptive.controller, planner.policy.costs),
     ]
     if planner.rows > 1:
         observers.append(SourceObserver(planner.sources))
@@ -75,8 +75,9 @@ class SourceObserver(StepObserver):
 class ControllerObserver(StepObserver):
     """Keeps the budget of speculation."""
 
-    def __init__(self, controller: SpeculationController) -> None:
+    def __init__(self, controller: SpeculationController, costs: RowCosts | None) -> None:
         self._controller = controller
+        self._costs = costs
 
     def begin(self, prompt_tokens: int) -> None:
         self._controller.begin()
@@ -85,7 +86,8 @@ class ControllerObserver(StepObserver):
         plan = outcome.plan
         if plan.plain:
             timed = outcome.alone and not plan.drafter.runs
-            self._controller.plain_step(outcome.seconds() if timed else None)
+            price = 0.0 if self._costs is None else self._costs.price * outcome.drafter_calls
+            self._controller.plain_step(outcome.seconds() if timed else None, price)
         elif not plan.paused:
             self._controller.step(len(outcome.path), plan.cost, outcome.seconds() if outcome.alone else None)
 

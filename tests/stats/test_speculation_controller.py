@@ -62,6 +62,18 @@ def test_no_text_costs_more_than_the_budget_allows(
     assert time <= plain * (1 + REFILL) + START + answers * FRESH_START + cost + 1e-9
 
 
+@pytest.mark.parametrize("price", [0.15, 0.45])
+def test_a_drafter_none_of_whose_drafts_pay_costs_no_more_either(price: float) -> None:
+    """The drafter runs at the end of plain steps, and no draft is verified."""
+    controller, time = SpeculationController(), 0.0
+    controller.begin()
+    for _ in range(500):
+        ran = price if controller.on or controller.about_to_resume else 0.0
+        time += 1 + ran
+        controller.plain_step(None, ran)
+    assert time <= 500 * (1 + REFILL) + START + FRESH_START + 2 * price
+
+
 @pytest.mark.parametrize("cost", [1.2, 2.0, 4.0])
 def test_hopeless_texts_run_at_plain_speed_after_warm_up(cost: float) -> None:
     warm = clock(cost, lambda done, dice: 1, 20, 100)

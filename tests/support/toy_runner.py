@@ -244,7 +244,7 @@ class Untimed(SpeculationController):
     def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
         super().step(committed, cost)
 
-    def plain_step(self, seconds: float | None = None) -> None:
+    def plain_step(self, seconds: float | None = None, drafter: float = 0.0) -> None:
         super().plain_step()
 
 

@@ -95,7 +95,7 @@ def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
     timed: list[float | None] = []
 
     class Listening(Untimed):
-        def plain_step(self, seconds: float | None = None) -> None:
+        def plain_step(self, seconds: float | None = None, drafter: float = 0.0) -> None:
             timed.append(seconds)
             super().plain_step()
 
