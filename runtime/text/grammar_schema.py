@@ -72,21 +72,23 @@ def has_open_keys(schema: Any) -> bool:
     return any(each.get("additionalProperties") is not False for each in objects)
 
 
+def _narrowed_value(key: str, value: Any, met: Sequence[Decimal]) -> Any:
+    """What a keyword of a schema has after `_narrowed`."""
+    if key in BY_NAME and isinstance(value, dict):
+        name = _ecma if key == "patternProperties" else str
+        return {name(each): _narrowed(inner, met) for each, inner in value.items()}
+    if key == "pattern" and isinstance(value, str):
+        return _ecma(value)
+    return value if key in VALUES else _narrowed(value, met)
+
+
 def _narrowed(schema: Any, met: Sequence[Decimal]) -> Any:
     """`met`: values of `multipleOf` that may apply to any number."""
     if isinstance(schema, list):
         return [_narrowed(each, met) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    out: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
-            name = _ecma if key == "patternProperties" else str
-            out[key] = {name(each): _narrowed(inner, met) for each, inner in value.items()}
-        elif key == "pattern" and isinstance(value, str):
-            out[key] = _ecma(value)
-        else:
-            out[key] = value if key in VALUES else _narrowed(value, met)
+    out = {key: _narrowed_value(key, value, met) for key, value in schema.items()}
     least, required = out.get("minProperties"), out.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
         raise _refused(f"minProperties {least}", "as many required properties, as keys may be written twice")

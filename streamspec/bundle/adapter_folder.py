@@ -232,9 +232,7 @@ def _faults(raw: dict[str, Any]) -> list[str]:
     """Settings of PEFT's configuration `raw` that a plain LoRA does not have."""
     ranks = raw.get("rank_pattern") or {}
     start = raw.get("init_lora_weights", True)
-    faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
-    switched = {name for name, value in raw.items() if value is True or (value and isinstance(value, dict | list))}
-    faults += [f"{name} {str(raw[name])[:60]}" for name in sorted(switched - HONOURED - {*NOT_NEEDED})]
+    faults = [f"{name} {str(raw[name])[:60]}" for name in _switched_on(raw)]
     if raw.get("peft_type") != "LORA":
         faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
     elif not isinstance(ranks, dict) or not all(
@@ -248,6 +246,13 @@ def _faults(raw: dict[str, Any]) -> list[str]:
     if type(start) is not bool and start not in STARTS:
         faults.append(f"init_lora_weights {str(start)[:60]}")
     return faults
+
+
+def _switched_on(raw: dict[str, Any]) -> list[str]:
+    """Settings that are on and not honoured: those known not to be, then those that nobody here knows."""
+    known = [name for name in NOT_NEEDED if raw.get(name)]
+    switched = {name for name, value in raw.items() if value is True or (value and isinstance(value, dict | list))}
+    return known + sorted(switched - HONOURED - {*NOT_NEEDED})
 
 
 def _module_patterns(raw: dict[str, Any]) -> list[str]:

@@ -131,22 +131,12 @@ def serve(
     if token is not None and token_file is not None:
         raise ConfigError("a token and a token file", "one of them", "leave one out")
     check_origins(allow_origins)
-    given = dict(sampling or {})
-    if wrong := given.keys() - ({one.name for one in fields(Sampling)} - {"seed"}):  # one seed makes answers alike
-        raise ConfigError(f"sampling with {min(wrong)}", "fields of Sampling, without a seed", "leave it out")
-    Sampling(**given)  # a fault is reported before the long work
+    given = _checked_sampling(sampling or {})  # a fault is reported before the long work
     if also and (adapters is not None or keywords.get("past_answers") or (options and options.past_answers)):
         raise ConfigError("several bundles with --use or --past-answers", "one bundle", "leave them out")
     token = token if token_file is None else kept_token(token_file)
     session = load(bundle, options, **keywords)
-    chosen, loaded_adapter = session.adapters if adapters is None else adapters, session.adapter
-    for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
-        session.swap(adapter)
-    if adapters:
-        session.swap(loaded_adapter)
-    by_name = {Path(adapter).name: adapter for adapter in chosen}
-    if len(by_name) != len(chosen):
-        raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
+    by_name = _offered(session, adapters)
     more = _further_bundles(also, session, options, keywords)
     for each in (session, *more.values()):
         each.sampling = each.sampling.changed(**given)
@@ -165,6 +155,29 @@ def serve(
     if ready is not None:
         ready(server)
     server.run()
+
+
+def _checked_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of `Sampling`. Raises ConfigError for others, a wrong value, and a seed, with which all answers of
+    a request would be alike."""
+    if wrong := given.keys() - ({one.name for one in fields(Sampling)} - {"seed"}):
+        raise ConfigError(f"sampling with {min(wrong)}", "fields of Sampling, without a seed", "leave it out")
+    Sampling(**given)
+    return dict(given)
+
+
+def _offered(session: Session, adapters: list[str | Path] | None) -> dict[str, str | Path]:
+    """Returns the adapters to offer, by name: all in the bundle, or `adapters`, which are tried, so that a wrong one is
+    refused now. Raises ConfigError for two of one name, and what `Session.swap` does."""
+    chosen, loaded = session.adapters if adapters is None else adapters, session.adapter
+    for adapter in adapters or ():
+        session.swap(adapter)
+    if adapters:
+        session.swap(loaded)
+    by_name: dict[str, str | Path] = {Path(adapter).name: adapter for adapter in chosen}
+    if len(by_name) != len(chosen):
+        raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
+    return by_name
 
 
 def _further_bundles(
