@@ -6,7 +6,7 @@ The layers themselves are called as they are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache as remembered
@@ -29,12 +29,12 @@ CACHE_ARGUMENTS = "cache", "past_key_values", "layer_past"
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
     """The KV cache as the keyword argument by which `module`, a model of transformers or a part of one, takes it."""
-    return {_cache_argument(type(module)): cache}
+    return {_cache_argument(type(module).forward): cache}
 
 
 @remembered
-def _cache_argument(kind: type[nn.Module]) -> str:
-    taken = inspect.signature(kind.forward).parameters
+def _cache_argument(forward: Callable[..., Any]) -> str:
+    taken = inspect.signature(forward).parameters
     return next(name for name in CACHE_ARGUMENTS if name in taken)
 
 

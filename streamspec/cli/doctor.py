@@ -65,7 +65,7 @@ def command(
             show(
                 [outcome(report) for report in tried],
                 ("provider", "computes", "plain step", "small nodes on the CPU"),
-                bundle,
+                str(bundle),
             )
     if tried is not None and not any(report["right"] for report in tried):
         raise SystemExit(1)

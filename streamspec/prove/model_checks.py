@@ -14,11 +14,11 @@ from streamspec.prove.check import Check
 from streamspec.runtime.decoding.acceptance import off_borders
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, StepRequest
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.sampling.sampling_params import GREEDY
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
-    from streamspec.runtime.engine.ort_runner import OrtRunner
 
 CONTEXTS = (0, 120, 1000, 4000)  # tokens in the cache, as far as the bundle's context has room for them
 WINDOW = 64  # rows that are compared after them
@@ -135,7 +135,8 @@ def model_checks(session: Session, texts: Sequence[Sequence[int]]) -> list[Check
 
     `texts`: token ids, joined and repeated to fill the contexts.
     """
-    runner, room = session.runner, session.context_length - WINDOW
+    runner, room = getattr(session.runner, "target", session.runner), session.context_length - WINDOW
+    assert isinstance(runner, OrtRunner)
     widest = runner.rows or (runner.row_counts[-1] if runner.row_counts else WIDTHS[-1])
     widths = [width for width in WIDTHS if width <= widest]
     checks, prompts = [Check(name, "rows") for name in KINDS], Check(PROMPT, "tokens")
