@@ -3,7 +3,7 @@
 A verification step that commits `c` tokens at the cost of `k` plain steps adds `c - k`. Speculation goes on while the
 budget is positive and pauses when it is spent; every plain step refills a little, which is what the next attempt may
 lose. So all attempts together cost at most the initial budget, `REFILL` of the time, and `FRESH_START` steps an answer,
-whatever the text: a hundredth or two of a first answer.
+whatever the text.
 
 Costs come from a calibration, which another process may have disturbed. So steps of both kinds are timed as they go:
 while speculating a plain step is taken now and then just to be timed, and what verification steps really cost corrects

@@ -37,8 +37,8 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     ConfigError for a name of nothing, for the `precision` of what is a bundle already, and where the libraries are
     missing that an export takes; BaseModelError for a base that cannot be used.
     """
-    path = path_of(Path(os.path.expanduser(name)))
-    if is_bundle(name):
+    path = _path(name)
+    if (path / MANIFEST).is_file():
         if precision is not None:
             raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
         return path
@@ -66,7 +66,11 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
 
 def is_bundle(name: str) -> bool:
     """Tells whether this is the folder or the name of a bundle, not a base."""
-    return (path_of(Path(os.path.expanduser(name))) / MANIFEST).is_file()
+    return (_path(name) / MANIFEST).is_file()
+
+
+def _path(name: str) -> Path:
+    return path_of(Path(os.path.expanduser(name)))
 
 
 def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar, Session
+from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
 from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import ApiError, invalid
 
@@ -40,14 +41,12 @@ CALL = {
 WORDS = "Probe words."
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 OTHER_ROOTS = {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"}  # a schema without them is an object's
-BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # schemas by free names
-LITERAL = {"const", "enum", "default", "examples"}  # values, no schemas
 ID = string.ascii_lowercase + string.digits
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
 COLON = re.compile(r"\s*:\s*")
 # Tags around thoughts; an answer may lack the first, which the prompt then ends with.
-THOUGHTS = ("<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "[THINK]")
-THOUGHT_ENDS = tuple(f"{tag[0]}/{tag[1:]}" for tag in THOUGHTS)
+THOUGHT_TAGS = ("<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "[THINK]")
+THOUGHT_ENDS = tuple(f"{tag[0]}/{tag[1:]}" for tag in THOUGHT_TAGS)
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class CallForm:
         opening, arguments = call
         tags, _ = _call_in(spoken.partition(WORDS)[2]) or (opening.strip().rpartition("\n")[2], arguments)
         ids = session.tokenizer.encode(tags, add_special_tokens=False).ids
-        thinking = before.rstrip().endswith(THOUGHTS)
+        thinking = before.rstrip().endswith(THOUGHT_TAGS)
         return cls(opening, session.tokenizer.decode(ids).strip(), arguments, thinking)
 
 
@@ -164,7 +163,7 @@ class CallParser:
         self._sent = 0  # characters held that pieces of a forced call have
         self._whole = True  # whether no call was cut short
         call = re.escape(form.shown) + r"\s*(?:\{|\Z)" if form.shown else r"\{"
-        self._marks = re.compile("|".join([*map(re.escape, THOUGHTS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
+        self._marks = re.compile("|".join([*map(re.escape, THOUGHT_TAGS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
 
     def push(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Returns the content and the pieces of calls that became certain with `text`."""
@@ -191,7 +190,7 @@ class CallParser:
                 break
             end = mark.end()
         else:
-            begun = max(_overlap(held, tag) for tag in (self._form.shown, *THOUGHTS, *THOUGHT_ENDS))
+            begun = max(_overlap(held, tag) for tag in (self._form.shown, *THOUGHT_TAGS, *THOUGHT_ENDS))
             self._hear(held[end : len(held) - begun])
             end = len(held) - begun
         content = held if last and not self._calling else held[:end].rstrip()
@@ -204,7 +203,7 @@ class CallParser:
         if mark["begin"] is not None:
             return not (self._thinking or self._talking)
         self._talking = self._talking and not self._ends_thought(mark)
-        self._thinking = mark[0] in THOUGHTS
+        self._thinking = mark[0] in THOUGHT_TAGS
         return False
 
     def _hear(self, words: str) -> None:
@@ -313,7 +312,7 @@ def _moved(schema: Any, root: str, named: bool = False) -> Any:
             key: root + value[1:]
             if key == "$ref" and not named and isinstance(value, str) and value.startswith("#")
             else value
-            if key in LITERAL and not named
+            if key in VALUES and not named
             else _moved(value, root, key in BY_NAME and not named)
             for key, value in schema.items()
         }
