@@ -6,7 +6,7 @@ both propose the same token, it is one node. The tree takes the likeliest node t
 which is optimal for any number of nodes as no child is likelier than its parent, and ends where another row costs more
 than it promises.
 
-`PythonSearch` says what is computed; the native library computes the same, where it is built.
+`DraftSearch` says what is computed; the native library computes the same, where it is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,8 @@ class Taken(NamedTuple):
     expected: float
 
 
-class DraftSearch(Protocol):
-    """Chooses drafts and compares them with what came."""
+class DraftSearch:
+    """Chooses drafts and compares them with what came. The native library's does the same sooner."""
 
     def take(
         self,
@@ -69,13 +69,30 @@ class DraftSearch(Protocol):
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
+        grammar_state: GrammarState | None = None,
     ) -> Taken:
         """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
-        per time largest, two at least."""
+        per time largest, two at least. With a `grammar_state` it takes only what the grammar allows, and what that
+        forces is certain to come."""
+        search = _TreeSearch(proposal, others, sharpness, grammar_state)
+        nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
+        columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
+        return Taken(*columns, search.sources(), [node.probability for node in nodes], size, expected)
 
     def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
         """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness; and for each of
         them, up to the proposal's depths, its first candidate (None: it has none)."""
+        firsts = list[int | None]()
+        parent: int | None = 0
+        for depth, token in enumerate(came[: proposal.depths]):
+            candidates = proposal.after(depth, parent, sharpness)
+            firsts.append(candidates[0][0] if candidates else None)
+            if candidates:
+                parent = next((number for candidate, _, number in candidates if candidate == token), None)
+        return proposal.gradient(came, sharpness), firsts
+
+
+PYTHON_SEARCH = DraftSearch()
 
 
 @dataclass
@@ -118,39 +135,6 @@ class DraftCalibration:
         observe(found, came, firsts)
 
 
-class PythonSearch:
-    """See `DraftSearch`."""
-
-    def take(
-        self,
-        root: int,
-        proposal: DraftProposal | None,
-        others: CandidateTree | None,
-        rows: int,
-        costs: np.ndarray | None,
-        sharpness: float,
-        grammar_state: GrammarState | None = None,
-    ) -> Taken:
-        """With a `grammar_state` it takes only what the grammar allows, and what that forces is certain to come."""
-        search = _TreeSearch(proposal, others, sharpness, grammar_state)
-        nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
-        columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
-        return Taken(*columns, search.sources(), [node.probability for node in nodes], size, expected)
-
-    def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
-        firsts = list[int | None]()
-        parent: int | None = 0
-        for depth, token in enumerate(came[: proposal.depths]):
-            candidates = proposal.after(depth, parent, sharpness)
-            firsts.append(candidates[0][0] if candidates else None)
-            if candidates:
-                parent = next((number for candidate, _, number in candidates if candidate == token), None)
-        return proposal.gradient(came, sharpness), firsts
-
-
-PYTHON_SEARCH = PythonSearch()
-
-
 class Draft(NamedTuple):
     """Draft tokens as a tree: `tokens` [n] of the nodes of `tree`, their `probabilities` and `sources` (bits) [n];
     `expected`: tokens that verifying it brings on average.
@@ -187,10 +171,7 @@ def build_draft_tree(
     `trial` may make it larger or smaller, to learn what that costs.
     """
     most, priced = min(rows, MAX_ROWS), costs if costs is None or trial is None else trial.low
-    if search is None or grammar_state is not None:
-        taken = PYTHON_SEARCH.take(root, proposal, others, most, priced, sharpness, grammar_state)
-    else:
-        taken = search.take(root, proposal, others, most, priced, sharpness)
+    taken = (search or PYTHON_SEARCH).take(root, proposal, others, most, priced, sharpness, grammar_state)
     size, expected = taken.size, taken.expected
     if trial is not None and costs is not None:  # as many nodes as it wants of those that could pay if it is right
         sums = np.cumsum(taken.probabilities)

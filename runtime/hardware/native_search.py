@@ -1,4 +1,4 @@
-"""Searches draft trees with the native library (native/draft_tree/): the trees of `PythonSearch`, in a tenth of the
+"""Searches draft trees with the native library (native/draft_tree/): the trees of `DraftSearch`, in a tenth of the
 time where the model has driven the host out of the caches. tests/runtime/decoding/test_draft_tree_search.py compares
 the two."""
 
@@ -14,9 +14,10 @@ import numpy as np
 
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.runtime.decoding.draft_proposal import DraftProposal, held
-from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, Taken
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, DraftSearch, Taken
 from streamspec.runtime.draft_sources.source import CandidateTree
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.sampling.grammar_state import GrammarState
 
 NO_PROPOSAL = NO_TREE = (None, None, None, None)
 _PLACES, _NUMBERS = ctypes.c_int64 * (1 + 4 * MAX_ROWS), ctypes.c_double * (1 + MAX_ROWS)
@@ -36,8 +37,8 @@ def _opened(path: Path) -> NativeSearch:
     return NativeSearch(path)
 
 
-class NativeSearch:
-    """See `streamspec.runtime.decoding.draft_tree_search.DraftSearch`. For any number of threads."""
+class NativeSearch(DraftSearch):
+    """For any number of threads; grammars are Python's."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))  # the calls are too short to let other threads run
@@ -54,7 +55,10 @@ class NativeSearch:
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
+        grammar_state: GrammarState | None = None,
     ) -> Taken:
+        if grammar_state is not None:
+            return super().take(root, proposal, others, rows, costs, sharpness, grammar_state)
         if costs is not None and len(costs) < rows:
             raise ValueError(f"{len(costs)} costs of {rows} rows")  # the caller's arithmetic is wrong
         arrays = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)

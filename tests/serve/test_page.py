@@ -59,12 +59,18 @@ def pick(page: Any, model: str) -> None:
     page.get_by_label("Model").select_option(model)
 
 
-def test_an_answer_is_the_apis_and_its_drafted_tokens_are_marked(
-    server: Running, visit: Open, sent: list[dict[str, Any]]
-) -> None:
+def drafting(visit: Open, server: Running) -> Any:
+    """A page with an answer of the model that drafts."""
     page = visit(server)
     pick(page, "chatty")
     converse(page, "abcabd", 30)
+    return page
+
+
+def test_an_answer_is_the_apis_and_its_drafted_tokens_are_marked(
+    server: Running, visit: Open, sent: list[dict[str, Any]]
+) -> None:
+    page = drafting(visit, server)
     calls = newest(sent)
     want = server.client().chat.completions.create(
         model="chatty", messages=user("abcabd"), max_tokens=30, temperature=0
@@ -87,9 +93,7 @@ def test_an_answer_is_the_apis_and_its_drafted_tokens_are_marked(
 def test_the_figures_are_the_servers_and_the_plot_has_every_step(
     server: Running, visit: Open, sent: list[dict[str, Any]]
 ) -> None:
-    page = visit(server)
-    pick(page, "chatty")
-    converse(page, "abcabd", 30)
+    page = drafting(visit, server)
     calls = newest(sent)
     record = calls[-1]
     shown = float(page.locator("#rate").text_content())  # Python and JavaScript round 180.25 to different sides
@@ -154,9 +158,7 @@ def test_a_conversation_goes_on_from_what_is_in_the_cache(
 def test_without_speculation_nothing_is_marked_and_the_text_is_the_same(
     server: Running, visit: Open, sent: list[dict[str, Any]]
 ) -> None:
-    page = visit(server)
-    pick(page, "chatty")
-    converse(page, "abcabd", 30)
+    page = drafting(visit, server)
     fast = said(page)
     assert page.locator(".drafted").count() > 0
     page.get_by_role("button", name="New conversation").click()
