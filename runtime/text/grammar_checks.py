@@ -34,17 +34,17 @@ def check_schema(schema: Any) -> None:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Refuses values of `multipleOf` that have too many remainders, each by itself, all together and, where one number
-    may have to be a multiple of several, their least common multiple."""
+    """Refuses values of `multipleOf` that are not above 0 or have too many remainders, each by itself, all together
+    and, where one number may have to be a multiple of several, their least common multiple."""
     values = list(multiples_of(schema))
     fix = "check such numbers after the answer"
     units = []
     for value in values:
         digits, decimals = units_of(value)
-        if digits > MAX_MULTIPLE or decimals > MAX_DECIMALS:
+        if value <= 0 or digits > MAX_MULTIPLE or decimals > MAX_DECIMALS:
             raise ConfigError(
                 f"multipleOf {str(value)[:40]} in a JSON schema",
-                f"at most {MAX_MULTIPLE} units of its last decimal and {MAX_DECIMALS} decimals",
+                f"a number above 0 of at most {MAX_MULTIPLE} units of its last decimal and {MAX_DECIMALS} decimals",
                 fix,
             )
         units.append(digits)

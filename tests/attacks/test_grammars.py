@@ -84,9 +84,11 @@ def test_a_schema_that_is_no_json(schema: str) -> None:
         Grammar.json_schema(schema)
 
 
-MANY_REMAINDERS = [
+WRONG_MULTIPLES = [
     {"type": "object", "properties": {name: {"type": "integer", "multipleOf": 1_000_003} for name in "abcd"}},
     {"type": "integer", "multipleOf": 100_003},
+    {"type": "integer", "multipleOf": 0},
+    {"type": "number", "multipleOf": -0.5},
     {"type": "number", "multipleOf": 0.100003},
     {"type": "number", "multipleOf": 1e-7},
     {"type": "number", "multipleOf": 1e300},
@@ -97,8 +99,10 @@ MANY_REMAINDERS = [
 ]
 
 
-@pytest.mark.parametrize("schema", MANY_REMAINDERS, ids=range(len(MANY_REMAINDERS)))
-def test_a_schema_with_many_remainders_is_refused_before_it_is_built(schema: dict[str, object]) -> None:
+@pytest.mark.parametrize("schema", WRONG_MULTIPLES, ids=range(len(WRONG_MULTIPLES)))
+def test_a_schema_with_many_remainders_is_refused_before_it_is_built(
+    schema: dict[str, object],
+) -> None:
     with pytest.raises(ConfigError, match="multipleOf.*; expected"):
         Grammar.json_schema(schema)
 
