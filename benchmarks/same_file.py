@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Compares streamspec with llama.cpp on one GGUF file: beginning, steps and prefill by context, perplexity.
+
+    python benchmarks/same_file.py FILE.gguf --work peers --books books/train.jsonl.gz [--out same.json]
+        [--parts start steps perplexity] [--precision P] [--contexts 64 2048 7800] [--repetitions 3] [--threads N]
+
+`--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp; what this needs of it besides
+is built once. Passages of books are the prompts, as the same token ids on both sides, in turns; streamspec decodes
+plainly, as nothing of a file drafts.
+
+- start: from the command to the first token, with nothing in streamspec's cache and then again; the most memory of the
+  processes that no file backs; bytes that stay on disk.
+- steps: tokens a second of reading each context, ms a token after it.
+- perplexity: that of llama.cpp's own program, over the second halves of chunks of 512 tokens, and over the same tokens
+  of streamspec's graph; `--chunks` of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peer_engines.install import call, program, python
+from peer_engines.process import Worker
+
+HERE = Path(__file__).resolve().parent
+PERPLEXITY, CHUNK = "llama-perplexity", 512
+LIMIT = 24  # tokens of an answer whose steps are timed
+FINAL = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and its descendants."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(each for child in children for each in tree_of(int(child)))]
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of a process's resident memory that no file backs."""
+    try:
+        found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def watched(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> tuple[float, int]:
+    """Seconds until `ended` returns, and the most memory meanwhile."""
+    began, largest, over = time.perf_counter(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not over.wait(0.02):
+            largest = max(largest, sum(map(anonymous, tree_of(process.pid))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ended()
+    took = time.perf_counter() - began
+    over.set()
+    watcher.join()
+    return took, largest
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def first_word(file: Path, precision: str | None, cache: Path) -> tuple[float, int]:
+    """Seconds and memory of `streamspec generate` of one token."""
+    command = [sys.executable, "-m", "streamspec", "generate", file, "Hello", "--max-new-tokens", "1"]
+    command += ["--precision", precision] if precision else []
+    log = cache.with_suffix(".log").open("ab")
+    process = subprocess.Popen(
+        [*map(str, command)], env={**os.environ, "STREAMSPEC_CACHE": str(cache)}, stdout=log, stderr=log
+    )
+    took, memory = watched(process, lambda: None if process.wait() == 0 else sys.exit(f"it failed: see {log.name}"))
+    return took, memory
+
+
+def llama(arguments: argparse.Namespace, context: int) -> Worker:
+    """llama.cpp's server on the file."""
+    config = {
+        "engine": "llama.cpp",
+        "program": str(program(arguments.work, "llama-server")),
+        "model": str(arguments.file),
+        "threads": arguments.threads,
+        "context": context,
+        "settings": {},
+    }
+    log = arguments.work / "logs" / "same-file-llama.log"
+    return Worker([sys.executable, str(HERE / "peer_engines" / "worker.py"), json.dumps(config)], {}, log)
+
+
+def measure_start(arguments: argparse.Namespace, bundle: Path, cache: Path) -> dict[str, Any]:
+    took, memory = first_word(arguments.file, arguments.precision, cache)
+    again, memory_again = first_word(arguments.file, arguments.precision, cache)
+    began = time.perf_counter()
+    server = llama(arguments, 512)
+    server.answer([1], 1, "plain", {})
+    peer, peer_memory = time.perf_counter() - began, server.memory()["anonymous"] * 1e6
+    server.close()
+    return {
+        "file": arguments.file.stat().st_size,
+        "streamspec": {
+            "seconds": took,
+            "again": again,
+            "anonymous": max(memory, memory_again),
+            "disk": bytes_in(cache),
+        },
+        "llama.cpp": {"seconds": peer, "anonymous": peer_memory},
+    }
+
+
+def passages(arguments: argparse.Namespace, bundle: Path, tokens: int, count: int) -> list[list[int]]:
+    """Beginnings of `count` books, so many tokens each."""
+    from tokenizers import Tokenizer
+
+    tokenizer, found = Tokenizer.from_file(str(bundle / "tokenizer.json")), list[list[int]]()
+    with gzip.open(arguments.books, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            ids = tokenizer.encode(json.loads(line)["text"][: 12 * tokens], add_special_tokens=False).ids[:tokens]
+            if len(ids) == tokens:
+                found.append(ids)
+            if len(found) == count:
+                return found
+    sys.exit(f"{arguments.books} has {len(found)} texts of {tokens} tokens; expected {count}")
+
+
+def measure_steps(arguments: argparse.Namespace, bundle: Path, cache: Path) -> list[dict[str, Any]]:
+    room = max(arguments.contexts) + LIMIT + 8
+    config = {"engine": "streamspec", "model": str(bundle), "threads": arguments.threads}
+    log = arguments.work / "logs" / "same-file-streamspec.log"
+    ours = Worker([sys.executable, str(HERE / "peer_engines" / "worker.py"), json.dumps(config)], {}, log)
+    sides = {"streamspec": ours, "llama.cpp": llama(arguments, room)}
+    rows = []
+    for context in arguments.contexts:
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        for prompt in [[], *passages(arguments, bundle, context, arguments.repetitions)]:
+            for name, side in sides.items():
+                if not prompt:  # warm up
+                    side.warm(passages(arguments, bundle, 32, 1)[0], 4, "plain", {})
+                    continue
+                answer = side.answer(prompt, LIMIT, "plain", {})
+                tokens = max(1, len(answer["tokens"]) - 1)
+                times[name].append((context / answer["first"], 1e3 * answer["decode"] / tokens))
+        rows.append({"context": context, "times": times})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    for side in sides.values():
+        side.close()
+    return rows
+
+
+def measure_perplexity(arguments: argparse.Namespace, bundle: Path, cache: Path) -> dict[str, Any]:
+    from tokenizers import Tokenizer
+
+    source = arguments.work / "llama.cpp"
+    if not program(arguments.work, PERPLEXITY).exists():
+        cmake = python(arguments.work, "llama").parent / "cmake"
+        log = arguments.work / "logs" / "llama-perplexity.log"
+        call(
+            [cmake, "--build", source / "build", "--target", PERPLEXITY],
+            log,
+            PATH=f"{cmake.parent}:{os.environ['PATH']}",
+        )
+    with gzip.open(arguments.books, "rt", encoding="utf-8") as lines:
+        text = json.loads(next(lines))["text"]
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    count = arguments.chunks * CHUNK
+    text = text[: tokenizer.encode(text[: 12 * count], add_special_tokens=False).offsets[count + 8][0]]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        command = [program(arguments.work, PERPLEXITY), "-m", arguments.file, "-f", file.name, "-c", CHUNK]
+        command += ["--chunks", arguments.chunks, "-t", arguments.threads]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    found = FINAL.search(done.stdout + done.stderr)
+    if found is None:
+        sys.exit(f"{PERPLEXITY} ended without an estimate: {done.stderr[-300:]}")
+    return {"llama.cpp": float(found[1]), "streamspec": own_perplexity(bundle, tokenizer.encode(text).ids, arguments)}
+
+
+def own_perplexity(bundle: Path, ids: list[int], arguments: argparse.Namespace) -> float:
+    """As llama.cpp's program: each chunk by itself, begun as its text is, the tokens after its first half count."""
+    import numpy as np
+
+    from streamspec.adapters.dataset.token_rows import TokenRow
+    from streamspec.bundle.manifest import MODEL, NATIVE
+    from streamspec.export.runners.graph_runner import open_session
+    from streamspec.export.validate.perplexity import graph_scorer, losses_of
+    from streamspec.runtime.text.tokenizer import read_tokenizer
+
+    begin = read_tokenizer(bundle).encode("").ids
+    rows = []
+    for at in range(arguments.chunks):
+        chunk = ids[at * CHUNK : (at + 1) * CHUNK]
+        chunk[: len(begin)] = begin
+        rows.append(TokenRow(chunk, [place > CHUNK // 2 for place in range(CHUNK)]))
+    session = open_session(bundle / (NATIVE if (bundle / NATIVE).exists() else MODEL))
+    return float(np.exp(losses_of(rows, graph_scorer(session, rows)).mean()))
+
+
+PARTS = {"start": measure_start, "steps": measure_steps, "perplexity": measure_perplexity}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown of what was measured."""
+    lines = list[str]()
+    if start := found.get("start"):
+        ours, peer, size = start["streamspec"], start["llama.cpp"], start["file"]
+        lines += ["| start | streamspec | llama.cpp |", "|---|---|---|"]
+        lines += [
+            f"| first token, s: nothing cached, again | {ours['seconds']:.1f}, {ours['again']:.1f}"
+            f" | {peer['seconds']:.1f} |"
+        ]
+        lines += [
+            f"| memory of no file over the file | {ours['anonymous'] / size:.2f} | {peer['anonymous'] / size:.2f} |"
+        ]
+        lines += [f"| disk over the file | {ours['disk'] / size:.2f} | 0 |", ""]
+    if steps := found.get("steps"):
+        lines += [
+            "| context | ms a token: streamspec, llama.cpp | ratio | prefill, tokens/s | ratio |",
+            "|---|---|---|---|---|",
+        ]
+        for row in steps:
+            sides = row["times"]["streamspec"], row["times"]["llama.cpp"]
+            speed, step = ([median(pair[which] for pair in side) for side in sides] for which in (0, 1))
+            ratios = [spread([mine[which] / own[which] for mine, own in zip(*sides, strict=True)]) for which in (0, 1)]
+            lines += [
+                f"| {row['context']:,} | {step[0]:.1f}, {step[1]:.1f} | {ratios[1]} |"
+                f" {speed[0]:,.0f}, {speed[1]:,.0f} | {ratios[0]} |"
+            ]
+        lines += [""]
+    if perplexity := found.get("perplexity"):
+        ratio = perplexity["streamspec"] / perplexity["llama.cpp"]
+        lines += [
+            f"Perplexity: {perplexity['streamspec']:.4f}, llama.cpp's {perplexity['llama.cpp']:.4f}: {ratio:.4f}."
+        ]
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--books", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("same-file.json"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--precision", help="of streamspec's bundle; default: what `chat` takes for such a file")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 2048, 7800])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--chunks", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    arguments.file, arguments.work = arguments.file.resolve(), arguments.work.resolve()
+    found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "cache"
+        if "start" not in arguments.parts:
+            first_word(arguments.file, arguments.precision, cache)
+        else:
+            found["start"] = measure_start(arguments, cache, cache)
+        [manifest] = cache.glob("bundles/*/manifest.json")
+        for part in arguments.parts:
+            if part != "start":
+                found[part] = PARTS[part](arguments, manifest.parent, cache)
+            arguments.out.write_text(json.dumps(found, indent=1))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
