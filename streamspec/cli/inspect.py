@@ -30,6 +30,7 @@ from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
+from streamspec.tables import print_facts
 
 Rows = list[tuple[str, str]]
 REFERENCES = {"pytorch": "float32"}  # in `Manifest.parity`, whoever computed it
@@ -50,13 +51,7 @@ def command(
     if as_json:
         print(json.dumps({"kind": title, **dict(rows)}))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{title}  {path}", title_justify="left", show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    Console(markup=False).print(table)
+    print_facts(rows, f"{title}  {path}")
 
 
 def describe(path: Path) -> tuple[str, Rows]:

@@ -1,0 +1,62 @@
+"""Tables fit the terminal and break no word; in a pipe they are for other programs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from streamspec.tables import print_facts, print_figures, print_line
+
+HEADINGS = ("", "tokens/step", "step ms", "speed-up")
+ROWS = [(name, "1.00", "12.34", "1.00x (1.00..1.00)") for name in ("plain", "speculative", "8 rows", "16 rows")]
+FACTS = [("base", "smollm2-135m (llama, weights 144c4f6518e2)"), ("memory, 1,024 tokens of context", "about 343 MB")]
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")  # whose width rich takes for 80
+    return monkeypatch
+
+
+@pytest.mark.parametrize("columns", [40, 45, 60, 80, 200])
+def test_a_terminals_width_holds_every_line_and_no_word_is_broken(
+    columns: int, terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal.setenv("COLUMNS", str(columns))
+    print_figures(HEADINGS, ROWS, "four arms")
+    figures = capsys.readouterr().out
+    for word in ("speculative", "tokens/step", "12.34", "16 rows", "1.00x (1.00..1.00)"):
+        assert figures.count(word) >= 1
+    assert figures.count("12.34") == len(ROWS)
+    print_line("known before: " + "a cost, " * 30)
+    lines = [*figures.splitlines(), *capsys.readouterr().out.splitlines()]
+    if columns >= 60:
+        print_facts(FACTS, "bundle  /a/path")
+        facts = capsys.readouterr().out
+        assert "144c4f6518e2)" in facts and "context" in facts
+        lines += facts.splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_where_there_is_room_a_row_is_a_row(terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = []
+    for columns in ("100", "60", "45"):
+        terminal.setenv("COLUMNS", columns)
+        print_figures(HEADINGS, ROWS)
+        shapes.append(capsys.readouterr().out.count("tokens/step"))
+    assert shapes[0] == 1 and shapes[0] < shapes[1] + 1 <= shapes[2] + 1 and shapes[2] > 1
+
+
+def test_a_pipe_gets_whole_rows_whatever_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_facts(FACTS, "bundle")
+    assert capsys.readouterr().out.splitlines() == [": ".join(row) for row in FACTS]
+    print_line("word " * 30)
+    assert capsys.readouterr().out == "word " * 30 + "\n"
+    print_figures(HEADINGS, ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(all(cell in line for cell in row) for line in lines) for row in ROWS)
