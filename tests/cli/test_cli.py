@@ -356,7 +356,7 @@ def test_inspect_describes_an_adapter(tmp_path: Path) -> None:
     assert run("inspect", tmp_path).exit_code == 2
 
 
-@pytest.mark.parametrize("columns", [40, 60, 100])
+@pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.parametrize("command", [(), ("bench",), ("train",), ("serve",)])
 def test_help_is_as_wide_as_the_terminal_and_cuts_nothing(
     columns: int, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
