@@ -119,7 +119,7 @@ class Theme:
         """Draws widgets of `style` on `box`, or on another one in a state."""
         images = [(*state.split(), self._boxes[name]) for state, name in states]
         self._style.element_create(f"{style}.box", "image", self._boxes[box], *images, border=self._radius, padding=0)
-        inside = {"children": [(f"{label}.padding", {"children": [(f"{label}.label", {})]})]} if label else {}
+        inside: Any = {"children": [(f"{label}.padding", {"children": [(f"{label}.label", {})]})]} if label else {}
         self._style.layout(style, [(f"{style}.box", {"sticky": "nsew"} | inside)])
 
     def _pixels(self, fill: str, edge: str, around: str) -> str:

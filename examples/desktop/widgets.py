@@ -64,7 +64,7 @@ class Conversation(Text):
         self.configure(padx=side)
         self._fitted(side, side + self._slider.winfo_width())
         for bubble in self.winfo_children():
-            bubble.configure(wraplength=self._wrap())  # type: ignore[call-arg]
+            bubble["wraplength"] = self._wrap()
 
     def _wrap(self) -> int:
         return int(0.75 * (self.winfo_width() - 2 * int(str(self.cget("padx")))))

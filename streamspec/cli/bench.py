@@ -10,11 +10,11 @@ import typer
 
 from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folders_of, load_flags
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
-from streamspec.tables import print_figures, print_line
 
 if TYPE_CHECKING:
     from streamspec.bench.figures import Report, Spread

@@ -28,10 +28,10 @@ def command(
 
     Exit code 1 if no provider computes it correctly.
     """
+    from streamspec.cli.tables import print_facts
     from streamspec.progress import track
     from streamspec.runtime import doctor
     from streamspec.runtime.hardware.providers import fitting, flavour
-    from streamspec.tables import print_facts
 
     machine = doctor.machine()
     providers = doctor.providers() if machine["onnxruntime"] else []

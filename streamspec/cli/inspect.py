@@ -24,13 +24,13 @@ from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
 from streamspec.cli.shared_options import BASES, Precision, folder_of
+from streamspec.cli.tables import print_facts
 from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
-from streamspec.tables import print_facts
 
 Rows = list[tuple[str, str]]
 REFERENCES = {"pytorch": "float32"}  # in `Manifest.parity`, whoever computed it

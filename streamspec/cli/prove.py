@@ -10,8 +10,8 @@ import typer
 
 from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of, load_flags
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.runtime.options import LoadOptions
-from streamspec.tables import print_figures, print_line
 
 if TYPE_CHECKING:
     from streamspec.prove import Proof

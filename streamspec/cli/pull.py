@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from streamspec.cli.shared_options import AsJson
-from streamspec.tables import print_facts
+from streamspec.cli.tables import print_facts
 
 
 def command(

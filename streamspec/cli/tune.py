@@ -11,8 +11,8 @@ import typer
 
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.runtime.options import LoadOptions
-from streamspec.tables import print_figures, print_line
 
 if TYPE_CHECKING:
     from streamspec.runtime.tuning.step_costs import Calibration

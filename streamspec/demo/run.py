@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from streamspec.atomic import sha256_file
@@ -26,7 +27,6 @@ from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
 from streamspec.errors import BundleError, ConfigError
 from streamspec.paths import cache_dir
-from streamspec.tables import print_figures
 
 if TYPE_CHECKING:
     from streamspec.runtime import Completion
@@ -52,7 +52,7 @@ def demo(
     plain = figures(PLAIN, passes[PLAIN], passes[PLAIN])
     speculative = figures(SPECULATIVE, passes[SPECULATIVE], passes[PLAIN])
     same = sum(pair[PLAIN].token_ids == pair[SPECULATIVE].token_ids for pair in pairs)
-    _print_table(plain, speculative, len(pairs))
+    console.print(_table(plain, speculative, len(pairs)))
     console.print(f"the same tokens from both: {same} of {len(pairs)} prompts; right SQL: {right} of {len(pairs)}")
     draw(passes[PLAIN][0], passes[SPECULATIVE][0], plot)
     console.print(f"plot: {plot}   bundle: {bundle}", soft_wrap=True)
@@ -179,18 +179,16 @@ def _legend(console: Console) -> str:
     return "" if console.color_system is not None else " (drafted ones in brackets)"
 
 
-def _print_table(plain: Figures, speculative: Figures, prompts: int) -> None:
-    print_figures(
-        ("", "tokens/step", "step ms", "tokens/s", "speed-up"),
-        [
-            (
-                arm.name,
-                f"{arm.tokens_per_step:.2f}",
-                f"{arm.step_ms:.1f}",
-                f"{arm.tokens_per_s:.1f}",
-                f"{arm.speedup.median:.2f}x",
-            )
-            for arm in (plain, speculative)
-        ],
-        f"{prompts} prompts, each answered once by either",
-    )
+def _table(plain: Figures, speculative: Figures, prompts: int) -> Table:
+    table = Table(title=f"{prompts} prompts, each answered once by either", title_justify="left")
+    for title in ("", "tokens/step", "step ms", "tokens/s", "speed-up"):
+        table.add_column(title, justify="left" if not title else "right")
+    for arm in (plain, speculative):
+        row = (
+            f"{arm.tokens_per_step:.2f}",
+            f"{arm.step_ms:.1f}",
+            f"{arm.tokens_per_s:.1f}",
+            f"{arm.speedup.median:.2f}x",
+        )
+        table.add_row(arm.name, *row)
+    return table

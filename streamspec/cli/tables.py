@@ -28,7 +28,7 @@ def print_line(text: str) -> None:
 def print_facts(rows: Sequence[Sequence[str]], title: str, headings: Sequence[str] = ("", "")) -> None:
     """Prints rows of words, first a name: a table on a terminal, a line for each row elsewhere."""
     if sys.stdout.isatty():
-        _print(_table(headings, rows, title, set(headings)), shutil.get_terminal_size().columns)
+        _print(_table(headings, rows, title, set(headings), 0), shutil.get_terminal_size().columns)
         return
     for name, *rest in rows:
         print(f"{name}: {'; '.join(part for part in rest if part)}")
@@ -50,16 +50,24 @@ def print_figures(
     while count > 1 and _least(_turned(headings, rows[:count], title)) > width:
         count -= 1
     for first in range(0, len(rows), count):
-        _print(_turned(headings, rows[first : first + count], title), width)
+        least = READABLE if count > 1 else 0
+        _print(_turned(headings, rows[first : first + count], title, least), width)
 
 
-def _turned(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> Table:
+def _turned(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: str, least: int = READABLE) -> Table:
     (names, *others), (corner, *lines) = zip(*rows, strict=True), headings
     cells = [(line, *values) for line, values in zip(lines, others, strict=True)]
-    return _table([corner, *map(str, names)], cells, title, {corner, *map(str, names)})
+    return _table([corner, *map(str, names)], cells, title, {corner, *map(str, names)}, least)
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str, words: Collection[str]) -> Table:
+def _table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str,
+    words: Collection[str],
+    least: int = READABLE,
+) -> Table:
+    """Makes a table whose columns of words have `least` characters, if they hold so many."""
     from rich.table import Table
 
     rows = list(rows)
@@ -67,7 +75,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str, w
     for heading, *cells in zip(headings, *rows, strict=True):
         longest = _widest([heading, *cells])
         if heading in words:
-            made.add_column(heading, min_width=min(longest, READABLE))
+            made.add_column(heading, min_width=min(longest, least), overflow="fold")
         else:
             made.add_column(heading, justify="right", no_wrap=True, min_width=longest)
     for row in rows:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from streamspec.tables import print_facts, print_figures, print_line
+from streamspec.cli.tables import print_facts, print_figures, print_line
 
 HEADINGS = ("", "tokens/step", "step ms", "speed-up")
 ROWS = [(name, "1.00", "12.34", "1.00x (1.00..1.00)") for name in ("plain", "speculative", "8 rows", "16 rows")]
@@ -31,11 +31,13 @@ def test_a_terminals_width_holds_every_line_and_no_word_is_broken(
     assert figures.count("12.34") == len(ROWS)
     print_line("known before: " + "a cost, " * 30)
     lines = [*figures.splitlines(), *capsys.readouterr().out.splitlines()]
+    path = "/a/path/" + "x" * 90
+    print_facts([(*fact, "in the cache") for fact in FACTS] + [("x", path, "")], "bundle", ("", "here", "bundles"))
+    facts = capsys.readouterr().out
+    assert facts.count("x") == 91 and "\u2026" not in facts and "cache" in facts
+    lines += facts.splitlines()
     if columns >= 60:
-        print_facts(FACTS, "bundle  /a/path")
-        facts = capsys.readouterr().out
         assert "144c4f6518e2)" in facts and "context" in facts
-        lines += facts.splitlines()
     assert max(map(len, lines)) <= columns
 
 
