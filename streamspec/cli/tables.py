@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-READABLE = 24  # characters that a column of words has at least
-
 
 def print_line(text: str) -> None:
     """Prints a line; on a terminal that is too narrow for it, several."""
@@ -28,7 +26,9 @@ def print_line(text: str) -> None:
 def print_facts(rows: Sequence[Sequence[str]], title: str, headings: Sequence[str] = ("", "")) -> None:
     """Prints rows of words, first a name: a table on a terminal, a line for each row elsewhere."""
     if sys.stdout.isatty():
-        _print(_table(headings, rows, title, set(headings), 0), shutil.get_terminal_size().columns)
+        width = shutil.get_terminal_size().columns
+        table = _table(headings, rows, title, headings)
+        _print(table if _least(table) <= width else _table(headings, rows, title, headings, fold=True), width)
         return
     for name, *rest in rows:
         print(f"{name}: {'; '.join(part for part in rest if part)}")
@@ -50,34 +50,31 @@ def print_figures(
     while count > 1 and _least(_turned(headings, rows[:count], title)) > width:
         count -= 1
     for first in range(0, len(rows), count):
-        least = READABLE if count > 1 else 0
-        _print(_turned(headings, rows[first : first + count], title, least), width)
+        _print(_turned(headings, rows[first : first + count], title, fold=count == 1), width)
 
 
-def _turned(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: str, least: int = READABLE) -> Table:
+def _turned(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: str, fold: bool = False) -> Table:
     (names, *others), (corner, *lines) = zip(*rows, strict=True), headings
     cells = [(line, *values) for line, values in zip(lines, others, strict=True)]
-    return _table([corner, *map(str, names)], cells, title, {corner, *map(str, names)}, least)
+    new = [corner, *map(str, names)]
+    return _table(new, cells, title, new if fold else {corner}, fold)
 
 
 def _table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    title: str,
-    words: Collection[str],
-    least: int = READABLE,
+    headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str, words: Collection[str], fold: bool = False
 ) -> Table:
-    """Makes a table whose columns of words have `least` characters, if they hold so many."""
+    """Makes a table. Figures stay in a line; columns of words break between words, with `fold` within them too."""
     from rich.table import Table
 
     rows = list(rows)
     made = Table(title=title or None, title_justify="left", show_header=any(headings))
-    for heading, *cells in zip(headings, *rows, strict=True):
-        longest = _widest([heading, *cells])
-        if heading in words:
-            made.add_column(heading, min_width=min(longest, least), overflow="fold")
+    for column in zip(headings, *rows, strict=True):
+        if column[0] in words:
+            longest = 0 if fold else _widest(word for cell in column for word in str(cell).split() or [""])
+            made.add_column(column[0], min_width=longest, max_width=_widest(column), overflow="fold")
         else:
-            made.add_column(heading, justify="right", no_wrap=True, min_width=longest)
+            longest = _widest(column)
+            made.add_column(column[0], justify="right", no_wrap=True, min_width=longest, max_width=longest)
     for row in rows:
         made.add_row(*row)
     return made
@@ -94,6 +91,13 @@ def _least(table: Table) -> int:
 
 
 def _print(table: Table, width: int) -> None:
+    """Prints a table whose columns share what is left of `width`: rich would take it from the widest ones alone."""
     from rich.console import Console
 
+    spare = width - _least(table)
+    needs = sorted(((column.max_width or 0) - (column.min_width or 0), at) for at, column in enumerate(table.columns))
+    for left, (need, at) in zip(range(len(needs), 0, -1), needs, strict=True):
+        more = max(min(need, spare // left), 0)
+        table.columns[at].width = max((table.columns[at].min_width or 0) + more, 1)
+        spare -= more
     Console(width=width, height=shutil.get_terminal_size().lines, markup=False, highlight=False).print(table)

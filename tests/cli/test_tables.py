@@ -34,11 +34,16 @@ def test_a_terminals_width_holds_every_line_and_no_word_is_broken(
     path = "/a/path/" + "x" * 90
     print_facts([(*fact, "in the cache") for fact in FACTS] + [("x", path, "")], "bundle", ("", "here", "bundles"))
     facts = capsys.readouterr().out
-    assert facts.count("x") == 91 and "\u2026" not in facts and "cache" in facts
+    assert facts.count("x") == 92 and "\u2026" not in facts and "cache" in facts
     lines += facts.splitlines()
-    if columns >= 60:
-        assert "144c4f6518e2)" in facts and "context" in facts
-    assert max(map(len, lines)) <= columns
+    print_facts(FACTS, "bundle  /a/path")
+    facts = capsys.readouterr().out
+    assert "144c4f6518e2)" in facts and "smollm2-135m" in facts and "context" in facts
+    lines += facts.splitlines()
+    three = [("openvino", "onnxruntime_ep_openvino finds none", "static, device"), ("cpu", "yes", "dynamic " * 9)]
+    print_facts(three, "", ("provider", "here", "bundles"))
+    lines += capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns and all(line[-1] in "┓┃┩│┘┐ " or "cost" in line for line in lines)
 
 
 def test_where_there_is_room_a_row_is_a_row(
