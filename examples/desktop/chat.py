@@ -5,19 +5,22 @@
 
 The model runs in a thread of its own (`Model`), the window in the main thread (`Window`). They share two queues: tasks
 for the model, and events for the window, which polls them every few milliseconds while a task runs and sleeps
-otherwise. So the window never blocks.
+otherwise. So the window never blocks. What it looks like is in widgets.py and theme.py, which know nothing of models.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from tkinter import BooleanVar, Event, StringVar, Tk, filedialog, ttk
-from tkinter.scrolledtext import ScrolledText
+from tkinter import BooleanVar, StringVar, Tk, filedialog, ttk
 from typing import Any
+
+from theme import DARK, LIGHT, Theme, sharp_pixels
+from widgets import Composer, Conversation
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, Session, Stream, load
@@ -25,16 +28,17 @@ from streamspec.runtime import Chunk, Session, Stream, load
 BESIDE = Path(__file__).resolve().parent / "bundle"  # in a frozen app: within its folder of libraries
 POLL = 25  # milliseconds
 MAX_NEW_TOKENS = 512
+ENDED = {"length": " · cut off", "cancelled": " · stopped"}  # by itself: nothing
 
 
 class Model(threading.Thread):
-    """Owns the session. `open` and `say` give it a task; `events` are (name, value) pairs, the last of every task being
-    ("idle", None).
+    """Owns the session. `open`, `say` and `forget` give it a task; `events` are (name, value) pairs, the last of every
+    task being ("idle", None).
     """
 
     def __init__(self) -> None:
         super().__init__(name="model")
-        self.tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._session: Session | None = None
         self._answer: Stream | None = None
@@ -56,6 +60,10 @@ class Model(threading.Thread):
     def say(self, message: str, speculate: bool) -> None:
         self._stopped.clear()
         self.tasks.put(lambda: self._say(message, speculate))
+
+    def forget(self) -> None:
+        """Begins a new conversation."""
+        self.tasks.put(lambda: self._session and self._session.forget())
 
     def stop(self) -> None:
         """Ends the answer under way; what it said so far stays in the conversation."""
@@ -95,62 +103,72 @@ class Model(threading.Thread):
         if any(chunk.drafted):
             word = "" if chunk.drafted[-1] else self._session.tokenizer.decode(chunk.token_ids[-1:])
             own = len(word) if text.endswith(word) else 0
-        yield text[: len(text) - own], "drafted"
+        for piece in re.split(r"(\s+)", text[: len(text) - own]):
+            yield piece, "own" if piece.isspace() else "drafted"  # no coloured gaps where a line ends
         yield text[len(text) - own :], "own"
 
 
 class Window:
     def __init__(self, model: Model) -> None:
         self.model, self.busy, self.ready = model, False, False
+        self.drafted = 0  # tokens of the answer
+        sharp_pixels()
         self.root = Tk()
+        self.theme = Theme(self.root)
+        pad = self.theme.scaled
         self.root.title("streamspec chat")
-        self.root.geometry("720x520")
+        self.root.geometry(f"{pad(760)}x{pad(600)}")
+        self.root.minsize(pad(420), pad(320))
         self.root.protocol("WM_DELETE_WINDOW", self.close)
-        if self.root.tk.call("tk", "windowingsystem") == "x11":
-            ttk.Style(self.root).theme_use("clam")  # the default there is that of 1990
         self.status, self.speculate = StringVar(self.root, "Open a bundle to begin."), BooleanVar(self.root, True)
 
-        bar = ttk.Frame(self.root, padding=6)
-        self.opener = ttk.Button(bar, text="Open bundle ...", command=self.choose)
-        self.opener.pack(side="left")
-        ttk.Checkbutton(bar, text="Speculate (drafted tokens in green)", variable=self.speculate).pack(
-            side="left", padx=12
-        )
-        bar.pack(fill="x")
+        top = ttk.Frame(self.root, padding=(pad(16), pad(8)))
+        self.name = ttk.Label(top, text="No bundle", style="Name.TLabel")
+        self.shade = ttk.Button(top, text="Dark", command=self.darken)
+        self.opener = ttk.Button(top, text="Open ...", command=self.choose)
+        self.anew = ttk.Button(top, text="New", command=self.forget)
+        switch = ttk.Checkbutton(top, text="Speculate", variable=self.speculate)
+        for widget in (self.shade, self.opener, self.anew, switch):
+            widget.pack(side="right", padx=(pad(6), 0))
+        self.name.pack(side="left", fill="x")  # gets what is left
+        top.pack(fill="x")
+        self.bar = ttk.Progressbar(self.root)
+        self.bar.pack(fill="x")
 
-        below = ttk.Frame(self.root, padding=6)
-        self.entry = ttk.Entry(below)
-        self.entry.pack(side="left", fill="x", expand=True)
-        self.button = ttk.Button(below, text="Send", command=self.press)
-        self.button.pack(side="left", padx=(6, 0))
-        self.line = ttk.Label(self.root, textvariable=self.status, padding=(6, 0, 6, 6), wraplength=700)
-        self.line.pack(side="bottom", fill="x")
-        below.pack(side="bottom", fill="x")
+        self.line = ttk.Label(self.root, textvariable=self.status, style="Quiet.TLabel", anchor="center")
+        self.line.pack(side="bottom", fill="x", padx=pad(16), pady=(0, pad(10)))
+        composer = Composer(self.root, self.theme, self.send, self.press)
+        composer.pack(side="bottom", fill="x", pady=pad(8))
+        self.take, self.entry, self.button = composer.take, composer.entry, composer.button
+        self.text = Conversation(self.root, self.theme, lambda *sides: composer.pack_configure(padx=sides))
+        self.text.pack(side="left", fill="both", expand=True)
 
-        self.text = ScrolledText(self.root, wrap="word", state="disabled", padx=8, pady=8, font="TkTextFont")
-        self.text.tag_configure("you", font="TkHeadingFont", spacing1=10, spacing3=4)
-        self.text.tag_configure("drafted", foreground="#0a7a2f")
-        self.text.pack(fill="both", expand=True)
-
-        self.entry.bind("<Return>", lambda event: self.send())
-        self.root.bind("<Control-q>", lambda event: self.close())
+        for keys, action in (("q", self.close), ("n", self.forget), ("o", self.choose)):
+            self.root.bind(f"<Control-{keys}>", lambda event, action=action: action())
         self.root.bind("<Escape>", lambda event: self.model.stop())
-        self.text.bind("<Button-1>", lambda event: self.text.focus_set())  # so that a disabled text can be copied from
-        self.text.bind("<Control-a>", self._select_all)
+        self.paint(LIGHT)
         self._enable()
         self.entry.focus_set()
 
     # What the user does
 
     def choose(self) -> None:
+        if self.busy:
+            return
         if folder := filedialog.askdirectory(parent=self.root, title="Choose a bundle", mustexist=True):
             self.open(Path(folder))
 
     def open(self, bundle: Path) -> None:
         self.ready = False
-        self.status.set(f"Loading {bundle} ...")
+        self.name.configure(text=bundle.name)
         self.model.open(bundle)
-        self._wait()
+        self._wait(f"Loading {bundle.name} ...")
+
+    def forget(self) -> None:
+        if self.ready and not self.busy:
+            self.text.clear()
+            self.model.forget()
+            self._wait("A new conversation")
 
     def press(self) -> None:
         if self.busy:
@@ -159,17 +177,23 @@ class Window:
             self.send()
 
     def send(self) -> None:
-        message = self.entry.get().strip()
-        if self.ready and message and not self.busy:
-            self.entry.delete(0, "end")
-            self._write((f"{message}\n", "you"))
-            self.status.set("Reading ...")
+        if self.ready and not self.busy and (message := self.take()):
+            self.text.ask(message)
+            self.drafted = 0
             self.model.say(message, self.speculate.get())
-            self._wait()
+            self._wait("Reading ...")
+
+    def darken(self) -> None:
+        self.paint(LIGHT if self.theme.colours is DARK else DARK)
+
+    def paint(self, colours: dict[str, str]) -> None:
+        """Tk does not know which one the system prefers; the package darkdetect does."""
+        self.theme.paint(colours, {self.text: "paper", self.entry: "raised"})
+        self.shade.configure(text="Light" if colours is DARK else "Dark")
 
     def close(self) -> None:
         self.model.close()
-        self.root.destroy()  # the process ends with the model's thread, within a step
+        self.root.destroy()  # the process ends with the model's thread, within a step or once the bundle is loaded
 
     # What the model has to say
 
@@ -177,34 +201,40 @@ class Window:
         name, speculation = opened
         self.ready = True
         self.root.title(f"{name} - streamspec chat")
-        self.status.set(f"Speculation {speculation}")
-        self._write(anew=True)
+        self._tell(f"Speculation {speculation}")
+        self.text.clear()
 
     def on_read(self, progress: tuple[int, int]) -> None:
-        self.status.set("Reading: {:,} of {:,} tokens".format(*progress))
+        read, tokens = progress
+        self._tell(f"Reading: {read:,} of {tokens:,} tokens")
+        self.bar.stop()
+        self.bar.configure(mode="determinate", value=100 * read / tokens)
 
     def on_said(self, said: tuple[Chunk, list[tuple[str, str]]]) -> None:
         chunk, pieces = said
-        self._write(*pieces)
-        stats = chunk.stats
-        ended = f" ({chunk.finish_reason})" if chunk.finish_reason else ""
-        self.status.set(
-            f"{stats.new_tokens} tokens, {stats.tokens_per_second:.0f}/s; speculation {stats.speculation}{ended}"
-        )
-        if chunk.finish_reason:
-            self._write(("\n", "own"))
+        self.text.write(*pieces, *[("\n", "own")] * bool(chunk.finish_reason))
+        self.drafted += sum(chunk.drafted)
+        count, speed = chunk.stats.new_tokens, chunk.stats.tokens_per_second
+        share = self.drafted / max(count, 1)
+        ended = ENDED.get(chunk.finish_reason or "", "")
+        self._tell(f"{count} tokens · {share:.0%} drafted · {speed:.0f} tokens/s{ended}")
 
     def on_failed(self, line: str) -> None:
-        self.status.set(line)
+        self._tell(line, "Bad.TLabel")
 
     def on_idle(self, _: None) -> None:
         self.busy = False
+        self.bar.stop()
+        self.bar.configure(mode="determinate", value=0)
         self._enable()
 
     # The rest
 
-    def _wait(self) -> None:
+    def _wait(self, line: str) -> None:
         self.busy = True
+        self._tell(line)
+        self.bar.configure(mode="indeterminate")
+        self.bar.start()
         self._enable()
         self.root.after(POLL, self._look)
 
@@ -218,22 +248,12 @@ class Window:
     def _enable(self) -> None:
         stop = self.busy and self.ready
         self.button.configure(text="Stop" if stop else "Send", state="normal" if self.ready else "disabled")
-        self.opener.configure(state="disabled" if self.busy else "normal")
+        for button in (self.opener, self.anew):
+            button.configure(state="disabled" if self.busy else "normal")
 
-    def _write(self, *pieces: tuple[str, str], anew: bool = False) -> None:
-        follow = self.text.yview()[1] == 1.0  # unless the user has scrolled back
-        self.text.configure(state="normal")
-        if anew:
-            self.text.delete("1.0", "end")
-        for text, tag in pieces:
-            self.text.insert("end", text, tag)
-        self.text.configure(state="disabled")
-        if follow:
-            self.text.see("end")
-
-    def _select_all(self, event: Event) -> str:
-        self.text.tag_add("sel", "1.0", "end-1c")
-        return "break"
+    def _tell(self, line: str, style: str = "Quiet.TLabel") -> None:
+        self.status.set(line)
+        self.line.configure(style=style)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from streamspec.cli import (
     tune,
 )
 from streamspec.cli.errors import guarded, one_line_warning
-from streamspec.cli.help_panels import PanelledCommand
+from streamspec.cli.help_panels import Command, Commands, PanelledCommand
 from streamspec.errors import StreamspecWarning
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -56,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="streamspec",
+    cls=Commands,
     help="Fine-tune a small language model so that it drafts its own next tokens, export it, run it faster.",
     no_args_is_help=True,
     add_completion=False,
@@ -63,7 +64,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for name, function in COMMANDS.items():
-    app.command(name, cls=PanelledCommand if name == "train" else None)(guarded(name, function))
+    shown = (function.__doc__ or "").split("\n\n")[0].split(";")[0].replace("\n    ", " ").rstrip(".")
+    made = PanelledCommand if name == "train" else Command
+    app.command(name, cls=made, short_help=f"{shown}.")(guarded(name, function))
 
 
 @app.callback(invoke_without_command=True)

@@ -10,14 +10,13 @@ import typer
 
 from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folders_of, load_flags
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from streamspec.bench.figures import Report, Spread
     from streamspec.runtime.costs.theory import Prediction
 
@@ -100,24 +99,19 @@ def parse_probabilities(text: str | None) -> list[float]:
 
 def show(report: Report) -> None:
     """Prints the report as tables: plain and speculative decoding, then the further measurements."""
-    from rich.console import Console
-
-    console = Console(width=max(Console().width, 112), markup=False)
-    console.print(
+    print_line(
         f"{report.bundle}: {basis(report)}, {report.threads} threads; speculation: {report.speculation}; provider: "
-        f"{report.provider}",
-        highlight=False,
-        soft_wrap=True,
+        f"{report.provider}"
     )
-    console.print(speeds(report))
+    print_speeds(report)
     if report.over_fastest_plain:
-        print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
+        print_line(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
     ties = (
         ""
         if report.largest_near_tie is None
         else f" (largest margin {report.largest_near_tie:.2g}, at most {report.tolerance:.2g})"
     )
-    print(
+    print_line(
         f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: "
         f"{report.mismatches}"
     )
@@ -125,19 +119,19 @@ def show(report: Report) -> None:
         sides = (("speculative", report.quality), ("plain", report.quality["plain"]))
         for name, scores in sides:
             metrics = ", ".join(f"{key} {scores[key]:.3f}" for key in ("em", "rouge1", "rouge2", "rougeL"))
-            print(f"quality, {name}: {metrics} ({report.quality['scored']} answers)")
-    print(
+            print_line(f"quality, {name}: {metrics} ({report.quality['scored']} answers)")
+    print_line(
         f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: "
         f"{report.peak_rss_mb:.0f} MB"
     )
     if report.speculative.sources:
         shares = (f"{name} {n.accepted} of {n.drafted}" for name, n in report.speculative.sources.items())
-        print(f"drafts accepted in a pass: {', '.join(shares)}")
+        print_line(f"drafts accepted in a pass: {', '.join(shares)}")
     for arm in (report.speculative, *report.rows):
         if arm.theory is not None:
-            print(_theory(arm.name, arm.theory, arm.speedup.median))
+            print_line(_theory(arm.name, arm.theory, arm.speedup.median))
     for category, figures in report.categories.items():
-        print(
+        print_line(
             f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "
             f"{figures['prompts']} prompts"
         )
@@ -148,26 +142,24 @@ def basis(report: Report) -> str:
     return f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass"
 
 
-def speeds(report: Report) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    for title in ("", "tokens/step", "per call", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
-        table.add_column(
-            title, justify="left" if not title else "right", no_wrap=bool(title), min_width=11 if not title else None
-        )
-    for arm in (report.plain, report.speculative, *report.rows, *report.others):
-        table.add_row(
-            arm.name,
-            f"{arm.tokens_per_step:.2f}",
-            f"{arm.call_reduction:.2f}",
-            f"{arm.step_ms:.2f}",
-            f"{arm.tokens_per_s:.1f}",
-            _spread(arm.speedup),
-            _spread(arm.speedup_total),
-            str(arm.mismatches),
-        )
-    return table
+def print_speeds(report: Report) -> None:
+    """Prints a row of figures for each arm."""
+    print_figures(
+        ("", "tokens/step", "per call", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"),
+        [
+            (
+                arm.name,
+                f"{arm.tokens_per_step:.2f}",
+                f"{arm.call_reduction:.2f}",
+                f"{arm.step_ms:.2f}",
+                f"{arm.tokens_per_s:.1f}",
+                _spread(arm.speedup),
+                _spread(arm.speedup_total),
+                str(arm.mismatches),
+            )
+            for arm in (report.plain, report.speculative, *report.rows, *report.others)
+        ],
+    )
 
 
 def _theory(name: str, theory: Prediction, measured: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +11,6 @@ from streamspec.bundle.files import verify_files
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import BUNDLE, Precision, folder_of
 from streamspec.runtime.options import LoadOptions
-
-Rows = Sequence[Sequence[str]]
 
 
 @with_flags
@@ -31,6 +28,7 @@ def command(
 
     Exit code 1 if no provider computes it correctly.
     """
+    from streamspec.cli.tables import print_facts
     from streamspec.progress import track
     from streamspec.runtime import doctor
     from streamspec.runtime.hardware.providers import fitting, flavour
@@ -48,8 +46,8 @@ def command(
     if as_json:
         print(json.dumps({"machine": machine, "providers": providers, "bundle": tried}))
     else:
-        show(about(machine), ("", ""), "machine")
-        show(
+        print_facts(about(machine), "machine")
+        print_facts(
             [
                 (
                     provider["name"],
@@ -58,15 +56,12 @@ def command(
                 )
                 for provider in providers
             ],
-            ("provider", "here", "bundles"),
             "providers",
+            ("provider", "here", "bundles"),
         )
         if tried is not None:
-            show(
-                [outcome(report) for report in tried],
-                ("provider", "computes", "plain step", "small nodes on the CPU"),
-                str(bundle),
-            )
+            headings = ("provider", "computes", "plain step", "small nodes on the CPU")
+            print_facts([outcome(report) for report in tried], str(bundle), headings)
     if tried is not None and not any(report["right"] for report in tried):
         raise SystemExit(1)
 
@@ -118,21 +113,3 @@ def outcome(report: dict[str, Any]) -> tuple[str, str, str, str]:
     why_not = report["why_not_captured"]
     graph = ", captured" if report["captured"] else f", not captured: {why_not}" if why_not else ""
     return report["name"], f"rightly{graph}", f"{report['plain_ms']:.2f} ms", str(report["on_cpu"])
-
-
-def show(rows: Rows, headings: Sequence[str], title: str) -> None:
-    """Prints a table on a terminal, one line per row elsewhere."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False)
-    if not console.is_terminal:
-        for name, *rest in rows:
-            print(f"{name}: {'; '.join(part for part in rest if part)}")
-        return
-    table = Table(title=title, title_justify="left", show_header=any(headings))
-    for heading in headings:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

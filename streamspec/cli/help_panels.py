@@ -1,22 +1,43 @@
-"""The help of a command with many options: in panels, the essential ones first, those of the papers with
-`--help-all`.
+"""Help as wide as the terminal. That of a command with many options is in panels, the essential ones first, those of
+the papers with `--help-all`.
 """
 
 from __future__ import annotations
 
+import shutil
 from copy import copy
+from functools import partial
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 THIS_COMMAND = "This command"  # panel of --config, --json and the two helps
 
 OFF = "[default: false]"
+MOST_COLUMNS = 110  # a line of more is hard to read
+PANELS = 80  # columns that panels need, or rich cuts words
 
 
-class PanelledCommand(TyperCommand):
-    """A command whose help is drawn in panels, also in an app that draws no others."""
+class _FittedHelp:
+    """Help within `COLUMNS` or the terminal's width: click's own has 50 columns at least, and 78 at most."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.width = min(shutil.get_terminal_size().columns, MOST_COLUMNS) - 1
+        formatter.write_dl = partial(formatter.write_dl, col_max=max(min(formatter.width - 45, 30), 8))
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Commands(_FittedHelp, TyperGroup):
+    """All commands, each with the whole first sentence of its help."""
+
+
+class Command(_FittedHelp, TyperCommand):
+    """A command whose help is plain text."""
+
+
+class PanelledCommand(Command):
+    """A command whose help is drawn in panels where there is room, also in an app that draws no others."""
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
@@ -25,6 +46,9 @@ class PanelledCommand(TyperCommand):
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        if shutil.get_terminal_size().columns < PANELS:
+            super().format_help(ctx, formatter)
+            return
         from typer import rich_utils
 
         drawn = copy(self)

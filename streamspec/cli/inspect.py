@@ -24,6 +24,7 @@ from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
 from streamspec.cli.shared_options import BASES, Precision, folder_of
+from streamspec.cli.tables import print_facts
 from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
@@ -50,13 +51,7 @@ def command(
     if as_json:
         print(json.dumps({"kind": title, **dict(rows)}))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{title}  {path}", title_justify="left", show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    Console(markup=False).print(table)
+    print_facts(rows, f"{title}  {path}")
 
 
 def describe(path: Path) -> tuple[str, Rows]:

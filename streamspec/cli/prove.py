@@ -10,6 +10,7 @@ import typer
 
 from streamspec.cli.option_flags import with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of, load_flags
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -48,18 +49,13 @@ def command(
 
 def show(proof: Proof) -> None:
     """Prints the report as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
-    console = Console(width=max(Console().width, 112), markup=False)
-    console.print(f"{proof.bundle}: {proof.threads} threads; provider: {proof.provider}; {versions}", soft_wrap=True)
-    table = Table()
-    for name in ("compared with plain decoding", "compared", "different", "largest, of a logit", ""):
-        table.add_column(name, justify="left" if name[:9] == "compared " or not name else "right")
+    print_line(f"{proof.bundle}: {proof.threads} threads; provider: {proof.provider}; {versions}")
+    rows = []
     for check in proof.checks:
         largest = "" if check.largest is None else f"{check.largest:.3g}"
         cells = (f"{check.compared:,} {check.unit}", f"{check.different:,}", largest, check.first or check.note)
-        table.add_row(check.name, *cells)
-    console.print(table)
-    print("the same in all ways" if proof.proved else "not the same: see the first difference of each line")
+        rows.append((check.name, *cells))
+    headings = ("compared with plain decoding", "compared", "different", "largest, of a logit", "")
+    print_figures(headings, rows, words=(headings[0], ""))
+    print_line("the same in all ways" if proof.proved else "not the same: see the first difference of each line")

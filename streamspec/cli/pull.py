@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from streamspec.cli.shared_options import AsJson
+from streamspec.cli.tables import print_facts
 
 
 def command(
@@ -54,6 +56,9 @@ def list_command(as_json: AsJson = False) -> None:
         )
         for one in bundles
     ] + [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
+    if rows and sys.stdout.isatty():
+        print_facts([(name, f"{size / 1e6:,.1f} MB", facts) for name, size, facts in rows], "", ("", "", ""))
+        return
     width = max((len(name) for name, *_ in rows), default=0)
     for name, size, facts in rows:
         print(f"{name:<{width}}  {size / 1e6:8.1f} MB  {facts}")

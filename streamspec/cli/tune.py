@@ -11,11 +11,10 @@ import typer
 
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import AsJson, Bundle, Precision, folder_of
+from streamspec.cli.tables import print_figures, print_line
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from streamspec.runtime.tuning.step_costs import Calibration
 
 
@@ -39,8 +38,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a step by its number of rows; later loads on this machine use the result."""
-    from rich.console import Console
-
     from streamspec.runtime import load
     from streamspec.runtime.costs.learned_costs import describe
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
@@ -52,17 +49,16 @@ def command(
         session.manifest.check_prunes()
     before = read_record(costs_file(session.runner.provider, session.runner.threads, session.manifest, None))
     calibrations = tune(session.runner, session.manifest, context)
-    console = Console(width=max(Console().width, 112), highlight=False, markup=False)
     if before is not None:
-        console.print(f"known before: {describe(before)}", soft_wrap=True)
+        print_line(f"known before: {describe(before)}")
     for tokens, calibration in calibrations.items():
-        console.print(table(tokens, calibration))
+        print_costs(tokens, calibration)
     chosen = next(iter(calibrations.values()))
-    console.print(f"provider: {session.provider}", soft_wrap=True)
-    console.print(f"chosen: {chosen.rows} rows" if chosen.rows > 1 else f"chosen: plain decoding ({chosen.reason})")
+    print_line(f"provider: {session.provider}")
+    print_line(f"chosen: {chosen.rows} rows" if chosen.rows > 1 else f"chosen: plain decoding ({chosen.reason})")
     if plot is not None:
         draw(calibrations, plot)
-        console.print(f"curves: {plot}")
+        print_line(f"curves: {plot}")
     result: dict[str, Any] = {
         "rows": chosen.rows,
         "provider": session.provider.name,
@@ -70,16 +66,16 @@ def command(
     }
     if prompts is not None:
         from streamspec.bench.pruning import find_pruning
-        from streamspec.cli.bench import basis, speeds
+        from streamspec.cli.bench import basis, print_speeds
 
         report, pruning = find_pruning(
             folder, prompts, limit, max_new_tokens, replace(loading, provider=session.provider.name)
         )
         probability = pruning.min_probability
         keep_min_probability(session.runner, session.manifest, probability, score=pruning.score)
-        console.print(f"{prompts.name}: {basis(report)}")
-        console.print(speeds(report))
-        console.print(
+        print_line(f"{prompts.name}: {basis(report)}")
+        print_speeds(report)
+        print_line(
             f"pruning: below a probability of {probability:g} by {pruning.score}"
             if probability
             else "pruning: none (it does not pay here)"
@@ -103,19 +99,17 @@ def as_dict(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def table(context: int, calibration: Calibration) -> Table:
-    from rich.table import Table
+def print_costs(context: int, calibration: Calibration) -> None:
+    """Prints what steps of each number of rows cost and bring; the chosen one is bold."""
+    from rich.text import Text
 
-    out = Table(title=f"{context} tokens in the cache", title_justify="left")
-    for heading in ("rows", "step ms", "x plain", "tokens/step expected", "speed-up expected"):
-        out.add_column(heading, justify="right")
+    lines = []
     for rows, cost in calibration.costs.items():
         ratio, tokens = calibration.ratio(rows), calibration.expected[rows]
-        style = "bold" if rows == calibration.rows else None
-        out.add_row(
-            f"{rows}", f"{1000 * cost:.2f}", f"{ratio:.2f}", f"{tokens:.2f}", f"{tokens / ratio:.2f}x", style=style
-        )
-    return out
+        cells = (f"{rows}", f"{1000 * cost:.2f}", f"{ratio:.2f}", f"{tokens:.2f}", f"{tokens / ratio:.2f}x")
+        lines.append([Text(cell, style="bold" if rows == calibration.rows else "") for cell in cells])
+    headings = ("rows", "step ms", "x plain", "tokens/step expected", "speed-up expected")
+    print_figures(headings, lines, f"{context} tokens in the cache")
 
 
 def draw(calibrations: dict[int, Calibration], file: Path) -> None:

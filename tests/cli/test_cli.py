@@ -354,3 +354,16 @@ def test_inspect_describes_an_adapter(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "4, a matrix each" in result.stdout, result.stderr
     (tmp_path / "streamspec_config.json").write_text(json.dumps({"base": {}}))
     assert run("inspect", tmp_path).exit_code == 2
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("command", [(), ("bench",), ("train",), ("serve",)])
+def test_help_is_as_wide_as_the_terminal_and_cuts_nothing(
+    columns: int, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run(*command, "--help").stdout.splitlines()
+    assert columns - 12 <= max(map(len, lines)) <= columns
+    assert not [
+        line for line in lines if "..." in line.replace("[ARGS]...", "").replace("...)", "") or "\u2026" in line
+    ]

@@ -78,7 +78,7 @@ class Hand:
         ).stdout
 
     def enter(self, text: str) -> None:
-        self._do("mousemove", "--window", self.window, "300", "475", "click", "1", "type", "--delay", "5", text)
+        self._do("mousemove", "--window", self.window, "300", "560", "click", "1", "type", "--delay", "5", text)
         self._do("key", "Return")
 
     def copied(self) -> str:

@@ -353,6 +353,26 @@ def test_a_narrow_window_has_everything(running: Make, visit: Open) -> None:
     assert page.locator("#panel").is_hidden()
 
 
+def test_a_phone_shows_the_name_that_was_given_and_all_of_it_after_a_tap(running: Make, visit: Open) -> None:
+    page = visit(running(adapters={}), viewport={"width": 360, "height": 640}, has_touch=True)
+    given = "the-assistant-of-our-support-team-" + "x" * 60
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": given}, {"id": "small"}]}))
+    page.reload()
+    name, is_cut = page.locator("#serving"), "name => name.scrollWidth > name.clientWidth"
+    until(lambda: name.text_content() == given)
+    box = name.bounding_box()
+    assert name.evaluate(is_cut) and box["width"] > 120 and name.get_attribute("title") == given
+    assert name.evaluate("name => getComputedStyle(name).textOverflow") == "ellipsis"
+    name.tap()
+    assert not name.evaluate(is_cut) and name.bounding_box()["height"] > 2 * box["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    name.tap()
+    assert name.evaluate(is_cut) and name.bounding_box() == box
+    page.get_by_role("button", name="Panel").click()
+    pick(page, "small")
+    assert name.text_content() == name.get_attribute("title") == "small"
+
+
 def test_the_page_is_small_and_needs_nobody(visit: Open, running: Make) -> None:
     folder = Path(__file__).parents[2] / "streamspec" / "serve" / "page"
     assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < 110_000  # half of it marked's

@@ -20,8 +20,7 @@ async function connect() {
     const names = [...recommended.keys()];
     $("model").replaceChildren(...names.map((name) => new Option(name)));
     $("model").disabled = names.length < 2;
-    $("serving").textContent = names[0];
-    recommend();
+    choose();
     $("ask-token").close();
     $("wrong-token").hidden = true;
     complain("");
@@ -30,8 +29,10 @@ async function connect() {
   }
 }
 
-/** Shows the sampling that the server begins with for this model; it counts until the temperature is moved. */
-function recommend() {
+/** Shows the model's name, and the sampling that the server begins with for it, which counts until the temperature is moved. */
+function choose() {
+  $("serving").textContent = $("serving").title = $("model").value;
+  $("serving").hidden = false;
   const { temperature, ...others } = recommended.get($("model").value) ?? { temperature: 0 };
   moved = false;
   $("temperature").value = $("degrees").textContent = temperature;
@@ -320,7 +321,8 @@ $("temperature").addEventListener("input", () => {
   $("degrees").textContent = $("temperature").value;
   $("others").hidden = !Number($("temperature").value) || !$("others").textContent; // 0: greedy, all is off
 });
-$("model").addEventListener("change", recommend);
+$("model").addEventListener("change", choose);
+$("serving").addEventListener("click", () => $("serving").setAttribute("aria-expanded", $("serving").ariaExpanded !== "true"));
 $("conversation").addEventListener("pointerover", (event) => {
   const inside = shown?.element.contains(event.target);
   plot.look(inside ? Number(event.target.dataset.step) || null : null);
