@@ -38,7 +38,7 @@ def command(
 
 def list_command(as_json: AsJson = False) -> None:
     """List the installed bundles, and what bases left in the cache."""
-    from streamspec.library.installed import cached, installed, library_dir
+    from streamspec.library.installed import cached, in_lines, installed, library_dir
 
     bundles, kept = installed(), cached()
     if as_json:
@@ -46,17 +46,8 @@ def list_command(as_json: AsJson = False) -> None:
         return
     if not bundles:
         print(f"no bundles in {library_dir()}; streamspec pull installs one")
-    rows = [
-        (
-            one.name,
-            one.bytes,
-            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
-        )
-        for one in bundles
-    ] + [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
-    width = max((len(name) for name, *_ in rows), default=0)
-    for name, size, facts in rows:
-        print(f"{name:<{width}}  {size / 1e6:8.1f} MB  {facts}")
+    for line in in_lines(bundles, kept):
+        print(line)
 
 
 def remove_command(

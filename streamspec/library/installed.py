@@ -5,6 +5,7 @@ left in the cache.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def cached() -> list[CachedEntry]:
                 words = f"{what}: {one_line(str(base))}" if base else what
                 found.append(CachedEntry(f"{folder}/{path.name}", path, _bytes(path), words))
     return found
+
+
+def in_lines(bundles: Sequence[InstalledBundle], kept: Sequence[CachedEntry]) -> list[str]:
+    """Describes what `installed` and `cached` list, a line each."""
+    rows = [
+        (
+            one.name,
+            one.bytes,
+            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
+        )
+        for one in bundles
+    ] + [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
+    width = max((len(name) for name, *_ in rows), default=0)
+    return [f"{name:<{width}}  {size / 1e6:8.1f} MB  {facts}" for name, size, facts in rows]
 
 
 def path_of(bundle: str | Path) -> Path:
