@@ -23,7 +23,7 @@ from streamspec.adapters.runs.stage_plan import LEARNING
 from streamspec.adapters.training_run import Run
 
 VALIDATION_ANSWERS = "regenerated_val"  # part of a run
-PER_MINUTE = 4  # rows measured for each minute of the budget
+PER_MINUTE = 2  # rows measured for each minute of the budget
 FEWEST, MOST = 2, 8  # of them
 PROBE_TOKENS = 8  # of an answer whose time is measured
 

@@ -29,6 +29,7 @@ from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftTargets, FitStep, TargetModel
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS
 from streamspec.adapters.drafters.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.last_validation import (
     exact_match,
@@ -122,7 +123,9 @@ def planned_batch(
         plan = StagePlan(len(rows), sum(row_lengths(rows)), len(run.val_rows), batch, batches)
         run.state.finish(part, 0.0, asdict(plan))
     plan = StagePlan(**run.state.log[part])
-    say(f"{name}: {plan.described(asked, config.epochs, time)}")
+    fitted = run.state.log.get("start", {}).get("tokens")
+    cut = f"; the start is fitted to {fitted:,} tokens instead of {FIT_TOKENS:,}: the time is short" if fitted else ""
+    say(f"{name}: {plan.described(asked, config.epochs, time)}{cut}")
     return run.in_step(plan.batch)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.formatter import Formatter
-from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.run_folder import WORK
@@ -25,6 +26,7 @@ from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
 FIT_ROWS = 8  # texts that a drafter's first fit reads at once
+FIT_SHARE = 0.15  # of the time left that the fit may take in a short run; the target's answers took at most 0.4
 
 
 @dataclass
@@ -85,14 +87,30 @@ class Run(RunInputs):
         """Saves the time used, unless that was done a few seconds ago."""
         self.budget.note()
 
+    def first_rows(self, count: int) -> Sequence[TokenRow]:
+        """Returns the first `count` training rows, or an eighth of them where the time is short."""
+        return self.rows[: max(1, count // 8) if self.budget.short else count]
+
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
-        share of variance it leaves unexplained.
+        share of variance it leaves unexplained; where a short time cut it, the `tokens` read: of one batch at least.
         """
-        began = self.budget.now()
-        batches = (collate(self.rows[i : i + FIT_ROWS], self.device) for i in range(0, len(self.rows), FIT_ROWS))
-        left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
-        self.state.finish("start", (self.budget.now() - began) / 60, {"unexplained": round(left, 4)})
+        began, end = self.budget.now(), self.budget.if_short(FIT_SHARE)
+        log, read = dict[str, float](), 0
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            nonlocal read
+            for i in range(0, len(self.rows), FIT_ROWS):
+                each = (self.budget.now() - began) * FIT_ROWS / max(i, 1)
+                if i and not math.isinf(end.at) and processes.from_first(end.over(each)):
+                    log["tokens"] = read
+                    return
+                batch = collate(self.rows[i : i + FIT_ROWS], self.device)
+                read += int(batch["attention_mask"].sum())
+                yield batch["input_ids"], batch["attention_mask"]
+
+        left = fit(batches())
+        self.state.finish("start", (self.budget.now() - began) / 60, {"unexplained": round(left, 4)} | log)
 
 
 def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class LoadOptions:
         "auto", "Execution provider: auto (the fastest that computes correctly), cpu, or a name from `doctor`."
     )
     cpu_bundle: Path | str | None = option(
-        None, "Bundle of the same weights for the CPU, such as one in int8: auto takes it where it is faster."
+        None, "Bundle, or base, of the same weights for the CPU, such as in int8: auto takes it where it is faster."
     )
     tree: str | int = option("auto", "Draft tree: auto (as many rows as pay at each step), plain, or a number of rows.")
     verify: bool = option(True, "Check the hashes of the bundle's files.", flag=None)
@@ -215,8 +215,8 @@ class LoadOptions:
     )
     draft: str | Path | None = option(
         None,
-        "Bundle of a smaller model with the same tokenizer, which drafts, or window: the model itself over its newest "
-        "tokens, or self: without some of its layers; default: the bundle's own drafter, if any.",
+        "Bundle, or base, of a smaller model of the same tokenizer, which drafts, or window: the model itself over its "
+        "newest tokens, or self: without some of its layers; default: the bundle's own drafter, if any.",
     )
     context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.", minimum=2)
     memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.", flag=None)

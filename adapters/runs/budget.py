@@ -19,6 +19,7 @@ SAVE_EVERY = 5.0  # seconds between two notes of the time used
 UNMEASURED = 0.1  # share of the budget kept for the last validation while its speed is not known
 MOST_KEPT = 0.25  # share of the budget that is kept for it at most
 SPARE = 1.15  # measured work may take this much longer
+SHORT = 15.0  # minutes: in a shorter command what comes before the first step is cut
 WRITING = 0.02, 2.0  # share of the budget kept for writing the adapter, and seconds at most
 ANSWERS, RANKED, DESCRIBED, TEXTS = "answers", "ranks", "statistics", "validation texts"  # work whose speed is measured
 
@@ -87,6 +88,15 @@ class TimeBudget:
         """The moment when `share` of the whole command's time but for `kept` seconds is over."""
         total = math.inf if self.minutes is None else max(60 * self.minutes - kept, 0.0) * share
         return Deadline(self.now() + total - self.elapsed(), self.now)
+
+    @property
+    def short(self) -> bool:
+        """Tells whether the command has less than `SHORT` minutes."""
+        return self.minutes is not None and self.minutes < SHORT
+
+    def if_short(self, share: float) -> Deadline:
+        """The moment when `share` of the time left is over in a command of less than `SHORT` minutes; else never."""
+        return Deadline(self.now() + max(self.until().left(), 0.0) * share if self.short else math.inf, self.now)
 
     def until_done(self, kind: str, work: dict[str, float]) -> Deadline:
         """The moment when this kind of `work`, units by kind, is to be over so that there is time for the others: the

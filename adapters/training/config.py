@@ -182,8 +182,8 @@ class SelfDistillationOptions:
     )
     answers_from: str | None = option(
         None,
-        "with a target adapter: who answers instead of PyTorch, the target's own exported bundle (a folder) or an "
-        "OpenAI-compatible server of it (http://127.0.0.1:8080/v1)",
+        "with a target adapter: who answers instead of PyTorch, the target's own exported bundle (its folder, "
+        "installed name, or of an untouched target the base) or an OpenAI-compatible server of it (http://127.0.0.1:8080/v1)",
     )
     max_new_tokens: int = option(128, "tokens per regenerated answer", minimum=1)
     answer_temperature: float = option(

@@ -1,6 +1,6 @@
 """streamspec.chat: a conversation in the terminal.
 
-`base_bundle` finds or makes the bundle, also for other commands; `line_input` reads lines, `commands` has one row per
+`line_input` reads lines, `commands` has one row per
 slash command, `draft_marks` marks drafted tokens in the answer, `terminal` puts them together.
 """
 

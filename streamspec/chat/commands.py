@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
@@ -63,6 +63,29 @@ def adapter(chat: TerminalChat, argument: str) -> None:
         session.swap(None if argument == NO_ADAPTER and NO_ADAPTER not in session.adapters else argument)
     known = ", ".join(session.adapters) or "none"
     chat.say(f"adapter: {session.adapter or NO_ADAPTER}; in the bundle: {known}")
+
+
+def model(chat: TerminalChat, argument: str) -> None:
+    """Goes on with another bundle, or base, which reads the messages anew. The present one is unloaded first, as both
+    may not fit into memory; after a fault it is loaded again when it is used next, and nothing else has changed.
+    """
+    from streamspec.library.base_bundle import bundle_of
+    from streamspec.library.installed import cached, in_lines, in_rows, installed
+
+    if not argument:
+        chat.say(f"model: {chat.model}")
+        for line in in_lines(in_rows(installed(), cached())):
+            chat.say(line)
+        return
+    if chat.load is None:
+        raise ConfigError(f"/model {argument}", "a chat that can load another", "begin one with it")
+    folder, before = bundle_of(os.path.expanduser(argument), say=chat.say), chat.session
+    before.unload()
+    session = chat.load(folder)
+    session.encode([*before.messages, {"role": "user", "content": "?"}])  # what its template refuses changes nothing
+    session.messages, chat.session = before.messages, session
+    before.close()
+    chat.say(f"model: {chat.model}; {chat.sampling.in_words}; {len(session.messages)} messages are read anew")
 
 
 def stats(chat: TerminalChat, argument: str) -> None:
@@ -138,6 +161,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "load": SlashCommand(load, "FILE", "go on with a saved one"),
     "system": SlashCommand(system, "TEXT", "set the system message; without text: remove it"),
     "adapter": SlashCommand(adapter, "NAME", "switch the adapter of a swappable bundle; none: the base"),
+    "model": SlashCommand(model, "NAME", "go on with another bundle or base; without a name: show what there is"),
     "stats": SlashCommand(stats, "", "what the last answer took"),
     "regen": SlashCommand(regenerate, "", "answer the last message anew"),
     "undo": SlashCommand(undo, "", "take the last message and its answer back"),
@@ -168,6 +192,12 @@ def named(argument: str, command: str, what: str) -> str:
     return argument
 
 
+def bundle_names() -> list[str]:
+    from streamspec.library.installed import installed_names
+
+    return installed_names()
+
+
 def complete(chat: TerminalChat, start: str) -> list[str]:
     """Returns the possible ends of the last word of a line that begins with `start`."""
     if not start.startswith("/"):
@@ -175,5 +205,9 @@ def complete(chat: TerminalChat, start: str) -> list[str]:
     name, space, word = start.partition(" ")
     if not space:
         return [f"/{choice}" for choice in COMMANDS if f"/{choice}".startswith(name)]
-    choices = {"/adapter": lambda: chat.session.adapters, "/set": lambda: SAMPLING}.get(name, list)()
-    return [choice for choice in choices if choice.startswith(word)]
+    known: dict[str, Callable[[], Iterable[str]]] = {
+        "/adapter": lambda: chat.session.adapters,
+        "/model": bundle_names,
+        "/set": lambda: SAMPLING,
+    }
+    return [choice for choice in known.get(name, list)() if choice.startswith(word)]

@@ -34,13 +34,19 @@ class TerminalChat:
 
     On a terminal (both stdin and stdout) an error is a remark and Ctrl-C stops the answer only; a pipe ends at the
     first error, which is raised. `options`: of each answer, but for its sampling, which is the session's with the
-    fields `given`. `files`: those that /save may replace.
+    fields `given`. `files`: those that /save may replace. `load`: opens
+    the bundle in a folder, for /model.
     """
 
     def __init__(
-        self, session: Session, options: GenerationOptions, marks: str = AUTO, given: Mapping[str, Any] | None = None
+        self,
+        session: Session,
+        options: GenerationOptions,
+        marks: str = AUTO,
+        given: Mapping[str, Any] | None = None,
+        load: Callable[[Path], Session] | None = None,
     ) -> None:
-        self.session, self._options, self.given = session, options, dict(given or {})
+        self.session, self._options, self.given, self.load = session, options, dict(given or {}), load
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._marks = choose_marks(marks, self.terminal)
         self._dim = sys.stderr.isatty() and has_colour()
@@ -73,6 +79,11 @@ class TerminalChat:
             run_command(self, line)
         elif line.strip():
             self.answer(line[1:] if line.startswith("//") else line)
+
+    @property
+    def model(self) -> str:
+        """Returns the base of the bundle that answers, and its precision."""
+        return f"{self.session.manifest.base.id}, {self.session.manifest.rounding}"
 
     @property
     def sampling(self) -> Sampling:

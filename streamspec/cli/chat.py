@@ -34,14 +34,16 @@ def command(
 
     Sampling(**sampling)
     choose_marks(marks, False)  # faults are reported before the long work
-    session = load(folder_of(bundle, precision), replace(loading, prepare_grammar=False))
-    chat = TerminalChat(session, replace(options, max_new_tokens=max_new_tokens), marks, sampling)
+    loading = replace(loading, prepare_grammar=False)
+    session = load(folder_of(bundle, precision), loading)
+    further = replace(loading, adapter=None, cpu_bundle=None, draft=None)  # those are of this bundle
+    answers = replace(options, max_new_tokens=max_new_tokens)
+    chat = TerminalChat(session, answers, marks, sampling, lambda folder: load(folder, further))
     if system:
         chat.take(f"/system {system}")
     if session.manifest.prompt_format.kind == "raw":
         chat.say("this bundle has no chat template: it continues the text of the conversation")
     if chat.terminal:
-        base, precision = session.manifest.base.id, session.manifest.rounding
-        chat.say(f"{base}, {precision}; {chat.sampling.in_words}; /help shows the commands")
+        chat.say(f"{chat.model}; {chat.sampling.in_words}; /help shows the commands")
     chat.run()
-    session.close()
+    chat.session.close()

@@ -59,7 +59,7 @@ class Flags:
         for name in self.only or dict.fromkeys((*self.first, *by_name)):
             if name not in self.without and by_name[name].metadata.get("flag", "") is not None:
                 value = by_name[name].default if default is None else getattr(default, name)
-                made[name] = _flag_of(by_name[name], hints[name], value, self.readers.get(name), self.absent)
+                made[name] = _flag_of(by_name[name], hints[name], value, self.absent)
         return made
 
     def filled(self, options: type, default: Any, values: dict[str, Any]) -> Any:
@@ -82,7 +82,7 @@ class GivenFlags(Flags):
         return values
 
 
-def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None, absent: str) -> inspect.Parameter:
+def _flag_of(option: Field[Any], hint: Any, value: Any, absent: str) -> inspect.Parameter:
     """Makes the keyword of a field's flag. `value`: the field's value where the flag is absent; the
     help shows it, unless the dataclass has no default of this type. `absent`: shown in its place."""
     rules, type_ = option.metadata, plain_type(hint)
@@ -96,7 +96,6 @@ def _flag_of(option: Field[Any], hint: Any, value: Any, reader: Reader | None, a
         rules.get("flag", spelling(option.name, type_)),
         help=rules["help"],
         min=rules.get("minimum"),
-        callback=reader,
         show_default=rules.get("shown", has_default and (absent or True)),
     )
     if "several" in rules:
@@ -161,5 +160,7 @@ class _Group:
     def filled(self, values: dict[str, Any]) -> Any:
         """The parameter's value. Takes the values of its flags out of `values`."""
         typed = {name: values.pop(keyword.name, None) for name, keyword in self.keywords.items()}
-        present = {name: value for name, value in typed.items() if value not in (None, [])}
+        given = {name: value for name, value in typed.items() if value not in (None, [])}
+        readers = self._flags.readers
+        present = {name: readers[name](value) if name in readers else value for name, value in given.items()}
         return self._flags.filled(self._options, self._default, present)

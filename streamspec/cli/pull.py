@@ -40,7 +40,7 @@ def command(
 
 def list_command(as_json: AsJson = False) -> None:
     """List the installed bundles, and what bases left in the cache."""
-    from streamspec.library.installed import cached, installed, library_dir
+    from streamspec.library.installed import cached, in_lines, in_rows, installed, library_dir
 
     bundles, kept = installed(), cached()
     if as_json:
@@ -48,20 +48,12 @@ def list_command(as_json: AsJson = False) -> None:
         return
     if not bundles:
         print(f"no bundles in {library_dir()}; streamspec pull installs one")
-    rows = [
-        (
-            one.name,
-            one.bytes,
-            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
-        )
-        for one in bundles
-    ] + [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
+    rows = in_rows(bundles, kept)
     if rows and sys.stdout.isatty():
-        print_facts([(name, f"{size / 1e6:,.1f} MB", facts) for name, size, facts in rows], "", ("", "", ""))
+        print_facts(rows, "", ("", "", ""))
         return
-    width = max((len(name) for name, *_ in rows), default=0)
-    for name, size, facts in rows:
-        print(f"{name:<{width}}  {size / 1e6:8.1f} MB  {facts}")
+    for line in in_lines(rows):
+        print(line)
 
 
 def remove_command(

@@ -14,15 +14,6 @@ from streamspec.cli.option_flags import Flags
 from streamspec.runtime.options import SELF, WINDOW
 
 
-def installed(bundle: Path | None) -> Path | None:
-    """Returns the folder of a bundle from its path, or from the name of an installed one."""
-    if bundle is None or bundle.exists():
-        return bundle
-    from streamspec.library.installed import path_of
-
-    return path_of(bundle)
-
-
 def folder_of(bundle: str, precision: str | None) -> Path:
     """Returns the folder of a bundle from its path, from the name of an installed one, or from a base, which is
     exported where it is new. A path works also in a package without the parts that the others take.
@@ -30,7 +21,7 @@ def folder_of(bundle: str, precision: str | None) -> Path:
     path = Path(bundle)
     if precision is None and (path / MANIFEST).is_file():
         return path
-    from streamspec.chat.base_bundle import bundle_of
+    from streamspec.library.base_bundle import bundle_of
 
     return bundle_of(bundle, precision)
 
@@ -39,15 +30,20 @@ def folders_of(bundles: Sequence[str], precision: str | None) -> list[Path]:
     """Returns the folders of several bundles (`folder_of`). `precision`: of the bases among them, at least one."""
     if precision is None:
         return [folder_of(one, None) for one in bundles]
-    from streamspec.chat.base_bundle import bundle_of, is_bundle
+    from streamspec.library.base_bundle import bundle_of, is_bundle
 
     bases = [one for one in bundles if not is_bundle(one)]
     return [bundle_of(one, precision if one in bases or not bases else None) for one in bundles]
 
 
-def drafting(draft: str | None) -> str | Path | None:
+def further(bundle: str | Path) -> Path:
+    """Converts a flag that names a bundle beside the first one: as `folder_of`, a base in int8."""
+    return folder_of(str(bundle), None)
+
+
+def drafting(draft: str) -> str | Path:
     """Converts the flag to `LoadOptions.draft`, which also checks it: a name, or the folder of a bundle."""
-    return draft if draft is None or draft.partition(":")[0] in (WINDOW, SELF) else installed(Path(draft))
+    return draft if draft.partition(":")[0] in (WINDOW, SELF) else further(draft)
 
 
 def unescaped(text: str) -> str:
@@ -81,7 +77,7 @@ def load_flags(*without: str) -> Flags:
     return Flags(
         without,
         first=("tree", "adapter", "draft", "context", "idle", "prepare_grammar"),
-        readers={"cpu_bundle": installed, "draft": drafting, "tree": _rows},
+        readers={"cpu_bundle": further, "draft": drafting, "tree": _rows},
     )
 
 

@@ -10,19 +10,20 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from streamspec.adapters.answers.openai_server import is_server
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, HelpAll
 from streamspec.cli.option_flags import Flags, keyword, spelling, with_flags
-from streamspec.cli.shared_options import JSON, unescaped
+from streamspec.cli.shared_options import JSON, folder_of, unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
 from streamspec.option_fields import plain_type
 from streamspec.progress import is_quiet
@@ -100,6 +101,8 @@ def command(
         values["separator"] = unescaped(flags["separator"])
     with once_on_each_machine():
         config = TrainConfig.from_dict(values)
+        if config.answers_from is not None and not is_server(config.answers_from):
+            config = replace(config, answers_from=str(folder_of(config.answers_from, None)))
         check_early(config)
     before_torch()
 

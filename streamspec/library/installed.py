@@ -5,6 +5,7 @@ left in the cache.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def cached() -> list[CachedEntry]:
                 words = f"{what}: {one_line(str(base))}" if base else what
                 found.append(CachedEntry(f"{folder}/{path.name}", path, _bytes(path), words))
     return found
+
+
+def in_rows(bundles: Sequence[InstalledBundle], kept: Sequence[CachedEntry]) -> list[tuple[str, str, str]]:
+    """Name, size and facts of each that `installed` and `cached` list."""
+    found = [
+        (
+            one.name,
+            one.bytes,
+            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
+        )
+        for one in bundles
+    ]
+    found += [(one.name, one.bytes, f"in the cache: {one.what}") for one in kept]
+    return [(name, f"{size / 1e6:,.1f} MB", facts) for name, size, facts in found]
+
+
+def in_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """`in_rows` as lines, in columns."""
+    name, size = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    return [f"{row[0]:<{name}}  {row[1]:>{size}}  {row[2]}" for row in rows]
 
 
 def path_of(bundle: str | Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streamspec.chat.commands import COMMANDS, complete
 from streamspec.chat.terminal import TerminalChat
 from streamspec.errors import ConfigError, ConversationError, StreamspecError
 from streamspec.runtime import GenerationOptions, Sampling, Session, load
+from tests.support.tiny_bundles import tiny_bundle
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
 PASTES = re.compile("\x1b\\[\\?2004[hl]\r?")  # asks the terminal to mark pastes, or no longer
@@ -252,6 +254,71 @@ def test_an_adapter_is_switched_by_name(chat: TerminalChat, capsys: pytest.Captu
     assert "adapter: sql; in the bundle: sql, chat" in capsys.readouterr().err
     assert complete(chat, "/adapter s") == ["sql"] and complete(chat, "/s") == ["/save", "/system", "/stats", "/set"]
     assert complete(chat, "s") == []
+
+
+@pytest.fixture
+def opened(chat: TerminalChat) -> list[Session]:
+    """The sessions that /model opened."""
+    made: list[Session] = []
+    chat.load = lambda folder: made.append(load(folder, threads=1)) or made[-1]
+    return made
+
+
+def test_a_conversation_goes_on_with_another_model(
+    chat: TerminalChat, opened: list[Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny_bundle(tmp_path, "int8", kind="chat")
+    chat.take("abc")
+    first, before = chat.session, chat.session.messages
+    chat.take(f"/model {other}")
+    assert chat.session is opened[0] and chat.session.messages == before and not first.loaded
+    chat.take("d")
+    alone = load(other, threads=1)
+    alone.messages = before
+    assert chat.session.messages[-1]["content"] == alone.chat("d", max_new_tokens=8).text
+    chat.take("/model")
+    assert f"model: {chat.model}\n" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_go_on_changes_nothing(
+    chat: TerminalChat, chat_bundle: Path, opened: list[Session], tmp_path: Path
+) -> None:
+    chat.take("abc")
+    first, before = chat.session, chat.session.messages
+
+    def refuses(folder: Path) -> Session:
+        session = load(folder, threads=1)
+        session.template = "{{ raise_exception('none') }}"
+        return session
+
+    def fails(folder: Path) -> Session:
+        raise ConfigError("it", "another", "try again")
+
+    for name, opens, says in (
+        (tmp_path / "nothing", refuses, "does not exist"),
+        (chat_bundle, refuses, "none"),
+        (chat_bundle, fails, "it; expected another"),
+    ):
+        chat.load = opens
+        with pytest.raises(StreamspecError, match=says):
+            chat.take(f"/model {name}")
+        assert chat.session is first and first.messages is before
+    chat.take("d")
+    assert len(first.messages) == 4
+
+
+def test_models_are_listed_and_completed(
+    chat: TerminalChat,
+    chat_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_BUNDLES", str(tmp_path))
+    shutil.copytree(chat_bundle, tmp_path / "tiny")
+    chat.take("/model")
+    assert re.search(r"model: .*, .*\ntiny +\d+\.\d MB ", capsys.readouterr().err)
+    assert complete(chat, "/model ti") == ["tiny"]
 
 
 def test_a_bundle_without_adapters_says_so(chat: TerminalChat) -> None:

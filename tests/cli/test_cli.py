@@ -65,7 +65,7 @@ def test_a_further_bundle_may_have_a_name(tmp_path: Path) -> None:
 
 def test_a_precision_is_that_of_the_bases_among_several_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
-    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", lambda *given: (asked.append(given), tmp_path)[1])
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda *given: (asked.append(given), tmp_path)[1])
     (tmp_path / "manifest.json").touch()
     bundle = str(tmp_path)
     folders_of([bundle, "base"], "int4")

@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     session = SimpleNamespace(stream=lambda text, options: seen.append(text) or iter(()))
     monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **__: session)
-    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", lambda name, precision: Path(name))
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision: Path(name))
     return seen
 
 
@@ -72,9 +72,9 @@ def test_a_window_drafts_by_its_name_and_a_bundle_by_its_folder(
     drafts = list[object]()
     session = SimpleNamespace(stream=lambda text, options: iter(()))
     monkeypatch.setattr(streamspec.runtime, "load", lambda _, options: drafts.append(options.draft) or session)
-    (tmp_path / "window").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "manifest.json").touch()
+    for bundle in ("window", "b"):
+        (tmp_path / bundle).mkdir()
+        (tmp_path / bundle / "manifest.json").touch()
     monkeypatch.chdir(tmp_path)
     for draft in ("window", "window:200", "./window"):
         assert run("b", "x", "--draft", draft).exit_code == 0

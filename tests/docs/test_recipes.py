@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
-from streamspec.chat.base_bundle import bundle_of
 from streamspec.cli import app
+from streamspec.library.base_bundle import bundle_of
 from streamspec.runtime import load
 from tests.packaging.conftest import ROOT, module
 from tests.support.published_configs import CONFIGS

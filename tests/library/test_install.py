@@ -22,11 +22,12 @@ import typer
 from typer.testing import CliRunner
 
 from streamspec.bundle.files import verify_files
-from streamspec.chat.base_bundle import bundle_of
 from streamspec.cli import app
+from streamspec.cli.adapt import swappable
 from streamspec.errors import AdapterError, BundleError, ConfigError, ResourceError
 from streamspec.library import archive, install
 from streamspec.library.archive import pack
+from streamspec.library.base_bundle import bundle_of
 from streamspec.library.install import name_of, pull
 from streamspec.library.installed import installed, library_dir, path_of, remove
 from tests.library.conftest import Served
@@ -78,9 +79,35 @@ def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
             raise ConfigError("asked for all")
         return Path(name)
 
-    monkeypatch.setattr("streamspec.chat.base_bundle.bundle_of", asks)
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", asks)
     result = run(command, "tiny", *more, "--precision", "int4")
     assert "asked for all" in result.stderr and asked[0] == ("tiny", "int4") and len(asked) == 1 + ("more" in more)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["generate", "tiny", "hello", "--draft", "more"],
+        ["bench", "tiny", "--prompts", "x", "--draft", "more"],
+        ["serve", "tiny", "--cpu-bundle", "more"],
+        ["train", "--base", "x", "--data", "x", "--out", "x", "--target-adapter", "base", "--answers-from", "more"],
+    ],
+)
+def test_every_flag_that_names_a_bundle_takes_what_commands_take(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asks(name: str, precision: str | None) -> Path:
+        raise ConfigError(f"asked for {name}, {precision}")
+
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", asks)
+    assert "asked for more, None" in run(*given).stderr
+
+
+def test_a_base_is_no_bundle_to_adapt(tmp_path: Path) -> None:
+    for name in ("smollm2-135m", tmp_path):
+        result = run("adapt", name, "x")
+        assert f"{name}, which is no bundle; expected a bundle of export --swappable" in result.stderr
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
 def test_every_command_is_known_to_take_a_bundle_or_not(bundle: Path, library: Path) -> None:
@@ -93,8 +120,7 @@ def test_every_command_is_known_to_take_a_bundle_or_not(bundle: Path, library: P
     assert set(taking) == {"adapt", "bench", "chat", "doctor", "generate", "pack", "prove", "serve", "tune"}
     assert [name for name in taking if "precision" not in taking[name]] == ["adapt"]
     pull(str(bundle), name="tiny")
-    assert commands["adapt"].make_context("adapt", ["tiny", "x"]).params["bundle"] == library / "tiny"
-    assert bundle_of("tiny") == library / "tiny"
+    assert swappable(Path("tiny")) == bundle_of("tiny") == library / "tiny"
 
 
 def test_what_a_base_left_in_the_cache_is_listed_and_removed(library: Path, tmp_path: Path) -> None:

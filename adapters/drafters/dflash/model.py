@@ -97,7 +97,7 @@ class BlockDraftModel(StreamingModel):
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = collate(run.rows[:SCALE_ROWS], run.device)
+            batch = collate(run.first_rows(SCALE_ROWS), run.device)
             scale = processes.from_first(measure_scale(model, taps[0], [(batch["input_ids"], batch["attention_mask"])]))
         shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps)
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)

@@ -124,7 +124,7 @@ class StreamingModel(DraftingModel):
         if before is not None:
             scale = float(streams_of(before)["scale"])
         else:
-            batch = collate(run.rows[:SCALE_ROWS], run.device)
+            batch = collate(run.first_rows(SCALE_ROWS), run.device)
             scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
         same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})

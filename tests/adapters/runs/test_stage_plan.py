@@ -12,6 +12,7 @@ import pytest
 
 from streamspec.adapters import recipe_stages
 from streamspec.adapters.drafters.drafting_model import TargetModel
+from streamspec.adapters.runs import budget
 from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_time
 from streamspec.adapters.train import train
 from streamspec.adapters.training import device, trainer
@@ -97,7 +98,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("changes", "minutes"), [({"method": "lora"}, 1.0), ({"recipe": "joint"}, 3.0)])
+@pytest.mark.parametrize(("changes", "minutes"), [({"method": "lora"}, 1.0), ({"recipe": "joint"}, 2.0)])
 def test_a_time_for_two_steps_of_the_size_asked_for_has_many_smaller_ones(
     changes: dict[str, Any],
     minutes: float,
@@ -116,6 +117,33 @@ def test_a_time_for_two_steps_of_the_size_asked_for_has_many_smaller_ones(
         rf"^{stage}: .*, about (\d+) steps of 1 row instead of 8 in ", capsys.readouterr().err, re.MULTILINE
     )
     assert found is not None and int(found[1]) == pytest.approx(steps, rel=0.2)
+
+
+@pytest.mark.parametrize("short", [15.0, 3.0])
+def test_the_fit_of_a_short_run_takes_a_share_of_its_time_and_the_plan_says_so(
+    short: float,
+    base: Path,
+    data: Path,
+    tmp_path: Path,
+    batches: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of three minutes the fit of all rows, a second each, would take a third; 24 rows are within its share."""
+    monkeypatch.setattr(budget, "SHORT", short)
+    main_pass, read = TargetModel.main_pass, list[int]()
+    monkeypatch.setattr(
+        TargetModel, "main_pass", lambda model, ids, mask: read.append(len(ids)) or main_pass(model, ids, mask)
+    )
+    train(options(base, data, tmp_path / "out", recipe="joint", max_minutes=3.0))
+    log = json.loads((tmp_path / "out" / "training.json").read_text())["log"]
+    said = re.search(r"^joint: .*; the start is fitted to (\d+) tokens instead of 8,192", capsys.readouterr().err, re.M)
+    if short == 3.0:
+        assert said is None and "tokens" not in log["start"]
+    else:
+        assert said is not None and int(said[1]) == log["start"]["tokens"] == 24 * (2 + 9 + 1)
+    assert log["joint"][-1]["step"] >= 12
+    assert read[0] == (16 if short == 3.0 else 2)  # at which the scale is measured
 
 
 def test_a_run_that_goes_on_keeps_the_size_of_its_steps(

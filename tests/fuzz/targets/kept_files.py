@@ -191,8 +191,8 @@ def run_notes(data: bytes, folder: Path) -> object:
 
     from streamspec.adapters.base_models.resolve import IDENTITY_FILE, _cached_hash, _read_identity
     from streamspec.adapters.dataset.token_rows import ABOUT, IDS, MASK, ROWS, read_rows
-    from streamspec.chat.base_bundle import _digest
     from streamspec.json_fields import read_note
+    from streamspec.library.base_bundle import _digest
 
     base, known = folder / "bases" / "base", 0
     base.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,9 @@ import pytest
 import streamspec.export
 from streamspec.adapters.base_models import resolve
 from streamspec.atomic import sha256_file
-from streamspec.chat import base_bundle
-from streamspec.chat.base_bundle import bundle_of
 from streamspec.errors import ConfigError
+from streamspec.library import base_bundle
+from streamspec.library.base_bundle import bundle_of
 from streamspec.runtime import load
 from tests.support import gguf_cases, gguf_files
 from tests.support.tiny_bundles import tiny_base
@@ -39,10 +39,10 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
 def quiet(line: str) -> None: ...
 
 
-def test_a_bundle_is_itself(chat_bundle: Path, exports: list[Path]) -> None:
-    assert bundle_of(str(chat_bundle)) == chat_bundle and not exports
+def test_a_bundle_is_itself(bundle: Path, exports: list[Path]) -> None:
+    assert bundle_of(str(bundle)) == bundle and not exports
     with pytest.raises(ConfigError, match=r"--precision int4 and .* is a bundle; expected a base"):
-        bundle_of(str(chat_bundle), "int4")
+        bundle_of(str(bundle), "int4")
 
 
 def test_a_folder_is_exported_once_and_found_by_its_content(exports: list[Path], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_damaged_bundle_is_exported_again(exports: list[Path], tmp_path: Path)
 
 
 def test_a_file_that_changes_in_place_is_read_again(exports: list[Path], tmp_path: Path) -> None:
-    from streamspec.chat.base_bundle import _digest
+    from streamspec.library.base_bundle import _digest
 
     file = tmp_path / "a.json"
     file.write_text("1")
