@@ -236,7 +236,7 @@ def test_chat_and_serve_get_the_sampling_flags_that_are_there(
     monkeypatch.setattr(streamspec.runtime, "load", lambda *_: session)
     monkeypatch.setattr(
         "streamspec.chat.terminal.TerminalChat",
-        lambda session, options, marks, given: (
+        lambda session, options, marks, given, load: (
             talked.append(session.sampling.changed(**given))
             or SimpleNamespace(terminal=False, run=lambda: None, say=print)
         ),
