@@ -43,6 +43,7 @@ FIRST_CALL, FIRST_NOISE = 0.4, 0.5  # logarithm of what the first call of a shap
 CLIP = 1.5  # spreads beyond which a time says no more
 DRIFT, PAUSE_DRIFT = 0.05, 0.05  # of `plain`, from step to step and from answer to answer
 EVERY = 4  # steps from one making of the curves to the next, and from trial to trial
+MOST_LATER = 32  # steps that are learned from later, where no cost is asked for meanwhile
 # What is forgotten of ratios, at each making: of what rows cost more or less than the others; and the factor for what
 # all rows have in common, which few plain steps tell. That is `SOON` over the steps so far, at first.
 FORGET, SLOWLY, SOON = 0.015, 0.1, 50
@@ -117,6 +118,7 @@ class LearnedRowCosts(RowCosts):
         self._common = FORGET * prior - self._own
         self._noise = NOISE**2
         self._times: list[_Time] = []  # that were not learned from yet
+        self._due = False  # whether the curves would have been made since
         self._called: set[tuple[int, bool]] = set()  # rows, and whether the drafter ran
         self._seen: dict[int, int] = {}  # steps by rows
         self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MAX_SAVED_UP / 2, 0
@@ -132,7 +134,7 @@ class LearnedRowCosts(RowCosts):
                 self._cached = cached
                 self._make()
 
-    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+    def observe(self, rows: int, calls: float, seconds: float, cached: int, later: bool = False) -> None:
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
         try:
@@ -144,17 +146,11 @@ class LearnedRowCosts(RowCosts):
             self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
             self.steps += 1
             self._since += 1
-            self._cached = cached
             if rows > 1:
                 self._used += USED_WEIGHT * (rows - self._used)
-            if self.steps % EVERY == 0 or self.steps < EVERY:
+            self._due = self._due or _is_due(self.steps)
+            if self._due and (not later or len(self._times) >= MOST_LATER):
                 self._catch_up()
-                self._spread *= self._retained
-                self._spread += self._own
-                self._spread += self._common * max(SLOWLY, SOON / (self.steps + 1))
-                spent = EVERY * float(self.with_drafter[round(self._used) - 1])
-                self._saved_up = min(MAX_SAVED_UP, self._saved_up + SHARE * spent)
-                self._make()
         finally:
             self._lock.release()
 
@@ -208,7 +204,7 @@ class LearnedRowCosts(RowCosts):
     # ---- the filter
 
     def _catch_up(self) -> None:
-        """Learns from the times that it has not learned from yet."""
+        """Learns from the times that it has not learned from yet, and makes the curves where that was due."""
         for rows, calls, seconds, cached, again, steps in self._times:
             if again:
                 off, variance = self._update(rows, calls, math.log(seconds), cached / UNIT, self._noise)
@@ -218,7 +214,16 @@ class LearnedRowCosts(RowCosts):
             else:
                 self._update(rows, calls, math.log(seconds) - FIRST_CALL, cached / UNIT, FIRST_NOISE**2)
             self._spread[PLAIN, PLAIN] += DRIFT**2
+            self._cached = cached
+            if _is_due(steps + 1):
+                self._spread *= self._retained
+                self._spread += self._own
+                self._spread += self._common * max(SLOWLY, SOON / (steps + 2))
+                spent = EVERY * float(self.with_drafter[round(self._used) - 1])
+                self._saved_up = min(MAX_SAVED_UP, self._saved_up + SHARE * spent)
+                self._make()
         self._times.clear()
+        self._due = False
 
     def _update(self, rows: int, calls: float, log_seconds: float, tokens: float, noise: float) -> tuple[float, float]:
         """Learns from one time. `tokens`: in the cache, in `UNIT`s. Returns how far it was off, and the variance of
@@ -316,9 +321,9 @@ class PaddedRowCosts(LearnedRowCosts):
         self._padded = np.minimum(padded, rows)
         super().__init__(rows, False, known, keep)
 
-    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+    def observe(self, rows: int, calls: float, seconds: float, cached: int, later: bool = False) -> None:
         if 1 <= rows <= self.rows:
-            super().observe(int(self._padded[rows - 1]), 0, seconds, cached)
+            super().observe(int(self._padded[rows - 1]), 0, seconds, cached, later)
 
     def _set(self, curve: np.ndarray, without_drafter: np.ndarray, price: float) -> None:
         at = self._padded - 1
@@ -341,6 +346,11 @@ def describe(record: CostRecord) -> str:
     over = f"; over it {ratios}" if ratios else ""
     drafter = f", the drafter {record.price:.2f} of it" if record.price else ""
     return f"plain step {1000 * seconds[1]:.2f} ms{over}{drafter} ({source})"
+
+
+def _is_due(steps: int) -> bool:
+    """Tells whether the curves are made after so many steps."""
+    return steps % EVERY == 0 or steps < EVERY
 
 
 def _assumed(drafter: bool, common: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

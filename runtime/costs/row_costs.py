@@ -74,9 +74,9 @@ class RowCosts:
     def begin(self, cached: int = 0) -> None:
         """Begins an answer, after a prompt of `cached` tokens."""
 
-    def observe(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+    def observe(self, rows: int, calls: float, seconds: float, cached: int, later: bool = False) -> None:
         """Reports the time of a step of `rows` rows with `cached` tokens in the cache and so many calls of the drafter
-        (`with_calls`)."""
+        (`with_calls`). `later`: no cost is asked for before the next step has been reported."""
 
     @property
     def plain_due(self) -> bool:

@@ -38,6 +38,8 @@ def accept(tree: DraftTree, tokens: Sequence[int], choices: Sequence[int]) -> tu
     `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
     path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
     """
+    if len(tree) == 1:
+        return 0, (0,)
     matched = [True] + [False] * (len(tree) - 1)
     best = 0
     for node, parent in enumerate(tree.parents):

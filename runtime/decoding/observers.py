@@ -36,7 +36,7 @@ def observers_of(planner: Planner, adaptive: AdaptiveState, stats: Stats) -> lis
     if planner.depth is not None:
         observers.append(DepthObserver(planner.depth))
     if planner.policy.costs is not None and planner.rows > 1:
-        observers.append(CostObserver(planner.policy.costs))
+        observers.append(CostObserver(planner.policy.costs, planner))
     return observers
 
 
@@ -157,10 +157,11 @@ class DepthObserver(StepObserver):
 
 
 class CostObserver(StepObserver):
-    """Learns what steps cost by their rows."""
+    """Learns what steps cost by their rows: later, while the planner does not ask for it."""
 
-    def __init__(self, costs: RowCosts) -> None:
+    def __init__(self, costs: RowCosts, planner: Planner) -> None:
         self._costs = costs
+        self._planner = planner
 
     def begin(self, prompt_tokens: int) -> None:
         self._costs.begin(prompt_tokens)
@@ -168,7 +169,8 @@ class CostObserver(StepObserver):
     def observe(self, outcome: StepOutcome) -> None:
         plan = outcome.plan
         if outcome.alone:
-            self._costs.observe(plan.rows, outcome.drafter_calls, outcome.seconds(), plan.cached)
+            seconds = outcome.seconds()
+            self._costs.observe(plan.rows, outcome.drafter_calls, seconds, plan.cached, self._planner.idle)
 
     def end(self, answer: Sequence[int]) -> None:
         self._costs.end()

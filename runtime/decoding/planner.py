@@ -27,6 +27,7 @@ from streamspec.runtime.sampling.grammar_state import GrammarState
 
 STEMS = 24  # rows of a draft that lasting sources add to
 ROOT_PROBABILITY, ROOT_SOURCES = [1.0], [0]  # of a draft without drafted tokens; never changed
+NO_DRAFTER = DrafterPlan(runs=False)
 
 
 class Planner:
@@ -61,26 +62,35 @@ class Planner:
         """Adds tokens to the text that draft sources look up: the prompt first, as a whole."""
         self.sources.read(tokens)
 
+    @property
+    def idle(self) -> bool:
+        """Tells whether the next step is plain whatever is known, so that nothing is weighed for it: without drafts,
+        and while speculation pauses, but for what a grammar forces and for the drafter at the pause's end."""
+        paused = not self._controller.on and not self._controller.about_to_resume
+        return self.rows == 1 or (paused and self._grammar is None)
+
     def step(self, new_tokens: Sequence[int], remaining: int, proposal: DraftProposal | None) -> StepPlan:
         """Plans the next step, after the `new_tokens` of the call before, whose drafter made this `proposal`, None
         where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
         self.read(new_tokens)
-        together = self._sequences()
-        drafter = self._drafter(together)
-        timing = together == 1 and self._timing_due()
+        together, idle = self._sequences(), self.idle
+        drafter = NO_DRAFTER if idle else self._drafter(together)
         plan = StepPlan(
             draft=Draft(ROOT_ONLY, [new_tokens[-1]], ROOT_PROBABILITY, ROOT_SOURCES, 1.0),
             drafter=drafter,
             proposal=proposal,
-            costs=self._costs(together, drafter),
+            costs=None if idle else self._costs(together, drafter),
             explored=0,
             together=together,
             paused=not self._controller.on,
             cached=self._runner.length,
             began=began,
         )
-        if self.rows > 1 and remaining > 1 and not timing:
+        if idle:
+            return plan
+        timing = together == 1 and self._timing_due()
+        if remaining > 1 and not timing:
             drafted = self._draft(plan)
             if drafted is not None:
                 return drafted

@@ -5,7 +5,8 @@ tests/runtime/decoding/test_loop.py covers this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
     from streamspec.runtime.decoding.draft_tree_search import DraftCalibration, DraftSearch
 
 
+MOST_WAITING = 64  # calls that are put off: the next look-up, which makes them, is not to take long
+
+
 class SourceLookup:
     """The `sources` over one text. `learned`: of the session; `search` finds the rows that lasting sources add to.
+
+    What is read and learned waits for the next look-up: steps without one need not touch the sources' memory, which
+    the model's weights have driven out of the caches.
 
     `explorer`: bit of the source that has rows verified for what they teach, 0 for none. `found`: what the last look-up
     brought; `others`: the same as one tree, None for nothing.
@@ -51,17 +58,18 @@ class SourceLookup:
         self.explorer = next((bit for source, _, bit in rated if source.explores), 0)
         self.found: list[Found] = []
         self.others: CandidateTree | None = None
+        self._waiting: list[Callable[[], None]] = []
 
     def read(self, tokens: Sequence[int]) -> None:
         """Adds tokens to the text."""
-        for index, _, _ in self._indices:
-            index.extend(tokens)
-        for lasting_index, _, _ in self.lasting:
-            lasting_index.extend(tokens)
+        if self._indices or self.lasting:
+            self._put_off(partial(self._read, tokens))
 
     def look_up(self, room: int) -> CandidateTree | None:
         """Returns what may follow by the sources of this text, at most `room` tokens deep."""
         self.found.clear()
+        if room > 0:
+            self._catch_up()
         for index, rates, bit in self._indices if room > 0 else ():
             if (continuations := index.find(room)) is not None:
                 self.found.append(Found(continuations, rates, bit))
@@ -85,15 +93,17 @@ class SourceLookup:
 
     def explore(self, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach, by the source that has such."""
+        self._catch_up()
         return next((index.explore(room) for index, _, bit in self.lasting if bit == self.explorer), None)
 
     def learn(self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]) -> None:
         """Shows what the model chose after each row to the sources that last (`LastingIndex.chosen`)."""
-        for index, _, _ in self.lasting:
-            index.chosen(tokens, parents, choices, path)
+        if self.lasting:
+            self._put_off(partial(self._learn, tokens, parents, choices, path))
 
     def keep(self, answer: Sequence[int]) -> None:
         """Gives an answer that has ended to the sources that collect them."""
+        self._catch_up()
         for keep in self._keep:
             keep(answer)
 
@@ -107,3 +117,26 @@ class SourceLookup:
                 known, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
                 counts[name] = SourceCounts(known.drafted + drafted, known.accepted + accepted)
         return counts
+
+    def _put_off(self, call: Callable[[], None]) -> None:
+        self._waiting.append(call)
+        if len(self._waiting) >= MOST_WAITING:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Makes the calls that wait, in their order."""
+        for call in self._waiting:
+            call()
+        self._waiting.clear()
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for index, _, _ in self._indices:
+            index.extend(tokens)
+        for lasting_index, _, _ in self.lasting:
+            lasting_index.extend(tokens)
+
+    def _learn(
+        self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
+    ) -> None:
+        for index, _, _ in self.lasting:
+            index.chosen(tokens, parents, choices, path)

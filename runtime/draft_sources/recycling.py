@@ -53,8 +53,7 @@ class RecyclingTable:
         self._before = self._last = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self._before, self._last = self._last, token
+        self._before, self._last = [self._before, self._last, *tokens][-2:]
 
     def chosen(
         self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]

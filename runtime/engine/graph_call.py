@@ -144,9 +144,8 @@ class SamplingState:
 
     def uniforms(self, rows: CallRows) -> np.ndarray:
         """Returns float32 [r]: the numbers that the tokens after the `logit_rows` of `rows` are drawn with."""
-        positions = [int(rows.positions[row]) for row in rows.logit_rows.tolist()]
-        drawn = {p: self.sampling.uniform(p + 1) for p in set(positions)}
-        return np.array([drawn[p] for p in positions], np.float32)
+        uniform, positions = self.sampling.uniform, rows.positions
+        return np.array([uniform(int(positions[row]) + 1) for row in rows.logit_rows.tolist()], np.float32)
 
 
 class CallContext(NamedTuple):

@@ -238,7 +238,7 @@ def test_chat_and_serve_get_the_sampling_flags_that_are_there(
         "streamspec.chat.terminal.TerminalChat",
         lambda session, options, marks, given, load: (
             talked.append(session.sampling.changed(**given))
-            or SimpleNamespace(terminal=False, run=lambda: None, say=print)
+            or SimpleNamespace(session=session, terminal=False, run=lambda: None, say=print)
         ),
     )
     assert CliRunner().invoke(app, ["chat", str(bundle), *words]).exit_code == 0

@@ -279,3 +279,21 @@ def test_learning_from_several_steps_at_once_is_learning_from_each() -> None:
         eager._catch_up()
         assert np.array_equal(lazy.curve, eager.curve) and lazy.plain_due == eager.plain_due
     assert len(eager._times) == 0 and lazy.record() == eager.record()
+
+
+def test_times_that_are_learned_from_later_say_the_same() -> None:
+    at_once, later = LearnedRowCosts(ROWS, True), LearnedRowCosts(ROWS, True)
+    machine = SimulatedMachine("steep", 1)
+    kinds = (
+        [(rows, rows > 1) for rows in (1, 4, 1, 8, 3, 1, 5, 2)] + [(1, False)] * 3 * learned.MOST_LATER + [(4, True)]
+    )
+    for step, (rows, drafter) in enumerate(kinds):
+        seconds, before = machine.seconds(rows, drafter, 100 + step), later.curve
+        idle = rows == 1 and step + 2 < len(kinds)
+        at_once.observe(rows, drafter, seconds, 100 + step)
+        later.observe(rows, drafter, seconds, 100 + step, idle)
+        if step == 7 + learned.MOST_LATER // 2:
+            assert later.curve is before and (later.curve != at_once.curve).any()  # nothing was done for it yet
+    assert (later.curve == at_once.curve).all() and later.record() == at_once.record()
+    one, other = at_once.trial(1), later.trial(1)
+    assert one is not None and other is not None and one.allowed == other.allowed

@@ -10,12 +10,17 @@ from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding import loop
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
+from streamspec.runtime.decoding.planner import Planner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.draft_sources import lookup
+from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.options import GenerationOptions
 from tests.support.simulated_machine import MEASURED, PLAIN, ROWS, SimulatedMachine
-from tests.support.toy_runner import ToyRunner, hashed
+from tests.support.toy_runner import Rule, ToyRunner, hashed, scripted
 
 LENGTH, ANSWERS = 150, 8
+RULE = hashed(50, 3)
 
 
 class TimedRunner(ToyRunner):
@@ -27,8 +32,8 @@ class TimedRunner(ToyRunner):
         self.now += self.machine.seconds(len(request.tree), request.run_drafter, self.length)
         return super().verify(request)
 
-    def __init__(self, machine: str, skill: float, seed: int) -> None:
-        super().__init__(hashed(50, 3), 50, gamma=6, width=4, context=4000, skill=skill, seed=seed)
+    def __init__(self, machine: str, skill: float, seed: int, rule: Rule = RULE) -> None:
+        super().__init__(rule, 50, gamma=6, width=4, context=4000, skill=skill, seed=seed)
         self.machine = SimulatedMachine(machine, seed, sleeps=0.0)
 
 
@@ -107,3 +112,32 @@ def test_speculation_that_cannot_pay_here_is_not_tried_before_plain_steps_have_e
     assert state.controller.on
     unknown = DecodingPolicy(rows=ROWS, costs=LearnedRowCosts(ROWS, True), expected=expected)
     assert AdaptiveState(unknown).controller.on
+
+
+@pytest.mark.parametrize(("machine", "skill"), [("steep", 0.3), ("int4", 0.3), ("flat", 0.0)])
+def test_what_a_pause_puts_off_changes_no_later_call(
+    machine: str, skill: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, script = np.random.default_rng(3), list[int]()
+    while len(script) < 300:  # drafts fail, then come true
+        block = random.integers(0, 50, 60).tolist()
+        script += block + block[:8] * int(random.integers(12))
+
+    def calls() -> tuple[list[object], int]:
+        runner = TimedRunner(machine, skill, 1, scripted(3, script))
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: runner.now)
+        policy = DecodingPolicy(rows=16, costs=LearnedRowCosts(ROWS, True), sources=(NGRAM, RECYCLING))
+        adaptive, found, paused = AdaptiveState(policy), list[object](), 0
+        for prompt in range(4):
+            runner.reset()
+            runner.calls = []
+            decoder = SpeculativeDecoder(runner, GenerationOptions(len(script)), policy, adaptive)
+            paused += sum(not adaptive.controller.on for _ in decoder.run([prompt, 1, 2]))
+            found += runner.calls, decoder.stats.sources
+        return found, paused
+
+    putting_off, paused = calls()
+    assert 100 < paused < 4 * len(script) - 50
+    monkeypatch.setattr(Planner, "idle", False)
+    monkeypatch.setattr(lookup, "MOST_WAITING", 1)
+    assert calls()[0] == putting_off

@@ -4,6 +4,8 @@ limits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,11 @@ from streamspec.errors import BundleError
 from streamspec.runtime.costs.speculation_controller import PROBES
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepResult
+from streamspec.runtime.decoding.planner import Planner
+from streamspec.runtime.decoding.step_plan import DrafterPlan
+from streamspec.runtime.draft_sources.lookup import MOST_WAITING
+from streamspec.runtime.draft_sources.ngram import NgramIndex
+from streamspec.runtime.draft_sources.source import DraftSource
 from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 
@@ -104,3 +111,27 @@ def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
     plain = [draft for rows, draft in runner.calls[1:] if rows == 1]
     assert len(plain) == len(timed) >= 2 * len(PROBES)
     assert [seconds is None for seconds in timed] == plain
+
+
+def test_a_paused_step_looks_at_no_source_and_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Listening(NgramIndex):
+        def extend(self, tokens: Iterable[int]) -> None:
+            read.extend(tokens)
+
+    class Paused(Untimed):
+        def begin(self) -> None:
+            self.on, self._budget = False, -1e9
+
+    source = DraftSource("listening", ((0.5, 0.5, 0.5),), Listening)
+    weighed: list[int] = []
+    monkeypatch.setattr(Planner, "_drafter", lambda *_: weighed.append(1))
+    runner = ToyRunner(hashed(50, 3), 50, context=400)
+    setup = Setup(MOST_WAITING - 5, rows=8, ngram=False, sources=(source,), adaptive=adaptive(Paused()))
+    decoder, text = setup.decoder(runner), [1, 2, 3]
+    monkeypatch.setattr(Planner, "prompt", lambda *_: DrafterPlan(False))
+    for done in decoder.run([1, 2, 3]):
+        assert not read and not weighed
+        text += done.tokens
+    assert read == text[:-1] and decoder.stats.steps == 0  # what was put off is done at the end

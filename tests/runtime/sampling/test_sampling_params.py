@@ -18,7 +18,14 @@ from transformers import AutoModelForCausalLM
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar, Sampling, Session, load
-from streamspec.runtime.sampling.sampling_params import ADJUSTMENTS, GRAPH_INPUTS, PER_SEQUENCE, AdjustedSampler
+from streamspec.runtime.sampling.sampling_params import (
+    ADJUSTMENTS,
+    DRAWN,
+    GRAPH_INPUTS,
+    PER_SEQUENCE,
+    STEPS,
+    AdjustedSampler,
+)
 
 Bundles = Callable[[str], Path]
 PROMPT = [5, 9, 11, 3]
@@ -155,3 +162,10 @@ def test_sampling_is_described_by_what_is_set() -> None:
     assert Sampling().in_words == "greedy"
     assert Sampling(repetition_penalty=1.1).in_words == "greedy, repetition_penalty 1.1"
     assert Sampling(temperature=0.6, top_k=20, seed=1).in_words == "temperature 0.6, top_k 20, seed 1"
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_a_position_draws_with_its_own_number_however_many_are_made_at_once(seed: int) -> None:
+    for position in (1, DRAWN - 1, DRAWN, 5 * DRAWN + 3, 2**24):
+        alone = int(np.random.Philox(key=seed, counter=position).random_raw() >> 41) / STEPS
+        assert Sampling(temperature=1, seed=seed).uniform(position) == alone
