@@ -37,7 +37,7 @@ def skips(manifest: Manifest) -> bool:
 class ArmKind:
     """One way to draft. `fits`: the bundles that have it; `sources`: that draft beside the bundle's own drafter, by
     their option of `load`; `options`: others of `load`, for which the bundle is opened once more; `shared`: answers
-    share calls; `only`: the provider that can, empty for any."""
+    share calls; `only`: the provider that can, empty for any; `oracle`: drafts from plain's own answer, spoilt."""
 
     fits: Callable[[Manifest], bool]
     sources: tuple[str, ...] = ()
@@ -45,6 +45,7 @@ class ArmKind:
     pruning: Pruning | None = None
     shared: bool = False
     only: str = ""
+    oracle: bool = False
 
 
 SECOND = {"draft": "second"}  # the bundle that `Side.second` finds
@@ -64,6 +65,7 @@ ARMS = {
     ),
     "second model": ArmKind(bare, options=SECOND),
     "skipped layers": ArmKind(skips, options={"draft": "self"}),
+    "plain's answer, spoilt": ArmKind(lambda manifest: True, oracle=True),
     "shared calls": ArmKind(
         lambda manifest: not manifest.model.caches, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name
     ),

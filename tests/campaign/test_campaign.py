@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from streamspec.bench.arms import Arm
 from streamspec.runtime import Completion
-from tests.campaign import side
+from tests.campaign import deep, side
+from tests.campaign import kept as kept_file
 from tests.campaign.__main__ import main
 from tests.campaign.kept import Kept
 from tests.campaign.prompts import CONTEXT, case, texts
@@ -51,8 +55,8 @@ def whole(folder: Path) -> Kept:
 
 
 def test_every_arm_compares_every_prompt_and_some_drafts_come_true(whole: Kept) -> None:
-    arms = {name: counts for name, counts in whole.counts.items() if "shared" not in name}
-    assert len(arms) == 2 * 5 and {name.split(" | ")[1] for name in arms} == {"cpu", "native"}
+    arms = {name: counts for name, counts in whole.counts.items() if "shared" not in name and "| plain |" not in name}
+    assert len(arms) == 2 * 6 and {name.split(" | ")[1] for name in arms} == {"cpu", "native"}
     for counts in arms.values():
         assert counts["prompts"] == PROMPTS and counts["tokens"] > 100
         assert counts["accepted"] > 10 and counts["mismatches"] == 0
@@ -65,10 +69,10 @@ def test_an_interrupted_campaign_goes_on_with_the_next_prompt(
 ) -> None:
     answered = side.Side.run
 
-    def interrupted(self: side.Side, prompts: list[str], number: int, kept: Kept) -> None:
+    def interrupted(self: side.Side, prompts: list[str], number: int, kept: Kept, ends: float) -> None:
         if number == 2:
             raise KeyboardInterrupt
-        answered(self, prompts, number, kept)
+        answered(self, prompts, number, kept, ends)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(side.Side, "run", interrupted)
@@ -79,6 +83,44 @@ def test_an_interrupted_campaign_goes_on_with_the_next_prompt(
     for name, counts in whole.counts.items():
         if "shared" not in name:
             assert [kept.counts[name][one] for one in ("prompts", "tokens")] == [counts["prompts"], counts["tokens"]]
+
+
+def test_a_book_up_to_the_limit_of_the_context_is_read_once_and_in_pieces(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep, "PIECE", 100)
+    (tmp_path / "books").mkdir()
+    with gzip.open(tmp_path / deep.BOOKS, "wt") as file:
+        file.writelines(json.dumps({"text": f"{number} a book of letters " * 200}) + "\n" for number in range(4))
+    kept, ends = Kept(tmp_path / "kept.json"), iter([0.0] * 3 + [9.0] * 3)
+    one = side.Side(folder / "bundle", "native", tmp_path / "costs")
+    state = kept.side(one.name) | {"deep": 3}
+    kept.sides[one.name] = state
+    with monkeypatch.context() as patched:
+        patched.setattr(deep, "time", SimpleNamespace(monotonic=lambda: next(ends)))
+        deep.run_deep(one, tmp_path / deep.BOOKS, kept, 5.0)
+    [saved] = (tmp_path / "kept").iterdir()
+    session = one.load(tree="plain", context=None)
+    session.restore(saved)
+    assert len(session.cached_tokens) == 300 and state["deep"] == 3 and not kept.counts
+    deep.run_deep(one, tmp_path / deep.BOOKS, kept, math.inf)
+    assert state["deep"] == 4 and not saved.exists()
+    for name, counts in kept.counts.items():
+        assert counts["prompts"] == (1 if "greedy" in name else 2) and counts["to 640"] == counts["tokens"]
+        assert not counts["mismatches"] and ("plain |" in name or counts["accepted"] > 10)
+        assert (
+            counts["tokens"] == deep.ROOM or "sampled" in name
+        )  # the end of the context; some sampled ones end before
+
+
+def test_counts_of_another_runtime_or_bundle_stay_apart(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "manifest.json").write_bytes((folder / "bundle" / "manifest.json").read_bytes() + b" ")
+    mine = side.side_name(folder / "bundle", "cpu")
+    assert side.side_name(tmp_path, "cpu").split(" | ")[2] != mine.split(" | ")[2]
+    monkeypatch.setattr(kept_file, "_runtime", lambda: b"another")
+    assert side.side_name(folder / "bundle", "cpu") != mine
 
 
 def test_a_token_that_differs_is_reported_with_its_arm_prompt_and_position(
@@ -95,7 +137,7 @@ def test_a_token_that_differs_is_reported_with_its_arm_prompt_and_position(
     monkeypatch.setattr(Arm, "answer", forged)
     code, kept = run(folder, tmp_path / "kept.json", 1)
     assert code == 1 and "MISMATCH" in capsys.readouterr().out
-    assert [(fault["arm"][1:], fault["number"], fault["position"]) for fault in kept.found] == [
+    assert [(fault["arm"][1:4], fault["number"], fault["position"]) for fault in kept.found] == [
         ([provider, "drafter, pruned to 4 rows", "greedy"], 0, 2) for provider in ("cpu", "native")
     ]
     assert kept.found[0]["prompt"] and kept.found[0]["plain"][:2] == kept.found[0]["other"][:2]

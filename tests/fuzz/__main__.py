@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.fuzz.guided import check_atheris, guided, minimise
 from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets.vocabularies import TOKENIZERS
 from tests.fuzz.verdict import Slow, limit_memory, limited_time, one_input
 
 BATCH = 5000
@@ -125,7 +126,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="of each target, guided")
     parser.add_argument("--corpus", type=Path, help="folder that guided fuzzing keeps inputs in and goes on from")
     parser.add_argument("--minimise", action="store_true", help="write the smallest of these inputs for the tests")
+    parser.add_argument(
+        "--tokenizers", nargs="+", type=Path, default=[], metavar="FILE", help="tokenizer.json files, for `vocabulary`"
+    )
     asked = parser.parse_args()
+    if asked.tokenizers:
+        os.environ[TOKENIZERS] = os.pathsep.join(str(file.resolve(strict=True)) for file in asked.tokenizers)
     names = list(TARGETS) if asked.target == "all" else [asked.target]
     if asked.only is not None:
         found = run_batch(names[0], asked.seed, range(asked.only, asked.only + 1))

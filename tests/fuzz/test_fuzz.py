@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the runner limits memor
         "costs",
         "notes",
         "packed",
+        "vocabulary",
     ],
 )
 def test_nothing_but_one_line_comes_out(name: str) -> None:

@@ -56,6 +56,7 @@ class Architecture:
     one_added: bool = False  # norm weights are stored with one added
     layout: str | None = None  # of some tensors, by name in tensors.LAYOUTS
     head_dim: bool = False  # the config states it always; else where the heads' widths do not add up to the model's
+    divided: bool = False  # transformers takes only widths that the heads divide, whatever the size of a head
     rotary: bool = True
     partial: bool = False  # transformers can rotate a part of each head
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys and the values that are understood
@@ -119,7 +120,7 @@ _MIXERS = (
 )
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", head_dim=True, biases=_BIASES, permuted=True, more=rules.llama),
+    "llama": Architecture("llama", head_dim=True, divided=True, biases=_BIASES, permuted=True, more=rules.llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases=_ATTENTION_BIAS),
     "phi2": Architecture(
@@ -138,6 +139,7 @@ ARCHITECTURES = {
     "phi3": Architecture(
         "phi3",
         _names(None, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", **_FUSED),
+        divided=True,
         partial=True,
         more=rules.phi3,
     ),
@@ -152,6 +154,7 @@ ARCHITECTURES = {
             "max_position_embeddings": "n_positions",
             "intermediate_size": "n_inner",
         },
+        divided=True,
         layout="gpt2",
         rotary=False,
         more=rules.gpt2,
@@ -161,6 +164,7 @@ ARCHITECTURES = {
         _NEOX_NAMES,
         _EPSILON,
         biases={"attention_bias": "attn_qkv"},
+        divided=True,
         layout="gptneox",
         partial=True,
         more=rules.parallel,
@@ -170,16 +174,18 @@ ARCHITECTURES = {
         _names(attn_q_norm="self_attn.q_layernorm.norms", attn_k_norm="self_attn.k_layernorm.norms"),
         _EPSILON,
         biases={"use_qkv_bias": "attn_q", "qk_layernorm": "attn_q_norm"},
+        divided=True,
         layout="stablelm",
         partial=True,
         more=rules.parallel,
     ),
     "gemma": Architecture("gemma", head_dim=True, one_added=True),
-    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, one_added=True, more=rules.gemma2),
+    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, divided=True, one_added=True, more=rules.gemma2),
     "gemma3": Architecture(
         "gemma3_text",
         _GEMMA2_NAMES | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in _HEAD_NORMS.items()},
         head_dim=True,
+        divided=True,
         one_added=True,
         more=rules.gemma3,
     ),
@@ -203,7 +209,7 @@ ARCHITECTURES = {
         harmless=_MIXERS,
     ),
     "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=rules.kept_positions),
-    "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, biases=_BIASES, permuted=True),
+    "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, divided=True, biases=_BIASES, permuted=True),
     "nemotron": Architecture(
         "nemotron",
         _names(ffn_gate=""),

@@ -61,6 +61,8 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         keys.same("attention.head_count", high=min(width, MOST_HEADS)),
         keys.same("context_length", high=LONGEST),
     )
+    if row.divided and width % heads:
+        keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
     if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
         keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
     sizes = {

@@ -66,6 +66,8 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
         return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
     if factor <= 0:
         keys.refuse("rope.scaling.factor", factor or "missing", "a number above 0")
+    if theta == 1:  # no rotation is slower than another
+        keys.refuse("rope.freq_base", theta, "a number above 1 with YaRN")
     return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
 
 

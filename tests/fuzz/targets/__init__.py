@@ -11,5 +11,6 @@ from tests.fuzz.targets.model_files import MODEL_FILES
 from tests.fuzz.targets.packed import PACKED
 from tests.fuzz.targets.target import Target
 from tests.fuzz.targets.user_text import USER_TEXT
+from tests.fuzz.targets.vocabularies import VOCABULARIES
 
-TARGETS: dict[str, Target] = CONFIGURATIONS | MODEL_FILES | KEPT_FILES | PACKED | USER_TEXT
+TARGETS: dict[str, Target] = CONFIGURATIONS | MODEL_FILES | KEPT_FILES | PACKED | USER_TEXT | VOCABULARIES

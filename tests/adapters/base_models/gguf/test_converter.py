@@ -170,6 +170,12 @@ REFUSED: dict[str, Edit] = {
         "head_count is 128; expected a number from 1 to 64",
     ),
     "heads in unequal groups": ({"attention.head_count_kv": 3}, NOTHING, "head_count_kv is 3; expected a divisor of 4"),
+    "heads that do not divide the width": ({"embedding_length": 63}, NOTHING, "length is 63; expected a multiple of 4"),
+    "YaRN of one wavelength": (
+        {"rope.freq_base": 1.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        {"rope_freqs.weight": None},
+        r"rope\.freq_base is 1\.0; expected a number above 1 with YaRN",
+    ),
     "a window in words": ({"attention.sliding_window": "8"}, NOTHING, "sliding_window is '8'; expected a whole"),
     "rotation of nothing": (
         {"rope.freq_base": 0.0},
@@ -319,6 +325,16 @@ def test_what_one_family_does_not_compute_is_refused_by_name(reason: str, tmp_pa
     kept = {key: value for key, value in (keys | more).items() if value is not None}
     path = files.write_gguf(tmp_path / "m.gguf", architecture, kept, tensors)
     assert re.search(message, found := refusal(tmp_path, path)), found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_width_that_the_heads_do_not_divide_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    """Or the tensors are: transformers makes the model of some families."""
+    _, architecture, keys, tensors = made(case)
+    size = keys["embedding_length"] // keys["attention.head_count"]
+    given = {"attention.key_length": size, "attention.value_length": size} | keys | {"embedding_length": 63}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, given, tensors)
+    assert "transformers makes no" not in refusal(tmp_path, path)
 
 
 def test_a_mixer_beside_attention_is_refused(tmp_path: Path) -> None:
