@@ -3,12 +3,12 @@
 The time of a step with n rows and L tokens in the cache, with the drafter (D = 1; a second model's calls) or without it
 (D = 0), is taken to be
 
-    plain * (c[n] + D * price + (a + b * n) * L / 1024),    c[1] = 1,
+    plain * (c[n] + D * price + (a + b * n + D * d) * L / 1024),    c[1] = 1,
 
 where `plain` is what a plain step takes at the moment: the machine may be busy now and quiet in a minute. So a Kalman
-filter over (log plain, price, a, b, c[2], c[3], ...) compares each step with the steps just before it: `plain` may move
-with every step, ratios move slowly, and of all of them it is known how uncertain they are. What is assumed at first
-says how row counts hang together, so that a step of 8 rows also says something about 7, 12 and 16.
+filter over (log plain, price, a, b, d, c[2], c[3], ...) compares each step with the steps just before it: `plain` may
+move with every step, ratios move slowly, and of all of them it is known how uncertain they are. What is assumed at
+first says how row counts hang together, so that a step of 8 rows also says something about 7, 12 and 16.
 
 An extended Kalman filter with clipped innovations (Masreliez and Martin 1977: what interferes with a step must not
 count by its size). Pure arithmetic, done for `EVERY` steps at once: by then a model call has driven all of it out of
@@ -28,14 +28,14 @@ import numpy as np
 from streamspec.draft_tree import BOTH
 from streamspec.runtime.costs.row_costs import RowCosts, Trial
 
-PLAIN, PRICE, CACHE, ROW_CACHE, FIRST = range(5)  # numbers in the state; from FIRST on: c of KNOTS
+PLAIN, PRICE, CACHE, ROW_CACHE, DRAFT_CACHE, FIRST = range(6)  # numbers in the state; from FIRST on: c of KNOTS
 KNOTS = np.array([*range(2, 17), 20, 24, 28, 32, 40, 48, 56, 64])  # rows; between them costs are interpolated
 UNIT = 1024  # tokens in the cache
-# Assumed at first: mean and spread (standard deviation) of the drafter's price, a and b; of what each further row adds,
-# all alike; and of what each adds more or less than the others.
-ASSUMED = ((0.25, 0.25), (0.2, 0.2), (0.04, 0.04))
+# Assumed at first: mean and spread (standard deviation) of the drafter's price, a, b and d; of what each further row
+# adds, all alike; and of what each adds more or less than the others.
+ASSUMED = ((0.25, 0.25), (0.2, 0.2), (0.04, 0.04), (0.06, 0.08))
 ROW, ROW_SPREAD, OWN_SPREAD = 0.1, 0.1, 0.05
-LEARNED = 0.3  # of the spread of price, a and b, where they were learned another time
+LEARNED = 0.3  # of the spread of price, a, b and d, where they were learned another time
 KNOWN = 0.2  # spread of a step's time that was measured another time
 NOISE, MIN_NOISE, MAX_NOISE = 0.1, 0.02, 0.5  # spread of a step's time over what is expected, to begin with; bounds
 NOISE_WEIGHT, NOISE_STEPS = 0.02, 8  # weight of the newest step in it; steps that the beginning counts for
@@ -53,6 +53,7 @@ USED_WEIGHT = 1 / 16  # of the newest step in the rows that are used
 CAUTION, OPTIMISM = 0.5, 1.0
 SHARE, MAX_SAVED_UP = 0.01, 1.0  # share of the time that trials may lose, and plain steps that may be saved up for them
 SURE = 2  # steps with so many rows that make their cost a measured one
+FARTHER = 2  # times the longest context of a plain step so far, and `UNIT`: beyond, one is timed first
 RISE = 1.1  # of a plain step's seconds: a busy machine must not be kept for good
 
 
@@ -61,7 +62,8 @@ class CostRecord:
     """The known costs of a bundle's steps on this machine.
 
     - `seconds`: of a step by its rows, 1: a plain one, more: with the drafter; `CONTEXT` tokens in the cache.
-    - `price`, `context`: of the drafter in plain steps, and (a, b); None if they were not learned.
+    - `price`, `context`: of the drafter in plain steps, and (a, b, d), d None in older records; None if they were not
+      learned.
     - `steps`: that this was learned from; 0: measured by a calibration.
     - `min_probability`: below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is.
       `score`: whose probability it is (`Pruning`).
@@ -69,7 +71,7 @@ class CostRecord:
 
     seconds: Mapping[int, float] = field(default_factory=dict)
     price: float | None = None
-    context: tuple[float, float] | None = None
+    context: tuple[float, float, float | None] | None = None
     steps: int = 0
     min_probability: float = 0.0
     score: str = BOTH
@@ -121,6 +123,7 @@ class LearnedRowCosts(RowCosts):
         self._due = False  # whether the curves would have been made since
         self._called: set[tuple[int, bool]] = set()  # rows, and whether the drafter ran
         self._seen: dict[int, int] = {}  # steps by rows
+        self._timed = CONTEXT  # most tokens in the cache of a plain step
         self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MAX_SAVED_UP / 2, 0
 
         self._learn(self.known)
@@ -143,6 +146,8 @@ class LearnedRowCosts(RowCosts):
                 self._seen[rows] = self._seen.get(rows, 0) + 1
             else:
                 self._called.add((rows, calls > 0))
+            if rows == 1 and not calls:
+                self._timed = max(self._timed, cached)
             self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
             self.steps += 1
             self._since += 1
@@ -159,7 +164,8 @@ class LearnedRowCosts(RowCosts):
 
     @property
     def plain_due(self) -> bool:
-        return 1 not in self._seen and (not self.known.seconds or self.steps >= EVERY)
+        unknown = 1 not in self._seen and (not self.known.seconds or self.steps >= EVERY)
+        return unknown or self._cached > FARTHER * self._timed + UNIT
 
     def trial(self, calls: float) -> Trial | None:
         if self._since < EVERY or self._saved_up <= 0:
@@ -193,9 +199,10 @@ class LearnedRowCosts(RowCosts):
                 if rows <= self.rows:
                     seconds[rows] = seconds[1] * (float(without[rows - 1]) + price)
             state = self._state
-            context = (max(0.0, float(state[CACHE])), max(0.0, float(state[ROW_CACHE])))
+            cache, row_cache, draft_cache = (max(0.0, float(state[at])) for at in (CACHE, ROW_CACHE, DRAFT_CACHE))
             steps = self.known.steps + self.steps
             price = max(0.0, float(state[PRICE]))
+            context = (cache, row_cache, draft_cache)
             return CostRecord(seconds, price, context, steps, self.known.min_probability, self.known.score)
 
     def describe(self) -> str:
@@ -234,8 +241,8 @@ class LearnedRowCosts(RowCosts):
             knot, weight = FIRST + int(self._knot[rows - 1]), float(self._weight[rows - 1])
             slope[knot], slope[knot + 1] = 1 - weight, weight
             ratio = float(state[knot]) * (1 - weight) + float(state[knot + 1]) * weight
-        slope[PRICE], slope[CACHE], slope[ROW_CACHE] = calls, tokens, rows * tokens
-        ratio += calls * float(state[PRICE]) + (float(state[CACHE]) + rows * float(state[ROW_CACHE])) * tokens
+        slope[PRICE:FIRST] = calls, tokens, rows * tokens, calls * tokens
+        ratio += float(slope[PRICE:FIRST] @ state[PRICE:FIRST])
         ratio = max(ratio, 0.3)
         slope /= ratio
         slope[PLAIN] = 1.0
@@ -249,12 +256,14 @@ class LearnedRowCosts(RowCosts):
 
     def _learn(self, known: CostRecord) -> None:
         """Takes up what was found another time."""
-        context = (None, None) if known.context is None else known.context
-        for number, value in zip((PRICE, CACHE, ROW_CACHE), (known.price, *context), strict=True):
-            if value is not None and (self.drafter or number != PRICE):
+        context = known.context or (None, None, None)
+        for number, value in zip(range(PRICE, FIRST), (known.price, *context), strict=True):
+            if value is not None and (self.drafter or number not in (PRICE, DRAFT_CACHE)):
                 self._state[number] = value
                 self._spread[number] *= LEARNED
                 self._spread[:, number] *= LEARNED
+        if known.context is not None and known.context[2] is None and known.price and self.drafter:
+            self._state[DRAFT_CACHE] = known.price * sum(known.context[:2])  # it grows as a plain step does
         counts = [rows for rows in sorted(known.seconds) if rows <= self.rows]
         if 1 not in counts:
             return
@@ -279,8 +288,8 @@ class LearnedRowCosts(RowCosts):
         ratio = (ratio + (cache + row_cache * self._numbers) * tokens) / plain
         # No step takes less than one of fewer rows: halfway between lowering the one and lifting the other.
         falling, rising = np.minimum.accumulate(ratio[::-1])[::-1], np.maximum.accumulate(ratio)
-        price = max(0.0, float(state[PRICE])) / plain if self.drafter else 0.0
-        return np.maximum((falling + rising) / 2, 1.0), price, plain
+        price = max(0.0, float(state[PRICE])) + max(0.0, float(state[DRAFT_CACHE])) * tokens
+        return np.maximum((falling + rising) / 2, 1.0), price / plain if self.drafter else 0.0, plain
 
     def _make(self) -> None:
         """Makes the curves for as many tokens in the cache as there are now."""
@@ -363,5 +372,6 @@ def _assumed(drafter: bool, common: float = 1.0) -> tuple[np.ndarray, np.ndarray
     prior[FIRST:, FIRST:] = own + common * ROW_SPREAD**2 * np.multiply.outer(further, further)
     prior[range(PRICE, FIRST), range(PRICE, FIRST)] = [common * spread**2 for _, spread in ASSUMED]
     if not drafter:
-        state[PRICE] = prior[PRICE, PRICE] = 0.0
+        for number in (PRICE, DRAFT_CACHE):
+            state[number] = prior[number, number] = 0.0
     return state, prior

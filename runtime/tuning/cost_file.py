@@ -80,8 +80,9 @@ def read_record(file: Path | None) -> CostRecord | None:
         price = raw.number("drafter", 0.0, 1e4) if "drafter" in raw.values else None
         context = None
         if "context" in raw.values:
-            both = Fields(dict(zip("ab", raw.raw("context"), strict=True)), "context")
-            context = both.number("a", 0.0, 1e4), both.number("b", 0.0, 1e4)
+            numbers = Fields(dict(zip("abd", raw.raw("context"), strict=False)), "context")
+            grows = numbers.number("d", 0.0, 1e4) if "d" in numbers.values else None
+            context = numbers.number("a", 0.0, 1e4), numbers.number("b", 0.0, 1e4), grows
         steps = raw.integer("steps", 0, 10**12) if "steps" in raw.values else 0
         least = raw.number("least", 0.0, 1.0)
         score = raw.choice("score", SCORES) if "score" in raw.values else BOTH

@@ -171,6 +171,36 @@ def test_the_price_of_a_window_is_foretold_for_other_contexts_and_taken_where_an
         assert costs.price == costs.at(cached)[1]
 
 
+def test_the_price_of_streams_grows_with_the_context_as_they_attend_to_it() -> None:
+    """A plain step takes 1 + 0.4 for each 1,024 tokens, the streams beside it 0.4 + 0.2; learned, kept, foretold."""
+    costs, random = LearnedRowCosts(8, True), np.random.default_rng(0)
+    for step in range(600):
+        cached = 600 if step // 20 % 2 else 4000
+        rows, calls = ((1, 0), (1, 1), (3, 1))[step % 3]
+        ratio = 1 + 0.05 * (rows - 1) + 0.4 * calls + (0.4 + 0.2 * calls) * cached / 1024
+        costs.observe(rows, calls, 0.01 * ratio * random.normal(1, 0.02), cached)
+    for known in (costs, LearnedRowCosts(8, True, costs.record())):
+        for cached in (1024, 8192):
+            tokens = cached / 1024
+            assert known.at(cached)[1] == pytest.approx((0.4 + 0.2 * tokens) / (1 + 0.4 * tokens), rel=0.1)
+
+
+def test_an_older_record_says_that_the_drafter_grows_as_a_plain_step_does() -> None:
+    older = LearnedRowCosts(8, True, CostRecord({1: 0.01, 8: 0.015}, 0.5, (0.3, 0.1, None)))
+    near, far = (older.at(cached)[1] for cached in (64, 8192))
+    assert near == pytest.approx(far, rel=0.1) and far > 0.4
+
+
+def test_a_plain_step_is_timed_where_the_context_is_far_beyond_what_was() -> None:
+    costs = LearnedRowCosts(8, True, CostRecord(MEASURED["flat"]))
+    due = list[bool]()
+    for cached in (500, 1000, 7000, 7001):
+        costs.begin(cached)
+        due.append(costs.plain_due)
+        costs.observe(1, 0, 0.01, cached)
+    assert due == [False, False, True, False]
+
+
 def test_the_price_of_the_drafter_is_learned_beside_the_rows() -> None:
     machine, costs = SimulatedMachine("steep"), LearnedRowCosts(ROWS, True)
     for step in range(400):

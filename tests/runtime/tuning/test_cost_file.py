@@ -15,7 +15,7 @@ from streamspec.runtime.tuning import step_costs as calibrate
 from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record, save_record
 
 Bundles = Callable[[str], Path]
-RECORD = CostRecord({1: 0.01, 4: 0.012, 8: 0.0145}, 0.25, (0.3, 0.06), 321, 0.02)
+RECORD = CostRecord({1: 0.01, 4: 0.012, 8: 0.0145}, 0.25, (0.3, 0.06, 0.1), 321, 0.02)
 
 
 def learned(session: Session) -> LearnedRowCosts:
@@ -41,6 +41,13 @@ def test_a_record_is_read_as_it_was_saved(tmp_path: Path) -> None:
 def test_a_calibration_of_0_1_is_read(tmp_path: Path) -> None:
     (tmp_path / "old").write_text('{"format_version": 1, "costs": {"1": 0.01, "8": 0.015}, "least": 0.0}')
     assert read_record(tmp_path / "old") == CostRecord({1: 0.01, 8: 0.015})
+
+
+def test_a_record_without_the_drafters_growth_is_read(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(
+        '{"format_version": 1, "costs": {"1": 0.01}, "least": 0.0, "drafter": 0.2, "context": [0.3, 0.06]}'
+    )
+    assert read_record(tmp_path / "old") == CostRecord({1: 0.01}, 0.2, (0.3, 0.06, None))
 
 
 @pytest.mark.parametrize(
