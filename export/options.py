@@ -43,6 +43,7 @@ class ExportKwargs(TypedDict, total=False):
     store: StoreFiles | None
     self_draft: str | None
     embeddings: bool
+    measure: bool
     progress: Progress | None
 
 
@@ -70,6 +71,7 @@ class ExportOptions:
       best on `held_out`, or on a general text): a second, short graph without them over the same weights drafts for the
       whole model (`load(draft="self")`).
     - `embeddings`: the graph gives the target's last states, too, for `Session.embed`; not of fixed shapes.
+    - `measure`: False compares the graph with the reference on a few rows alone: no perplexity, no long text.
     - `progress`: called with one line per step (default: prints to stderr).
     """
 
@@ -110,12 +112,18 @@ class ExportOptions:
         None, "Also write a graph without layers (3,7-9), attention or MLPs (4a,5m), or auto, for --draft self."
     )
     embeddings: bool = option(False, "Give the model's last states, too, for /v1/embeddings.", flag="--embeddings")
+    measure: bool = option(True, "Measure what the precision costs, and compare rows of a long text.", flag=None)
     progress: Progress | None = option(None, "Called with one line per step.", flag=None)
 
     @property
     def stream_storage(self) -> str:
         """The storage of the streams' own LoRA: `stream_weights`, or the one that `streams` needs."""
         return self.stream_weights or (MERGED if self.streams == DEFERRED else DELTA)
+
+    @property
+    def base_alone(self) -> bool:
+        """Whether nothing is asked for that takes the base's folder with its weights, or the hash of these."""
+        return not (self.drafter or self.held_out or self.store or self.self_draft)
 
     def check(self) -> None:
         """Raises ConfigError for options that no export has or that do not go together."""

@@ -22,6 +22,7 @@ from streamspec.export.options import Progress
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.validate.parity import (
+    PROBE_ROWS,
     TREE_ROWS,
     Expected,
     check_parity,
@@ -81,11 +82,13 @@ class BundleReference:
 
 
 def compute_reference(
-    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress
+    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress, brief: bool = False
 ) -> BundleReference:
-    """Runs the target and its drafter over a passage, and the target over `texts`."""
+    """Runs the target and its drafter over a passage, and the target over `texts`. `brief`: over its first rows, and no
+    long text."""
     model, spec = parts.target.model, parts.spec
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
+    tokens = tokens[: PROBE_ROWS + TREE_ROWS] if brief else tokens
     say(f"computing the reference in {computed_by(model)}")
-    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say)
+    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
     return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts))
