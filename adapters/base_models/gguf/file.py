@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ VERSIONS = (2, 3)
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 MAX_PARTS = 512
 MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published has some thousands
-VALUES_AT_ONCE = 1 << 20  # that a thread de-quantizes at once: 4 MB of fp32, and some times that on the way
+VALUES_AT_ONCE = 1 << 18  # that a thread de-quantizes at once: 1 MB of fp32, and some times that on the way
 THREADS = min(os.cpu_count() or 1, 8)
 
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
@@ -136,10 +137,18 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood."""
-    parts = parts_of(path)
-    model = GgufFile(parts[0])
-    for number, file in enumerate(parts):
+    """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood. The
+    last one read is kept until its files change.
+    """
+    states = [(part, part.stat()) for part in parts_of(path)]
+    return _read_parts(tuple((part, state.st_size, state.st_mtime_ns) for part, state in states))
+
+
+@lru_cache(maxsize=1)
+def _read_parts(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
+    path = parts[0][0]
+    model = GgufFile(path)
+    for number, (file, *_) in enumerate(parts):
         read = _read_file(file)
         _check_split(read, number, len(parts))
         if number == 0:
