@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.download import SHA256
-from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of, read_gguf
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
@@ -133,6 +133,7 @@ def _reference(say: Progress) -> Base:
 
 
 def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
+    read_gguf(file)  # damage is found before the work
     parts = parts_of(file)
     digests = [content_hash(part, say) for part in parts]
     digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
