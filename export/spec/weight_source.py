@@ -4,11 +4,22 @@ by the tests of `load_weights`, `smoothing` and the drafters."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamspec.export.ops.builder import Array
 
 Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Rows of a linear map as a GGUF file holds them. `kind`: ggml's name of their type, such as Q4_K; `data`: uint8
+    [out, bytes of a row], mapped, rows in the graph's order; `columns`: inputs."""
+
+    kind: str
+    data: Array
+    columns: int
 
 
 class Table(Protocol):
