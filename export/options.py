@@ -52,7 +52,8 @@ class ExportOptions:
     """The options of an export, apart from the base and the adapter.
 
     - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
-    - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
+    - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
+      share a scale in int4, 32 (default) or 128.
     - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers,
       the default) or `delta` (low-rank products beside the shared weights; the only one of eager streams).
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
@@ -78,7 +79,9 @@ class ExportOptions:
     drafter: Path | str | None = option(
         None, "Folder of a published EAGLE-3, DFlash or DSpark drafter of this base (speculators, EAGLE, z-lab)."
     )
-    precision: str = option("int8", "Precision of the weights: fp32, fp16, int8 or int4.")
+    precision: str = option(
+        "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."
+    )
     block_size: int | None = option(None, "Weights that share a scale in int4: 32 or 128.", shown="32")
     stream_weights: str | None = option(
         None, "How the streams' own LoRA is stored: merged or delta; default: merged, of eager streams delta."

@@ -23,12 +23,13 @@ from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
 from streamspec.errors import BundleError, ConfigError, meant, names_in
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
+from streamspec.runtime.hardware import native_library
 
-PRECISION = "int8"
+PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
-SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200}
+SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
 FIXED, FLOATS = 0.5, 4
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
@@ -38,32 +39,60 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
     exported first where it is not there.
 
-    `precision`: of the export, by default int8. `say` gets one line per step of it (default: stderr). Raises
+    `precision`: of the export, by default gguf for a GGUF file where native operators are there, else int8. `say` gets one line per step of it (default: stderr). Raises
     ConfigError for a name of nothing, for the `precision` of what is a bundle already, and where the libraries are
     missing that an export takes; BaseModelError for a base that cannot be used.
     """
-    path = _path(name)
+    path, say = _path(name), say or partial(print, file=sys.stderr, flush=True)
     if (path / MANIFEST).is_file():
         if precision is not None:
             raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
         return path
-    precision = precision or PRECISION
     digest, label = _content(name, path, say)
+    wanted = _precisions(path) if precision is None else (precision,)
+    targets = {one: _target(digest, label, one) for one in wanted}
+    for target in targets.values():
+        if _whole(target):
+            return target
+    *first, last = wanted
+    for one in first:
+        try:
+            return _export(name, path, targets[one], one, say)
+        except ConfigError as error:  # such as for a quantization that the precision does not take
+            say(f"{error.found}: {last} instead")
+    return _export(name, path, targets[last], last, say)
+
+
+def _precisions(path: Path) -> tuple[str, ...]:
+    """The precisions that a base is exported in where none is asked for, the best one first."""
+    own = path.is_file() and not native_library.why_not()
+    return (OWN, PRECISION) if own else (PRECISION,)
+
+
+def _target(digest: str, label: str, precision: str) -> Path:
+    """The bundle's folder in the cache; one that is there may have another name."""
     parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", label)[:60]
     folder = cache_dir() / BUNDLES
-    target = next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")  # the name may be another one
+    return next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")
+
+
+def _whole(target: Path) -> bool:
     try:
         verify_files(target, hashes=False)  # loading it checks the hashes
-        return target
+        return True
     except BundleError:
-        shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
+        return False
+
+
+def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None]) -> Path:
+    shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
     try:
         from streamspec.export import export_bundle
 
         if path.is_file():
-            (say or partial(print, file=sys.stderr, flush=True))(_announcement(path, precision))
+            say(_announcement(path, precision))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
@@ -80,7 +109,7 @@ def _announcement(file: Path, precision: str) -> str:
     weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
     return (
         f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about "
-        f"{weights * BYTES.get(precision, 1):.1f} GB of disk, {FIXED + largest * FLOATS:.1f} GB of memory and "
+        f"{weights * BYTES[precision] if precision in BYTES else size:.1f} GB of disk, {FIXED + largest * FLOATS:.1f} GB of memory and "
         f"{max(10, weights * SECONDS.get(precision, SECONDS['int8'])):.0f} s"
     )
 
