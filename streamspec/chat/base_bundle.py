@@ -39,9 +39,10 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
     exported first where it is not there.
 
-    `precision`: of the export, by default gguf for a GGUF file where native operators are there, else int8. `say` gets one line per step of it (default: stderr). Raises
-    ConfigError for a name of nothing, for the `precision` of what is a bundle already, and where the libraries are
-    missing that an export takes; BaseModelError for a base that cannot be used.
+    `precision`: of the export, by default gguf for a GGUF file where native operators are there and take it, else int8.
+    `say` gets one line per step of it (default: stderr). Raises ConfigError for a name of nothing, for the `precision`
+    of what is a bundle already, and where the libraries are missing that an export takes; BaseModelError for a base
+    that cannot be used.
     """
     path, say = _path(name), say or partial(print, file=sys.stderr, flush=True)
     if (path / MANIFEST).is_file():
@@ -107,10 +108,11 @@ def _announcement(file: Path, precision: str) -> str:
     size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
     tensors = read_gguf(file).tensors.values()
     weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
+    disk = weights * BYTES[precision] if precision in BYTES else size
+    seconds = max(10, weights * SECONDS.get(precision, SECONDS[PRECISION]))
     return (
-        f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about "
-        f"{weights * BYTES[precision] if precision in BYTES else size:.1f} GB of disk, {FIXED + largest * FLOATS:.1f} GB of memory and "
-        f"{max(10, weights * SECONDS.get(precision, SECONDS['int8'])):.0f} s"
+        f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about {disk:.1f} GB of "
+        f"disk, {FIXED + largest * FLOATS:.1f} GB of memory and {seconds:.0f} s"
     )
 
 
