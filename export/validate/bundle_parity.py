@@ -45,9 +45,14 @@ class BundleReference:
     tokens: Array
     expected: Expected
     texts: Mapping[str, Measured]
+    brief: bool = False
 
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
-        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph."""
+        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph.
+        `brief`: of the graph alone that this machine runs."""
+        if self.brief and (folder / NATIVE).exists() and not native_library.why_not():
+            manifest = self.measure(manifest, folder, open_session(folder / NATIVE))
+            return replace(manifest, parity=manifest.parity | {"native": dict(manifest.parity)})
         session = open_session(folder / MODEL, static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
@@ -91,4 +96,4 @@ def compute_reference(
     tokens = tokens[: PROBE_ROWS + TREE_ROWS] if brief else tokens
     say(f"computing the reference in {computed_by(model)}")
     expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
-    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts))
+    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief)

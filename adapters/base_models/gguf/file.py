@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import re
 import struct
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -29,8 +27,7 @@ VERSIONS = (2, 3)
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 MAX_PARTS = 512
 MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published has some thousands
-VALUES_AT_ONCE = 1 << 18  # that a thread de-quantizes at once: 1 MB of fp32, and some times that on the way
-THREADS = min(os.cpu_count() or 1, 8)
+VALUES_AT_ONCE = 1 << 18  # that are de-quantized at once: 1 MB of fp32, which a processor's cache holds
 
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -68,16 +65,12 @@ class StoredTensor:
             yield self._dequantized(self.data[first : first + step])
 
     def rows(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
-        """Some rows, de-quantized by all processors: [rows, last dimension] fp32."""
+        """Some rows, de-quantized: [rows, last dimension] fp32."""
         chosen = self.data[rows]
         out = np.empty((len(chosen), self.shape[-1]), np.float32)
         step = max(1, VALUES_AT_ONCE // self.shape[-1])
-
-        def fill(first: int) -> None:
+        for first in range(0, len(chosen), step):
             out[first : first + step] = self._dequantized(chosen[first : first + step])
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(fill, range(0, len(chosen), step)))
         return out
 
     def values(self) -> NDArray[np.float32]:
