@@ -62,7 +62,8 @@ def export_bundle(
     _need_torch(adapter is not None, options)
     rounded = options.target.precision(options.precision, options.block_size)
     options.check()
-    described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say)
+    alone = adapter is None and options.base_alone
+    described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
     head = None if options.drafter is None else read_published(Path(options.drafter), described, rounded)
     if options.self_draft is not None and (head is not None or described.drafts):
         raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
@@ -82,8 +83,9 @@ def export_bundle(
         manifest = replace(manifest, provider=options.target.name, block_size=options.block_size)
         if options.store is not None:
             manifest = add_store(folder, manifest, stored, options.store.most, tokenizer)
-        measured = texts_for(options.precision, tokenizer, parts.spec, slow=parts.static is not None)
-        reference = compute_reference(parts, tokenizer, {ANSWERS: rows} | measured, say)
+        slow = parts.static is not None
+        measured = texts_for(options.precision, tokenizer, parts.spec, slow) if options.measure else {}
+        reference = compute_reference(parts, tokenizer, {ANSWERS: rows} | measured, say, brief=not options.measure)
         parts = replace(parts, target=parts.target.weights_only())
         graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say)
         say(f"writing the {options.precision} graph")

@@ -150,13 +150,13 @@ class Target:
                 f"{' or '.join(DEVICES[self.name].precisions)}: it has no kernel for embeddings of few bits",
                 "choose one of these with --precision",
             )
-        from streamspec.export.native.precisions import TILED
+        from streamspec.export.native.file_weights import CPU_PRECISIONS
         from streamspec.export.quantization.precisions import DEVICE_PRECISIONS, PRECISIONS, make_precision
         from streamspec.export.quantization.static_precisions import static_precision
 
         if self.static:
             return static_precision(name, block)
-        return make_precision(DEVICE_PRECISIONS if self.device else PRECISIONS | TILED, name, block)
+        return make_precision(DEVICE_PRECISIONS if self.device else PRECISIONS | CPU_PRECISIONS, name, block)
 
 
 def _rise_from_one(counts: tuple[int, ...]) -> bool:

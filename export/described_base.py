@@ -17,11 +17,13 @@ from tokenizers import Tokenizer
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.generation_config import read_generation, sampling_of
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_adapter
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
 from streamspec.errors import BaseModelError, BundleError, ConfigError
+from streamspec.export.weights.target import resolve_readable
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token, tokenizer_settings
 from streamspec.runtime.text.tokenizer import read_tokenizer
@@ -109,9 +111,12 @@ def read_base(
     prompt_format: PromptFormat | None,
     allow_base_mismatch: bool,
     say: Callable[[str], None],
+    alone: bool = False,
 ) -> DescribedBase:
-    """Resolves a base and reads an adapter. Raises AdapterError where they do not belong together, and what
-    `describe_base` raises."""
+    """Resolves a base and reads an adapter. `alone`: nothing but the base is exported, so that a GGUF file is read
+    where it lies. Raises AdapterError where they do not belong together, and what `describe_base` raises."""
+    if alone:
+        return describe_base(resolve_readable(base, say), None, prompt_format)
     return describe_base(*resolve_pair(base, adapter, allow_base_mismatch, say), prompt_format)
 
 
@@ -148,7 +153,7 @@ def describe_base(base: Base, adapter: Adapter | None, prompt_format: PromptForm
     described = DescribedBase(
         base=base,
         adapter=adapter,
-        config=read_config(base.path),
+        config=read_config(base.path) if base.gguf is None else read_completed(base.path),
         template=template,
         specials={name: special_token(base.path, name) for name in SPECIALS if name in settings},
         format=recorded or prompt_format or PromptFormat("raw" if template is None else "chat"),

@@ -43,6 +43,7 @@ class ExportKwargs(TypedDict, total=False):
     store: StoreFiles | None
     self_draft: str | None
     embeddings: bool
+    measure: bool
     progress: Progress | None
 
 
@@ -51,7 +52,8 @@ class ExportOptions:
     """The options of an export, apart from the base and the adapter.
 
     - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
-    - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
+    - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
+      share a scale in int4, 32 (default) or 128.
     - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers,
       the default) or `delta` (low-rank products beside the shared weights; the only one of eager streams).
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
@@ -70,13 +72,16 @@ class ExportOptions:
       best on `held_out`, or on a general text): a second, short graph without them over the same weights drafts for the
       whole model (`load(draft="self")`).
     - `embeddings`: the graph gives the target's last states, too, for `Session.embed`; not of fixed shapes.
+    - `measure`: False compares the graph with the reference on a few rows alone: no perplexity, no long text.
     - `progress`: called with one line per step (default: prints to stderr).
     """
 
     drafter: Path | str | None = option(
         None, "Folder of a published EAGLE-3, DFlash or DSpark drafter of this base (speculators, EAGLE, z-lab)."
     )
-    precision: str = option("int8", "Precision of the weights: fp32, fp16, int8 or int4.")
+    precision: str = option(
+        "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."
+    )
     block_size: int | None = option(None, "Weights that share a scale in int4: 32 or 128.", shown="32")
     stream_weights: str | None = option(
         None, "How the streams' own LoRA is stored: merged or delta; default: merged, of eager streams delta."
@@ -110,12 +115,18 @@ class ExportOptions:
         None, "Also write a graph without layers (3,7-9), attention or MLPs (4a,5m), or auto, for --draft self."
     )
     embeddings: bool = option(False, "Give the model's last states, too, for /v1/embeddings.", flag="--embeddings")
+    measure: bool = option(True, "Measure what the precision costs, and compare rows of a long text.", flag=None)
     progress: Progress | None = option(None, "Called with one line per step.", flag=None)
 
     @property
     def stream_storage(self) -> str:
         """The storage of the streams' own LoRA: `stream_weights`, or the one that `streams` needs."""
         return self.stream_weights or (MERGED if self.streams == DEFERRED else DELTA)
+
+    @property
+    def base_alone(self) -> bool:
+        """Whether nothing is asked for that takes the base's folder with its weights, or the hash of these."""
+        return not (self.drafter or self.held_out or self.store or self.self_draft)
 
     def check(self) -> None:
         """Raises ConfigError for options that no export has or that do not go together."""

@@ -18,6 +18,7 @@ from streamspec.adapters.base_models.generation_config import AGAIN, GENERATION,
 from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
 from streamspec.adapters.base_models.without_torch import has_torch
+from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
@@ -35,13 +36,28 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     config = read_config(folder)
     if modules := left_out(folder) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
+    _check_fields(folder, config, say)
+    check_tensors(folder)
+    _check_vocabulary(folder, config, say)
+
+
+def check_described(folder: Path, say: Callable[[str], None]) -> None:
+    """Checks config and tokenizer as `check_folder` does without PyTorch, of a folder whose weights lie elsewhere."""
+    config = read_completed(folder)
+    _check_fields(folder, config, say)
+    _check_vocabulary(folder, config, say)
+
+
+def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:
     if left := check_config(config):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
     if ends := ends_beyond(folder, config):
         say(f"tokens that begin or end texts and that the model has no embedding for, left alone: {', '.join(ends)}")
     if unused := unused_fields(read_generation(folder)):
         say(one_line(f"{GENERATION}, left alone: {', '.join(unused)}"))
-    check_tensors(folder)
+
+
+def _check_vocabulary(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 

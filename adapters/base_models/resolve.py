@@ -15,13 +15,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.download import SHA256
-from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of, read_gguf
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
@@ -48,19 +48,22 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Base:
-    """A base that is ready to load with `from_pretrained(base.path)`."""
+    """A base that is ready to load with `from_pretrained(base.path)`, or with its weights in a GGUF file."""
 
     path: Path  # Hugging Face folder
     id: str  # its name in messages: the reference word, the folder's or file's name, the hub id
-    sha256: str  # of the weights, see `weights_hash`
+    sha256: str  # of the weights, see `weights_hash`; of the file `gguf`, where there is one
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there
+    gguf: Path | None = None  # holds the weights that are not in the folder
 
 
-def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
+def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:
     """Returns the base called `name`, fetching and converting what is missing.
 
-    `progress` gets one line per step (default: stderr). Raises BaseModelError on anything that is not a usable base.
+    `weights`: False leaves those of a GGUF file where they lie if numpy can read them: the folder then holds config and
+    tokenizer alone, and `Base.gguf` is the file. `progress` gets one line per step (default: stderr). Raises
+    BaseModelError on anything that is not a usable base.
     """
     say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
@@ -71,7 +74,7 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     if path.is_dir():
         return _from_folder(path.resolve(), path.resolve().name, say)
     if path.is_file():
-        return _from_gguf(path, path.stem, say)
+        return _from_gguf(path, path.stem, say, weights)
     return _from_hub(text, say)
 
 
@@ -129,14 +132,19 @@ def _reference(say: Progress) -> Base:
     return _convert(gguf, _reference_folder(), REFERENCE, say)
 
 
-def _from_gguf(file: Path, label: str, say: Progress) -> Base:
+def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
+    read_gguf(file)  # damage is found before the work
     parts = parts_of(file)
-    say(f"hashing {file.name}" + (f" and its {len(parts) - 1} other parts" if len(parts) > 1 else ""))
-    digests = [sha256_file(part) for part in parts]
+    digests = [content_hash(part, say) for part in parts]
     digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     if digest == SHA256:  # the reference base's own file
         target, label = _reference_folder(), REFERENCE
+    elif not weights:
+        try:
+            return _described(file, target.with_name(f"{target.name}-described"), label, digest, say)
+        except BaseModelError:
+            pass  # takes PyTorch to be read; or is refused again, as any GGUF file
     if (base := _read_identity(target)) is not None:
         _check(target, say)
         return base
@@ -151,10 +159,29 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
         convert(gguf, folder)
         base = Base(target, label, weights_hash(folder), _model_type(folder))
         _check(folder, say)
-        identity = {k: v for k, v in asdict(base).items() if k != "path"} | {"converter": CONVERTER}
-        (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        _write_identity(folder, base)
     say(f"base ready: {target}")
     return base
+
+
+def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress) -> Base:
+    """A base whose weights stay in its file. Raises BaseModelError also where they cannot."""
+    from streamspec.adapters.base_models.check_folder import check_described
+    from streamspec.adapters.base_models.gguf.converter import convert
+
+    if (base := _read_identity(target)) is None:
+        say(f"reading config and tokenizer of {gguf.name}")
+        with new_folder(target) as folder:
+            convert(gguf, folder, weights=False)
+            check_described(folder, say)
+            base = Base(target, label, digest, _model_type(folder))
+            _write_identity(folder, base)
+    return replace(base, gguf=gguf.resolve())
+
+
+def _write_identity(folder: Path, base: Base) -> None:
+    identity = {k: v for k, v in asdict(base).items() if k not in ("path", "gguf")} | {"converter": CONVERTER}
+    (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
 
 def _read_identity(folder: Path) -> Base | None:
@@ -244,6 +271,23 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BaseModelError(f"{file} holds a {type(value).__name__}", "a JSON object", "fetch the base again")
     return value
+
+
+def content_hash(file: Path, say: Progress | None = None) -> str:
+    """sha256 of a file, kept in the cache by its size and time: gigabytes need not be read again. `say` gets a line
+    where it is read."""
+    state = [file.stat().st_size, file.stat().st_mtime_ns]
+    key = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:24]
+    note = cache_dir() / "hashes" / f"content-{key}.json"
+    known = read_note(note)
+    if known.get("state") == state and isinstance(known.get("sha256"), str):
+        return str(known["sha256"])
+    if say is not None:
+        say(f"hashing {file.name}")
+    digest = sha256_file(file)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, json.dumps({"path": str(file.resolve()), "state": state, "sha256": digest}))
+    return digest
 
 
 def _cached_hash(folder: Path) -> str:

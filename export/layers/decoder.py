@@ -25,10 +25,16 @@ from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.weight_source import Source
+from streamspec.export.spec.weight_source import Source, StoredBlocks
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
+
+
+def _stored(source: Source, names: Sequence[str]) -> Sequence[StoredBlocks] | None:
+    """The rows of these weights, one after the other, as a GGUF file holds them; None unless it holds all so."""
+    runs = [run for name in names if (run := source.stored(name)) is not None]
+    return runs if len(runs) == len(names) else None
 
 
 @dataclass
@@ -65,15 +71,25 @@ class Decoder(AttentionHeads):
         """The token embedding [V, H]."""
         name = f"{self.spec.stacked(self.spec.family.embedding)}.weight"
         return Weight(
-            name, self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of(name), looked_up=not self.spec.tied
+            name,
+            self.spec.vocab,
+            self.spec.hidden,
+            lambda: self.source.rows_of(name),
+            looked_up=not self.spec.tied,
+            stored=lambda: _stored(self.source, [name]),
         )
 
     def head_weight(self) -> Weight:
         """The LM head [V, H]; the embedding itself where they are tied."""
         if self.spec.tied:
             return self.table()
+        name = "lm_head.weight"
         return Weight(
-            "lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight")
+            name,
+            self.spec.vocab,
+            self.spec.hidden,
+            lambda: self.source.rows_of(name),
+            stored=lambda: _stored(self.source, [name]),
         )
 
     @property
@@ -181,19 +197,21 @@ class Decoder(AttentionHeads):
         """Weight of `modules` stacked along the output."""
         chosen = source or self.source
         names = [self.spec.weight_name(layer, module) for module in modules]
+        weights = [f"{name}.weight" for name in names]
         spec = self.spec.at(layer)
         out = sum(spec.out_width(module) for module in modules)
         return Weight(
             self.spec.fused_name(layer, modules) + suffix,
             out,
             spec.in_width(modules[0]),
-            lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
+            lambda: np.concatenate([chosen.weight(name) for name in weights]),
             sensitive=self.spec.sensitive(modules),
             importance=lambda: self.source.importance(names[0]),
             rounded=lambda: chosen.rounded(names[0]),
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
             drafter=self.drafter,
+            stored=lambda: _stored(chosen, weights),
         )
 
     def bias(self, g: Scope, layer: int, modules: tuple[str, ...]) -> str:

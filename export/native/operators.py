@@ -28,12 +28,13 @@ LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the o
 
 @runtime_checkable
 class TiledPrecision(Protocol):
-    """A precision whose weights lie in tiles. `bits`: of tables, 8 or 6."""
-
-    bits: int
+    """A precision whose weights lie in tiles."""
 
     def of(self, weight: Weight) -> TiledPrecision:
         """The precision that the weight is written in."""
+
+    def parts(self, weight: Weight) -> Sequence[Weight]:
+        """The weights whose outputs side by side are those of `weight`: itself, where one operator applies it."""
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """The operator that applies `weight` [out, in], its inputs after the rows but for a bias, and attributes of its
@@ -42,8 +43,9 @@ class TiledPrecision(Protocol):
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """As of `Precision`."""
 
-    def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
-        """Codes and scales of an embedding or LM head, and the size of blocks in which its columns are mixed."""
+    def table(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """An embedding or LM head: how the names of its operators end, its inputs but for rows and a bias, and
+        attributes of its own."""
 
 
 def native_ops(precision: object) -> NativeOps | None:
@@ -71,37 +73,32 @@ class NativeOps:
 
     def activates(self, activation: str, weight: Weight, gated: bool) -> bool:
         """Whether `linear` can apply this activation, and the gate where there is one."""
-        return activation in ACTIVATIONS and weight.gated == gated
+        return activation in ACTIVATIONS and weight.gated == gated and len(self.precision.parts(weight)) == 1
 
     def linear(self, g: Scope, x: str, weight: Weight, bias: str = "", activation: str = "") -> str:
         """`weight` applied to x [.., in], a bias [out] added, and an activation, times the second half of the outputs
         where the weight is gated: [.., out or out / 2]."""
+        parts = self.precision.parts(weight)
+        if len(parts) > 1:
+            whole = g.op("Concat", *(self.linear(g, x, part) for part in parts), axis=-1)
+            return g.op("Add", whole, bias) if bias else whole
         kind, inputs, own = self.precision.of(weight).operator(g.store, weight)
-        return self._map(g, kind, x, inputs, weight, weight.mix, bias, activation, None, **own)
+        return self._map(g, kind, x, inputs, weight, bias, activation, None, **{"mix": weight.mix} | own)
 
     def head(
         self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None, bias: str = ""
     ) -> tuple[str, str]:
         """The LM head over x [r, H], a bias [V] added: logits [r, V], and '' for their factor."""
-        precision = self.precision.of(weight)
-        codes, scales, mix = precision.table(g.store, weight)
-        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), weight, mix, bias, out=out), ""
+        suffix, inputs, own = self.precision.table(g.store, weight)
+        return self._map(g, f"Linear{suffix}", x, inputs, weight, bias, out=out, **own), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""
         if weight.looked_up:
             return self.precision.embedding(g, ids, weight)
-        codes, scales, mix = self.precision.table(g.store, weight)
-        return g.op(
-            f"EmbeddingInt{self.precision.bits}",
-            ids,
-            codes,
-            scales,
-            domain=NATIVE,
-            mix=mix,
-            in_features=weight.columns,
-            out_features=weight.rows,
-        )
+        suffix, inputs, own = self.precision.table(g.store, weight)
+        sizes = {"in_features": weight.columns, "out_features": weight.rows}
+        return g.op(f"Embedding{suffix}", ids, *_given(inputs), domain=NATIVE, **own, **sizes)
 
     def normalises(self, width: int) -> bool:
         """Whether the norm of rows of this width is one operator."""
@@ -196,7 +193,6 @@ class NativeOps:
         x: str,
         inputs: Sequence[str],
         weight: Weight,
-        mix: int,
         bias: str = "",
         activation: str = "",
         out: str | None = None,
@@ -206,14 +202,18 @@ class NativeOps:
         return g.op(
             kind,
             x,
-            *inputs,
+            *(inputs if bias else _given(inputs)),
             *biases,
             out=out,
             domain=NATIVE,
             in_features=weight.columns,
             out_features=weight.rows,
-            mix=mix,
             gated=int(weight.gated),
             activation=ACTIVATIONS[activation],
             **own,
         )
+
+
+def _given(inputs: Sequence[str]) -> Sequence[str]:
+    """Without those at the end that are left out."""
+    return inputs[: max(i + 1 for i, name in enumerate(inputs) if name)]

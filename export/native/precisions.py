@@ -45,15 +45,22 @@ class TiledInt8(Int8):
         """See `streamspec.export.native.operators.TiledPrecision`."""
         return f"LinearInt{self.bits}", self._stored(store, weight, by_input=True), {}
 
-    def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
+    def parts(self, weight: Weight) -> Sequence[Weight]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
+        return [weight]
+
+    def table(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        own = self.of(weight)
+        if own is not self:
+            return own.table(store, weight)
         block = self.table_block(weight)
-        return *self._stored(store, weight, by_input=False, block=block), block
+        return f"Int{self.bits}", self._stored(store, weight, by_input=False, block=block), {"mix": block}
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         if weight.looked_up:  # as it lies in the file: turned back, all of it would be in memory
             return Int8()._table(store, weight)
-        codes, scales, _ = self.table(store, weight)
+        _, (codes, scales), _ = self.table(store, weight)
         return Unpacked(store).table(codes, weight.rows, weight.columns), scales
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:

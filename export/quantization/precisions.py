@@ -46,7 +46,7 @@ from streamspec.export.quantization.arithmetic import (
     round_blocks,
 )
 from streamspec.export.quantization.lora_inputs import LowRank
-from streamspec.export.spec.weight_source import Blocks
+from streamspec.export.spec.weight_source import Blocks, StoredBlocks
 
 if TYPE_CHECKING:
     from streamspec.export.spec.weight_source import Table
@@ -65,7 +65,8 @@ class Weight:
     `importance`: of its inputs [in] where 4 bits are chosen. `rounded`: its 4 bits where a text has decided them.
     `mix`: size of the blocks in which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a
     gate and of the map that it multiplies. `looked_up`: a table whose rows are read and never multiplied.
-    `drafter`: one of a drafter's own, where errors cost drafts and never the answer.
+    `drafter`: one of a drafter's own, where errors cost drafts and never the answer. `stored`: its runs of rows as a
+    GGUF file holds them, None where it is not in one.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Weight:
     gated: bool = False
     looked_up: bool = False
     drafter: bool = False
+    stored: Callable[[], Sequence[StoredBlocks] | None] = lambda: None
 
 
 @dataclass

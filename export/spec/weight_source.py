@@ -4,11 +4,22 @@ by the tests of `load_weights`, `smoothing` and the drafters."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamspec.export.ops.builder import Array
 
 Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Rows of a linear map as a GGUF file holds them. `kind`: ggml's name of their type, such as Q4_K; `data`: uint8
+    [out, bytes of a row], mapped, rows in the graph's order; `columns`: inputs."""
+
+    kind: str
+    data: Array
+    columns: int
 
 
 class Table(Protocol):
@@ -45,6 +56,9 @@ class Source(Protocol):
     def rounded(self, module: str) -> Blocks | None:
         """Returns 4 bits of the fused map that begins with `module`, rounded on a text; None where none was."""
 
+    def stored(self, name: str) -> StoredBlocks | None:
+        """Returns the weight `name` as a GGUF file holds it; None where it is of no such file, or changed."""
+
 
 class PlainSource:
     """A source of weights that no text has scaled, weighed or rounded."""
@@ -59,6 +73,10 @@ class PlainSource:
 
     def rounded(self, module: str) -> Blocks | None:
         """Returns None: nothing was rounded."""
+        return None
+
+    def stored(self, name: str) -> StoredBlocks | None:
+        """Returns None: of no GGUF file, or changed."""
         return None
 
 

@@ -22,6 +22,7 @@ from streamspec.export.options import Progress
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.validate.parity import (
+    PROBE_ROWS,
     TREE_ROWS,
     Expected,
     check_parity,
@@ -44,9 +45,14 @@ class BundleReference:
     tokens: Array
     expected: Expected
     texts: Mapping[str, Measured]
+    brief: bool = False
 
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
-        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph."""
+        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph.
+        `brief`: of the graph alone that this machine runs."""
+        if self.brief and (folder / NATIVE).exists() and not native_library.why_not():
+            manifest = self.measure(manifest, folder, open_session(folder / NATIVE))
+            return replace(manifest, parity=manifest.parity | {"native": dict(manifest.parity)})
         session = open_session(folder / MODEL, static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
@@ -81,11 +87,13 @@ class BundleReference:
 
 
 def compute_reference(
-    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress
+    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress, brief: bool = False
 ) -> BundleReference:
-    """Runs the target and its drafter over a passage, and the target over `texts`."""
+    """Runs the target and its drafter over a passage, and the target over `texts`. `brief`: over its first rows, and no
+    long text."""
     model, spec = parts.target.model, parts.spec
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
+    tokens = tokens[: PROBE_ROWS + TREE_ROWS] if brief else tokens
     say(f"computing the reference in {computed_by(model)}")
-    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say)
-    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts))
+    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
+    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief)

@@ -117,9 +117,10 @@ def expect(
     max_rows: int = TREE_ROWS,
     spec: DecoderSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
+    long: bool = True,
 ) -> Expected:
-    """Runs PyTorch once over a context and a tree, and with the model's `spec` over a long text. `max_rows`: rows of a
-    tree that the graph can take; `say` gets a line of progress."""
+    """Runs PyTorch once over a context and a tree, and with the model's `spec` over a `long` text. `max_rows`: rows of
+    a tree that the graph can take; `say` gets a line of progress."""
     reference = reference_of(model, streams)
     rows = min(TREE_ROWS, max_rows)
     drafted = tokens[-rows:]
@@ -129,7 +130,7 @@ def expect(
     drafts = None
     if streams is not None:
         drafts = row_of(streams).reference_of(reference, streams).expect(case, TreePass(output, positions, sees))
-    long = expect_long(reference, spec, tokens, say) if spec else None
+    beyond = expect_long(reference, spec, tokens, say) if spec and long else None
     logits = reference.logits(output)
     if not np.isfinite(logits).all():
         raise BaseModelError(
@@ -138,9 +139,9 @@ def expect(
             "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
         )
     absent = list(spec.absent) if spec else []
-    for every in (logits, long.logits) if long is not None else (logits,):
+    for every in (logits, beyond.logits) if beyond is not None else (logits,):
         every[:, absent] = -np.inf  # a graph never chooses these
-    return Expected(case, logits, reference.finished(output), drafts, long)
+    return Expected(case, logits, reference.finished(output), drafts, beyond)
 
 
 def check_parity(

@@ -1,10 +1,13 @@
-"""Reads a base's tensors out of its safetensors files with numpy alone: mapped, in float32 where they are used.
+"""Reads a base's tensors out of its safetensors files or its GGUF file with numpy alone: mapped, in float32 where they
+are used.
 
 tests/export/test_without_torch.py covers it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from streamspec.adapters.base_models.generation_config import read_generation
+from streamspec.adapters.base_models.gguf.converter import read_parameters
+from streamspec.adapters.base_models.gguf.tensors import Parameter
+from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.weight_source import PlainSource
+from streamspec.export.spec.weight_source import PlainSource, StoredBlocks
 
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
 
@@ -33,10 +39,15 @@ class Checkpoint:
     """A Hugging Face folder: its config, and its tensors by their names. Raises BaseModelError for a family that needs
     PyTorch."""
 
+    tensors: Mapping[str, Any]
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.config = folder, read_completed(folder)
-        self.tensors: dict[str, SafeTensor] = {tensor.name: tensor for tensor in stored_tensors(folder)}
+        self.tensors = self._found()
         self._files: dict[Path, Array] = {}
+
+    def _found(self) -> Mapping[str, Any]:
+        return {tensor.name: tensor for tensor in stored_tensors(self.folder)}
 
     @cached_property
     def generation(self) -> dict[str, Any]:
@@ -45,22 +56,75 @@ class Checkpoint:
 
     def stored(self, name: str) -> Array:
         """A tensor as it lies in its file, mapped; bfloat16 as uint16."""
-        tensor = self.tensors[name]
+        tensor: SafeTensor = self.tensors[name]
         if tensor.dtype not in FLOATS:
             raise BaseModelError(f"{name} is of type {tensor.dtype}", ", ".join(FLOATS), "convert the base")
         mapped = self._files.setdefault(tensor.file, np.memmap(tensor.file, np.uint8, "r"))
         return mapped[tensor.start : tensor.start + tensor.size].view(FLOATS[tensor.dtype]).reshape(tensor.shape)
 
+    def weight(self, name: str) -> Array:
+        """A tensor in float32."""
+        return widened(self.stored(name))
+
+    def table(self, name: str) -> StoredTable:
+        """A table whose rows are read where they are used."""
+        stored = self.stored(name)
+        return StoredTable(stored.shape, lambda rows: widened(stored[rows]))
+
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """Rows of a linear map or a table as they lie in a GGUF file; None where there is none, or no such rows."""
+        return None
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file beside the folder of its config. De-quantized weights of a layer are kept until another is read."""
+
+    def __init__(self, folder: Path, file: Path) -> None:
+        self.file = file
+        self._layer, self._kept = "", dict[str, Array]()
+        super().__init__(folder)
+
+    def _found(self) -> Mapping[str, Any]:
+        return read_parameters(self.file)
+
+    def stored(self, name: str) -> Array:
+        """A tensor, de-quantized: float32."""
+        layer = next((part for part in name.split(".") if part.isdigit()), "")
+        if layer != self._layer:
+            self._layer, self._kept = layer, {}
+        if name not in self._kept:
+            self._kept[name] = self._parameter(name).values()
+        return self._kept[name]
+
+    def table(self, name: str) -> StoredTable:
+        """A table whose rows are de-quantized where they are used."""
+        parameter = self._parameter(name)
+        return StoredTable(parameter.shape, parameter.rows)
+
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """Rows of a linear map or a table as they lie in the file; None where a row is made of several."""
+        parameter = self._parameter(name)
+        data = parameter.blocks()
+        return None if data is None else StoredBlocks(parameter.source.kind_name, data, parameter.shape[1])
+
+    def _parameter(self, name: str) -> Parameter:
+        parameter: Parameter = self.tensors[name]
+        return parameter
+
+
+def open_checkpoint(base: Base) -> Checkpoint:
+    """The tensors of a base, in its folder or its GGUF file. Raises BaseModelError as `Checkpoint`."""
+    return Checkpoint(base.path) if base.gguf is None else GgufCheckpoint(base.path, base.gguf)
+
 
 class StoredTable:
-    """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
+    """A table [rows, columns] in its file, read in parts as float32 arrays."""
 
-    def __init__(self, stored: Array) -> None:
-        self.stored = stored
-        self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
+    def __init__(self, shape: tuple[int, ...], read: Callable[[Any], Array]) -> None:
+        self.shape, self.read = (shape[0], shape[1]), read
 
     def __getitem__(self, rows: slice | Array) -> Array:
-        return widened(self.stored[rows])
+        return self.read(rows)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:].astype(dtype or "float32", copy=False)
@@ -76,12 +140,20 @@ class CheckpointSource(PlainSource):
     def weight(self, name: str) -> Array:
         """Returns the weight or bias `name`, rows in the graph's order."""
         inside = name.removeprefix(self._prefix)
-        array = widened(self.model.stored(name))
+        array = self.model.weight(name)
         return self.spec.in_graph(name if inside == name else inside.partition(".")[2], array)
+
+    def stored(self, name: str) -> StoredBlocks | None:
+        """Returns the weight `name` as a GGUF file holds it, rows in the graph's order."""
+        blocks = self.model.blocks(name)
+        if blocks is None:
+            return None
+        module = name.removeprefix(self._prefix).partition(".")[2]
+        return replace(blocks, data=self.spec.in_graph(module, blocks.data))
 
     def rows_of(self, name: str) -> StoredTable:
         """Returns the LM head or the embedding."""
-        return StoredTable(self.model.stored(name))
+        return self.model.table(name)
 
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""

@@ -6,20 +6,22 @@ So a base alone becomes the same bundle with PyTorch and without. tests/export/t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from streamspec import __version__
-from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import Source
-from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.model_spec import describe
 
@@ -50,8 +52,8 @@ def need_torch(what: str | None) -> None:
 
 def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
     """Reads a base and its adapter. Raises BaseModelError for what is not computed correctly, or needs PyTorch."""
-    if not has_torch():
-        checkpoint = Checkpoint(base.path)
+    if base.gguf is not None or not has_torch():
+        checkpoint = open_checkpoint(base)
         return ReadTarget(checkpoint, checkpoint, describe_checkpoint(checkpoint))
     from streamspec.export.weights.load_weights import load_model
 
@@ -60,6 +62,19 @@ def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
     if adapter is None and (numpy_target := _checkpoint(base, spec)) is not None:
         return ReadTarget(model, *numpy_target)
     return ReadTarget(model, model, spec)
+
+
+def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:
+    """Resolves a base that is exported alone: a GGUF file stays where it lies if numpy can describe its model. Raises
+    what `resolve_base` raises."""
+    base = resolve_base(name, say, weights=False)
+    if base.gguf is None:
+        return base
+    try:
+        describe_checkpoint(open_checkpoint(base))
+        return base
+    except BaseModelError:
+        return resolve_base(name, say)
 
 
 def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec] | None:

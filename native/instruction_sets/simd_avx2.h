@@ -122,6 +122,10 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = nibbles(a, b);
     high = nibbles(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4));
 }
+// The bytes that `codes` 0..15 choose of a table of 16, which each quarter of a register holds.
+inline Bytes looked_up(Nibbles codes, Bytes table) {
+    return {_mm256_shuffle_epi8(table.low, codes.low), _mm256_shuffle_epi8(table.high, codes.high)};
+}
 inline __m256i joined(__m256i low, __m256i top) {
     return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)),
                            _mm256_and_si256(top, _mm256_set1_epi8(0x30)));

@@ -82,6 +82,8 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = _mm512_and_si512(both, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
 }
+// The bytes that `codes` 0..15 choose of a table of 16, which each quarter of a register holds.
+inline Bytes looked_up(Nibbles codes, Bytes table) { return _mm512_shuffle_epi8(table, codes); }
 // Codes of four groups of four inputs, 0..63.
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
     const Bytes first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64),

@@ -133,6 +133,11 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     high = quarters<Nibbles>(
         [=](int i) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p + 16 * i), 4)); });
 }
+// The bytes that `codes` 0..15 choose of a table of 16, which each quarter of a register holds.
+inline Bytes looked_up(Nibbles codes, Bytes table) {
+    return quarters<Bytes>(
+        [&](int i) { return vqtbl1q_s8(table.of[i], vreinterpretq_u8_s8(codes.of[i])); });
+}
 // Codes of four groups of four inputs, 0..63.
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
     const uint8x16_t two = vdupq_n_u8(0x30);

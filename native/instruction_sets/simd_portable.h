@@ -156,6 +156,12 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
         high.of[i] = static_cast<int8_t>(p[i] >> 4);
     }
 }
+// The bytes that `codes` 0..15 choose of a table of 16, which each quarter of a register holds.
+inline Bytes looked_up(const Nibbles& codes, const Bytes& table) {
+    Bytes out;
+    for (int i = 0; i < 64; i++) out.of[i] = table.of[codes.of[i]];
+    return out;
+}
 // Codes of four groups of four inputs, 0..63.
 inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
     for (int g = 0; g < 4; g++)

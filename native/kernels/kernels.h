@@ -32,7 +32,7 @@ enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3
 struct Linear {
     int bits;
     size_t in_features, out_features, tiles;
-    size_t block_size;  // inputs that share a scale, 4 bits; else 0
+    size_t block_size;  // inputs that share a scale, 4 bits and stored; else 0
     size_t mix;         // neighbouring inputs that a Hadamard matrix mixes first; 0 for none
     bool gated;
     Activation activation;
@@ -41,11 +41,21 @@ struct Linear {
     const uint16_t* block_scales;  // 4 bits: float16 [tiles, in_features / block_size, 32]
     const uint8_t* zero_points;    // 4 bits: [tiles, in_features / block_size, 32], null: 8
     const float* bias;             // float32 [32 * tiles] in the order of codes, or null
+    // A file's own blocks of 32 or 16 inputs; codes as above, of 8 bits by two's complement. A
+    // weight is scale * (code - offset), or scale * table[code], - minimum. Block scales and minima
+    // are of 32 inputs each, or, where there are multipliers int8 [tiles, in_features / block_size,
+    // 32], of 256 and times these.
+    bool stored;
+    int offset;           // of codes of 6 and 4 bits
+    const int8_t* table;  // 16 values, four times; or null
+    const uint16_t* minima;
+    const int8_t *multipliers, *minimum_multipliers;
     size_t width() const { return gated ? out_features / 2 : out_features; }
 };
 
 // Quantized rows, one scale each. 8 and 6 bits: `sums8` is -(offset of weights) * sum of codes. 4
 // bits: `sums4` is the sum of codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
+// Stored blocks: a scale for each 32 inputs, and both sums of each block.
 struct Rows {
     size_t rows, stride, blocks;
     int8_t* codes;
@@ -83,8 +93,8 @@ struct Kernels {
                      float* scratch);
     // Products of all rows with the tiles [from, to): y [rows, width()].
     void (*linear)(const Linear&, const Rows&, size_t from, size_t to, float* y);
-    // Row `id` of a map of 8 or 6 bits as a table [out_features, in_features]: y [in_features],
-    // unmixed.
+    // Row `id` of a map of 8 or 6 bits, or of stored blocks, as a table [out_features,
+    // in_features]: y [in_features], unmixed.
     void (*look_up)(const Linear&, size_t id, float* y);
     // Keys and values of rows [from, to): normalised, rotated, written to the cache or to
     // `row_keys`.

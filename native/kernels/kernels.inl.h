@@ -1,6 +1,7 @@
 // The table of kernels, over the lanes of one instruction set (`simd_*.h`, included before this
 // file).
 #include "kernels/attention.inl.h"
+#include "kernels/blocks.inl.h"
 #include "kernels/linear.inl.h"
 #include "kernels/rows.inl.h"
 
@@ -9,7 +10,13 @@ namespace streamspec::STREAMSPEC_ISA {
 #define STREAMSPEC_TEXT(name) #name
 #define STREAMSPEC_NAME(name) STREAMSPEC_TEXT(name)
 extern const Kernels kKernels;
-const Kernels kKernels = {
-    STREAMSPEC_NAME(STREAMSPEC_ISA), quantize, linear, look_up, store_keys, attend, norm, argmax};
+const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA),
+                          quantize_rows,
+                          multiply,
+                          look_up_row,
+                          store_keys,
+                          attend,
+                          norm,
+                          argmax};
 
 }  // namespace streamspec::STREAMSPEC_ISA

@@ -197,8 +197,8 @@ inline TileProducts tile_products(int bits) {
     return tile_products<4>(std::make_integer_sequence<int, kRows4>());
 }
 
-void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {
-    const TileProducts products = tile_products(map.bits);
+void linear(const Linear& map, const TileProducts& products, const Rows& x, size_t from, size_t to,
+            float* y) {
     const size_t passes = (x.rows + products.max_rows - 1) / products.max_rows;
     const size_t height = (x.rows + passes - 1) / passes;
     for (size_t tile = from; tile < to; tile++)

@@ -1,6 +1,8 @@
-// LinearInt8, LinearInt6 and LinearInt4: rows times quantized weights, gated and activated where
-// the node says so; EmbeddingInt8 and EmbeddingInt6: rows of the same weights as a table.
+// LinearInt8, LinearInt6, LinearInt4 and LinearBlocks: rows times quantized weights, gated and
+// activated where the node says so; EmbeddingInt8, EmbeddingInt6 and EmbeddingBlocks: rows of the
+// same weights as a table.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "operators/custom_op.h"
@@ -9,6 +11,7 @@ namespace streamspec {
 namespace {
 
 constexpr size_t kMaxInFeatures = 1u << 17, kMaxOutFeatures = 1u << 22;
+constexpr int kStored = 0;  // in place of bits: a file's own blocks
 
 bool divides(const Linear& map, size_t size) { return map.in_features % size == 0; }
 
@@ -26,21 +29,24 @@ std::vector<float> in_tiles(const Tensor& values, const Linear& map) {
 }
 
 // Weights and attributes of a node, whose inputs are x or ids, codes, scales, zero points (4 bits
-// alone) and a bias.
+// alone) or multipliers, minima, their multipliers and a table (stored blocks alone), and a bias.
 class LinearMap {
   protected:
     LinearMap(const char* op, const ort::KernelInfo* info, int bits) {
-        const size_t bias_index = bits == 4 ? 4 : 3;
+        const size_t bias_index = bits == 4 ? 4 : bits == kStored ? 7 : 3;
         const Tensor codes = constant(info, 1), scales = constant(info, 2);
         const Tensor zeros = bits == 4 ? constant(info, 3) : Tensor{};
         const Tensor bias = constant(info, bias_index);
-        if (bits == 4 && !zeros.exists()) left_out_.push_back(3);
-        if (!bias.exists()) left_out_.push_back(bias_index);
-        map_.bits = bits;
+        for (size_t index = 3; index <= bias_index; index++)
+            if (!constant(info, index).exists()) left_out_.push_back(index);
+        map_.stored = bits == kStored;
+        map_.bits = map_.stored ? static_cast<int>(attribute<int64_t>(op, info, "bits", 8)) : bits;
         read_attributes(op, info);
         if (!codes.exists() || !scales.exists())
             fail(op, "codes or scales that are no constants", "constants");
-        if (bits == 4)
+        if (map_.stored)
+            set_stored(op, info, codes, scales);
+        else if (bits == 4)
             set_blocks(op, codes, scales, zeros);
         else
             set_rows(op, codes, scales);
@@ -56,7 +62,7 @@ class LinearMap {
     void refuse_computed(const char* op, const Call& call) const {
         for (size_t index : left_out_)
             if (call.value(index))
-                fail(op, "zero points or a bias that are no constants", "constants");
+                fail(op, "optional weights or a bias that are no constants", "constants");
     }
 
     const Linear& map() const { return map_; }
@@ -66,7 +72,8 @@ class LinearMap {
         const int64_t activation = attribute<int64_t>(op, info, "activation", 0);
         const size_t in = map_.in_features = size_attribute(op, info, "in_features");
         const size_t out = map_.out_features = size_attribute(op, info, "out_features");
-        map_.block_size = map_.bits == 4 ? size_attribute(op, info, "block_size", 32) : 0;
+        const bool blocks = map_.stored || map_.bits == 4;
+        map_.block_size = blocks ? size_attribute(op, info, "block_size", 32) : 0;
         const size_t mix = map_.mix = size_attribute(op, info, "mix");
         map_.gated = flag_attribute(op, info, "gated");
         map_.activation = static_cast<Activation>(activation);
@@ -115,7 +122,55 @@ class LinearMap {
         map_.zero_points = zeros.as<uint8_t>();
     }
 
+    // A file's own blocks: codes of 4, 6 or 8 bits, scales, and what they may have beside them.
+    void set_stored(const char* op, const ort::KernelInfo* info, const Tensor& codes,
+                    const Tensor& scales) {
+        const Tensor multipliers = constant(info, 3), minima = constant(info, 4);
+        const Tensor minimum_multipliers = constant(info, 5), table = constant(info, 6);
+        const int64_t bits = attribute<int64_t>(op, info, "bits", 8);
+        const int64_t offset = attribute<int64_t>(op, info, "offset", 0);
+        const size_t block = map_.block_size, in = map_.in_features;
+        const bool scaled = multipliers.exists(), has_table = table.exists();
+        if (bits != 4 && bits != 6 && bits != 8)
+            fail(op, "bits " + std::to_string(bits), "4, 6 or 8");
+        if (offset < 0 || offset > 63 || (offset != 0 && (bits == 8 || has_table)))
+            fail(op, "offset " + std::to_string(offset), "0 to 63, 0 of 8 bits and of a table");
+        if (map_.mix != 0) fail(op, "mix " + std::to_string(map_.mix), "0");
+        if (block != 32 && (block != 16 || !scaled || bits == 8 || has_table))
+            fail(op, "block_size " + std::to_string(block),
+                 "32, or 16 with multipliers, in 4 or 6 bits, without a table");
+        if (!divides(map_, scaled ? 256 : 32))
+            fail(op, "in_features " + std::to_string(in),
+                 scaled ? "a multiple of 256 where there are multipliers" : "a multiple of 32");
+        if (has_table && bits != 4) fail(op, "a table of codes of another width", "4 bits");
+        if (minimum_multipliers.exists() != (scaled && minima.exists()))
+            fail(op, "multipliers of scales or of minima alone", "both, or no minima");
+        const size_t supers = in / (scaled ? 256 : 32);
+        if (bits == 6)
+            expect(op, "codes", codes, ort::kUint8, {map_.tiles, in / 16, 2, 3, kLanes, 4});
+        else
+            expect(op, "codes", codes, ort::kUint8,
+                   {map_.tiles, in / (bits == 4 ? 8 : 4), kTile, 4});
+        expect(op, "scales", scales, ort::kFloat16, {map_.tiles, supers, kTile});
+        for (const Tensor& each : {multipliers, minimum_multipliers})
+            if (each.exists())
+                expect(op, "multipliers", each, ort::kInt8, {map_.tiles, in / block, kTile});
+        if (minima.exists())
+            expect(op, "minima", minima, ort::kFloat16, {map_.tiles, supers, kTile});
+        map_.offset = static_cast<int>(offset);
+        map_.block_scales = scales.as<uint16_t>();
+        map_.multipliers = multipliers.as<int8_t>();
+        map_.minima = minima.as<uint16_t>();
+        map_.minimum_multipliers = minimum_multipliers.as<int8_t>();
+        if (has_table) {
+            expect(op, "a table", table, ort::kInt8, {16});
+            for (size_t i = 0; i < 4; i++) std::memcpy(table_.data() + 16 * i, table.data, 16);
+            map_.table = table_.data();
+        }
+    }
+
     Linear map_{};
+    std::array<int8_t, 64> table_{};
     std::vector<float> scales_, bias_;
     std::vector<size_t> left_out_;  // indices of inputs
 };
@@ -125,7 +180,8 @@ class LinearKernel : LinearMap {
   public:
     static constexpr const char* kName = Bits == 8   ? "LinearInt8"
                                          : Bits == 6 ? "LinearInt6"
-                                                     : "LinearInt4";
+                                         : Bits == 4 ? "LinearInt4"
+                                                     : "LinearBlocks";
     explicit LinearKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits) {}
 
     void compute(const Call& call) const {
@@ -150,7 +206,7 @@ class LinearKernel : LinearMap {
         });
         constexpr size_t kSmallWork = 1 << 15;  // bytes of weights that one thread multiplies alone
         constexpr size_t kMaxPieces = 16;
-        const size_t bytes = map.tiles * kTile * map.in_features * Bits / 8;
+        const size_t bytes = map.tiles * kTile * map.in_features * map.bits / 8;
         const size_t pieces = bytes * rows <= kSmallWork ? 1 : std::min(map.tiles, kMaxPieces);
         call.parallel(pieces, [&](size_t piece) {
             kernels().linear(map, quantized, map.tiles * piece / pieces,
@@ -163,7 +219,7 @@ class LinearKernel : LinearMap {
         Rows out{};
         out.rows = rows;
         out.stride = round_up(map().in_features, kRowAlign);
-        out.blocks = Bits == 4 ? map().in_features / map().block_size : 1;
+        out.blocks = map().block_size ? map().in_features / map().block_size : 1;
         const size_t codes = out.stride / sizeof(float) * rows;
         const size_t numbers = round_up(rows * out.blocks, kLanes);
         float* memory = scratch<Scratch::kQuantizedRows>(codes + 3 * numbers);
@@ -178,7 +234,9 @@ class LinearKernel : LinearMap {
 template <int Bits>
 class EmbeddingKernel : LinearMap {
   public:
-    static constexpr const char* kName = Bits == 8 ? "EmbeddingInt8" : "EmbeddingInt6";
+    static constexpr const char* kName = Bits == 8   ? "EmbeddingInt8"
+                                         : Bits == 6 ? "EmbeddingInt6"
+                                                     : "EmbeddingBlocks";
     explicit EmbeddingKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits) {
         if (map().gated) fail(kName, "a gated table", "gated 0");
     }
@@ -214,7 +272,12 @@ std::vector<const ort::CustomOp*> linear_operators() {
         {{kFloat, kUint8, kFloat16, kUint8, kFloat}, {kFloat}, 3});
     static const Op<EmbeddingKernel<8>> embedding8({{kInt64, kInt8, kFloat}, {kFloat}, 3});
     static const Op<EmbeddingKernel<6>> embedding6({{kInt64, kUint8, kFloat}, {kFloat}, 3});
-    return {&linear8, &linear6, &linear4, &embedding8, &embedding6};
+    static const Op<LinearKernel<kStored>> linear_blocks(
+        {{kFloat, kUint8, kFloat16, kInt8, kFloat16, kInt8, kInt8, kFloat}, {kFloat}, 3});
+    static const Op<EmbeddingKernel<kStored>> embedding_blocks(
+        {{kInt64, kUint8, kFloat16, kInt8, kFloat16, kInt8, kInt8}, {kFloat}, 3});
+    return {&linear8,    &linear6,    &linear4,         &linear_blocks,
+            &embedding8, &embedding6, &embedding_blocks};
 }
 
 }  // namespace streamspec

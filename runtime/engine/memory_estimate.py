@@ -41,14 +41,14 @@ TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
 DATA = ".data"
 # Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
 # where it lies.
-PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2}
-STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's number
+PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2, "gguf": 1.2}
+STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1, "gguf": 1}  # bytes of an embedding's number
 PAGE = 4096  # bytes that the system reads of a mapped file at least
 STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 # Of a bundle with a graph of native operators. They read the tiles of the mapped file and keep scales in order; the
 # graph of standard operators turns the tiles back into constants and packs those, embedding included; while it does so,
 # what nodes over 6 bits make of them is in memory all at once.
-SCALES, TURNED_BACK = 0.02, {"int8": 2.75, "int4": 8.0}  # of the data's bytes
+SCALES, TURNED_BACK = 0.02, {"int8": 2.75, "int4": 8.0, "gguf": 8.0}  # of the data's bytes
 NATIVE_LIBRARY = 72 * MB  # ONNX Runtime's code, its description of a graph, and the buffers of operators
 
 

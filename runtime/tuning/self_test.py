@@ -25,12 +25,12 @@ TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differ
 # Root mean square of a tree's logits less those of the same rows in a chain, over the logits' standard deviation. The
 # last bit of a sum makes int8 and int4 round other activations: SmolLM2 is then up to 0.11 off, and 0.38 or more where
 # mask, positions or past are ignored. In fp32 the two are 0.0005 and 0.43 (docs/lab/decisions).
-TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2}
+TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2, "gguf": 0.2}
 SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
 # Root mean square of a layer's keys or values less those of a chain, over how much they differ from row to row. Where
 # `streams.ns` is wrong it is 0.96 or more, of SmolLM2 in int8 and of tiny models; else 0.
-CACHE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.3, "int4": 0.3}
+CACHE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.3, "int4": 0.3, "gguf": 0.3}
 # All of a sampler's parts at work. One draw in so many may fall on the border of two tokens, which rounding moves.
 SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2, seed=0)
 NEAR_DRAWS = 8

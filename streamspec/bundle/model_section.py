@@ -88,11 +88,11 @@ def check_model(model: ModelInfo, precision: str, files: Container[str], native:
     """Raises BundleError for a contradiction between the section and the bundle's files.
 
     `skipped_layers`, halves of layers and the files of the short graph must go together, also with
-    `native`, the name of the graph of native operators. Native operators exist for two precisions
-    only. Bundles with embeddings lack the file `choice`, which belongs to graphs of fixed shapes.
+    `native`, the name of the graph of native operators. Native operators exist for three
+    precisions only. Bundles with embeddings lack the file `choice`, which belongs to graphs of fixed shapes.
     """
-    if native in files and precision not in ("int8", "int4"):
-        raise BundleError(f"native operators in {precision}", "int8 or int4", AGAIN)
+    if native in files and precision not in ("int8", "int4", "gguf"):
+        raise BundleError(f"native operators in {precision}", "int8, int4 or gguf", AGAIN)
     if model.embeddings and choice in files:
         raise BundleError("manifest.model.embeddings beside fixed shapes", "shapes that change", AGAIN)
     skipped = model.skipped

@@ -5,26 +5,32 @@ and found again by its content.
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from streamspec import __version__
 from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
-from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE
-from streamspec.atomic import sha256_file, write_text
+from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
 from streamspec.errors import BundleError, ConfigError, meant, names_in
-from streamspec.json_fields import read_note
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
+from streamspec.runtime.hardware import native_library
 
-PRECISION = "int8"
+PRECISION, OWN = "int8", "gguf"
+# What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
+# and bytes of it for a weight of the largest tensor.
+BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
+SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
+FIXED, FLOATS = 0.5, 4
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
@@ -33,35 +39,81 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
     exported first where it is not there.
 
-    `precision`: of the export, by default int8. `say` gets one line per step of it (default: stderr). Raises
-    ConfigError for a name of nothing, for the `precision` of what is a bundle already, and where the libraries are
-    missing that an export takes; BaseModelError for a base that cannot be used.
+    `precision`: of the export, by default gguf for a GGUF file where native operators are there and take it, else int8.
+    `say` gets one line per step of it (default: stderr). Raises ConfigError for a name of nothing, for the `precision`
+    of what is a bundle already, and where the libraries are missing that an export takes; BaseModelError for a base
+    that cannot be used.
     """
-    path = _path(name)
+    path, say = _path(name), say or partial(print, file=sys.stderr, flush=True)
     if (path / MANIFEST).is_file():
         if precision is not None:
             raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
         return path
-    precision = precision or PRECISION
     digest, label = _content(name, path, say)
+    wanted = _precisions(path) if precision is None else (precision,)
+    targets = {one: _target(digest, label, one) for one in wanted}
+    for target in targets.values():
+        if _whole(target):
+            return target
+    *first, last = wanted
+    for one in first:
+        try:
+            return _export(name, path, targets[one], one, say)
+        except ConfigError as error:  # such as for a quantization that the precision does not take
+            say(f"{error.found}: {last} instead")
+    return _export(name, path, targets[last], last, say)
+
+
+def _precisions(path: Path) -> tuple[str, ...]:
+    """The precisions that a base is exported in where none is asked for, the best one first."""
+    own = path.is_file() and not native_library.why_not()
+    return (OWN, PRECISION) if own else (PRECISION,)
+
+
+def _target(digest: str, label: str, precision: str) -> Path:
+    """The bundle's folder in the cache; one that is there may have another name."""
     parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", label)[:60]
     folder = cache_dir() / BUNDLES
-    target = next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")  # the name may be another one
+    return next(folder.glob(f"*-{key}"), folder / f"{readable}-{precision}-{key}")
+
+
+def _whole(target: Path) -> bool:
     try:
         verify_files(target, hashes=False)  # loading it checks the hashes
-        return target
+        return True
     except BundleError:
-        shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
+        return False
+
+
+def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None]) -> Path:
+    shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
     try:
         from streamspec.export import export_bundle
 
-        export_bundle(name, None, target, precision=precision, progress=say)
+        if path.is_file():
+            say(_announcement(path, precision))
+        export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
     return target
+
+
+def _announcement(file: Path, precision: str) -> str:
+    """Says before the work what the bundle of a GGUF file takes."""
+    from streamspec.adapters.base_models.gguf.file import read_gguf
+
+    size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
+    tensors = read_gguf(file).tensors.values()
+    weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
+    disk = weights * BYTES[precision] if precision in BYTES else size
+    seconds = max(10, weights * SECONDS.get(precision, SECONDS[PRECISION]))
+    return (
+        f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about {disk:.1f} GB of "
+        f"disk, {FIXED + largest * FLOATS:.1f} GB of memory and {seconds:.0f} s"
+    )
 
 
 def is_bundle(name: str) -> bool:
@@ -101,19 +153,8 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
 
 
 def _digest(files: Sequence[Path], named: bool = True) -> str:
-    """Hash over contents, and names if they matter. The cache keeps it by sizes and times of the files: gigabytes need
-    not be read again.
-    """
-    state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    key = hashlib.sha256(json.dumps([name for name, *_ in state]).encode()).hexdigest()[:24]
-    note = cache_dir() / "hashes" / f"content-{key}.json"
-    known = read_note(note)
-    if known.get("files") == state and isinstance(known.get("sha256"), str):
-        return str(known["sha256"])
-    digest = _joined((file.name if named else "", sha256_file(file)) for file in files)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, json.dumps({"files": state, "sha256": digest}))
-    return digest
+    """Hash over contents, and names if they matter."""
+    return _joined((file.name if named else "", content_hash(file)) for file in files)
 
 
 def _joined(files: Iterable[tuple[str, str]]) -> str:

@@ -22,6 +22,7 @@ from streamspec.adapters.base_models import without_torch
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.parameters import report_tensors
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
@@ -30,7 +31,7 @@ from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.export.held_out import HeldOut
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.weights import target
-from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, GgufCheckpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
@@ -304,16 +305,19 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
         assert "Compared with numpy in float32" in (mine / "README.md").read_text()
 
 
-def test_a_gguf_file_is_chatted_with_without_pytorch(tmp_path: Path) -> None:
-    """`streamspec chat FILE`; the folder that the file became is one that transformers reads."""
+def test_a_gguf_file_is_chatted_with_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`streamspec chat FILE`; the config that the file became is one that transformers reads, of the same model."""
     _, architecture, keys, tensors = gguf_cases.made("llama 3.2")
     file = write_gguf(tmp_path / "a.gguf", architecture, keys, tensors, others={"tokenizer.chat_template": TEMPLATE})
     cache = tmp_path / "cache"
     ran = without(["chat", file, "--max-new-tokens", "4"], stdin="the\n", STREAMSPEC_CACHE=str(cache))
     assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr
+    assert "a.gguf (0.0 GB)" in ran.stderr and not list(cache.rglob("*.safetensors"))
     (made,) = (cache / "bases").glob("gguf-*")
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(cache))
+    whole = resolve_base(file, lambda line: None).path
     theirs, ours = read_config(made), completed(json.loads((made / "config.json").read_text()))
-    assert target.alike(describe(tiny_loaded(made)), describe_checkpoint(Checkpoint(made)))
+    assert target.alike(describe(tiny_loaded(whole)), describe_checkpoint(GgufCheckpoint(made, file)))
     assert theirs.architectures == ours.architectures == ["LlamaForCausalLM"]
 
 

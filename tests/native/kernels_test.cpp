@@ -97,10 +97,11 @@ struct Products {
 Products multiply(const Kernels& kernels, const Linear& map, const std::vector<float>& x,
                   Random random) {
     const size_t rows = x.size() / map.in_features, stride = round_up(map.in_features, kRowAlign);
-    const size_t blocks = map.bits == 4 ? map.in_features / map.block_size : 1;
-    Products out{std::vector<int8_t>(rows * stride), std::vector<float>(rows),
+    const size_t blocks = map.block_size ? map.in_features / map.block_size : 1;
+    Products out{std::vector<int8_t>(rows * stride),
+                 std::vector<float>(map.stored ? rows * (map.in_features / 32) : rows),
                  std::vector<float>(rows * map.width(), 7.0f)};
-    std::vector<int32_t> sums8(rows);
+    std::vector<int32_t> sums8(rows * blocks);
     std::vector<float> sums4(rows * blocks), scratch(stride);
     const Rows quantized{rows,         stride,      blocks, out.codes.data(), out.scales.data(),
                          sums8.data(), sums4.data()};
@@ -115,12 +116,24 @@ Products multiply(const Kernels& kernels, const Linear& map, const std::vector<f
 
 void linear(const Choices& choices, Random random) {
     Linear map{};
+    std::vector<int8_t> table = random.bytes<int8_t>(16, -127, 127);
+    for (size_t i = 0; i < 48; i++) table.push_back(table[i]);
     map.bits = random.one_of({8, 6, 4});
     map.block_size = map.bits == 4 ? random.one_of<size_t>({32, 64, 128}) : 0;
     map.mix = random.one_of<size_t>({0, 0, 8, 16, 32});
     map.in_features = map.bits == 4 ? map.block_size * random.between(1, 4)
                       : map.mix     ? map.mix * random.between(1, 20)
                                     : random.between(1, 300);
+    map.stored = random.chance(40);
+    const bool multiplied = random.chance(60);
+    if (map.stored) {
+        map.mix = 0;
+        map.table = map.bits == 4 && random.chance(40) ? table.data() : nullptr;
+        map.offset = map.table || map.bits == 8 ? 0 : random.one_of({0, 4, 8, 16, 32});
+        map.block_size =
+            multiplied && !map.table && map.bits != 8 ? random.one_of<size_t>({16, 32}) : 32;
+        map.in_features = multiplied ? 256 * random.between(1, 2) : 32 * random.between(1, 9);
+    }
     map.gated = random.chance(30);
     map.out_features = map.gated ? 32 * random.between(1, 4) : random.between(1, 140);
     map.tiles = round_up(map.out_features, kTile) / kTile;
@@ -130,7 +143,8 @@ void linear(const Choices& choices, Random random) {
             ", mix " + std::to_string(map.mix) + ", " + std::to_string(map.in_features) +
             " inputs, " + std::to_string(map.out_features) + " outputs, " + std::to_string(rows) +
             " rows, activation " + std::to_string(static_cast<int>(map.activation)) +
-            (map.gated ? ", gated" : "");
+            (map.gated ? ", gated" : "") + (map.stored ? ", stored" : "") +
+            (map.stored && multiplied ? ", multiplied" : "") + (map.table ? ", table" : "");
     const auto codes8 = random.bytes<int8_t>(padded * round_up(map.in_features, 4),
                                              random.chance(20) ? 127 : -128, 127);
     const auto codes6 =
@@ -149,6 +163,11 @@ void linear(const Choices& choices, Random random) {
     map.scales = scales.data();
     map.block_scales = halves.data();
     map.zero_points = random.chance(50) ? zeros.data() : nullptr;
+    const auto multipliers = random.bytes<int8_t>(padded * blocks, -128, 127);
+    if (map.stored) {
+        map.minima = random.chance(50) ? halves.data() : nullptr;
+        if (multiplied) map.multipliers = map.minimum_multipliers = multipliers.data();
+    }
     map.bias = random.chance(50) ? bias.data() : nullptr;
     std::vector<float> x =
         random.floats(rows * map.in_features, random.one_of({1.0f, 1e-4f, 300.0f}));
@@ -175,7 +194,7 @@ void linear(const Choices& choices, Random random) {
             truth.y.begin() + static_cast<long>((row + 1) * map.width()));
         expect(same_numbers(multiply(kernels, map, alone, random).y, among), kernels.name,
                "the product of a row alone");
-        if (map.bits != 4 && !map.gated) {
+        if ((map.bits != 4 || map.stored) && !map.gated) {
             std::vector<float> row_of_table(round_up(map.in_features, kRowAlign)),
                 other = row_of_table;
             const size_t id = random.below(map.out_features);

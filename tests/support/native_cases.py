@@ -11,6 +11,10 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from streamspec.export.native.stored_blocks import KINDS, packed
+from streamspec.export.spec.weight_source import StoredBlocks
+from tests.support.gguf_blocks import random_blocks
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Random = np.random.Generator
 DTYPES: dict[str, Any] = {
@@ -25,11 +29,14 @@ DTYPES: dict[str, Any] = {
 HIDDEN = -10000.0
 # Inputs after packed rows, by name. A cache kind's operator has the same ones.
 WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias", "keys", "values")
+BESIDE = ("multipliers", "minima", "minimum_multipliers", "table")  # of stored blocks
 OPTIONAL = ("cos", "sin", "query_norm", "key_norm")
 INPUTS = {
     **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
     "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
+    "LinearBlocks": ("x", "codes", "scales", *BESIDE, "shift"),
     **{f"EmbeddingInt{bits}": ("ids", "codes", "scales") for bits in (8, 6)},
+    "EmbeddingBlocks": ("ids", "codes", "scales", *BESIDE),
     "SkipRmsNorm": ("x", "weight", "update"),
     "ArgMax": ("x",),
     **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts") for half in ("", "Float16")},
@@ -152,16 +159,37 @@ def linear(rng: Random, bits: int) -> OperatorCase:
     return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
 
 
-def embedding(rng: Random, bits: int) -> OperatorCase:
-    table = linear(rng, bits)
+def of_blocks(stored: StoredBlocks, gated: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Constants and attributes of an operator over these rows."""
+    kind, tiles = KINDS[stored.kind], packed(stored, gated)
+    constants = {name: x for name, x in vars(tiles).items() if x is not None}
+    if kind.table:
+        constants["table"] = np.array(kind.table, np.int8)
+    own = {"in_features": stored.columns, "out_features": len(stored.data), "gated": int(gated)}
+    return constants, own | {"bits": kind.bits, "block_size": kind.block, "offset": kind.offset}
+
+
+def blocks(rng: Random) -> OperatorCase:
+    kind, gated = str(rng.choice([*KINDS])), maybe(rng, 40)
+    inputs = KINDS[kind].weights * int(rng.integers(1, 3 if KINDS[kind].weights == 256 else 9))
+    outputs = 32 * int(rng.integers(1, 4)) if gated else int(rng.integers(1, 100))
+    constants, attributes = of_blocks(random_blocks(rng, kind, outputs, inputs, 0.01 / np.sqrt(inputs)), gated)
+    if maybe(rng, 50):
+        constants["shift"] = floats(rng, outputs)
+    attributes["activation"] = int(rng.integers(5))
+    return OperatorCase("LinearBlocks", {"x": rows_of(rng, inputs)}, constants, attributes)
+
+
+def embedding(rng: Random, suffix: str, make: Callable[[Random], OperatorCase]) -> OperatorCase:
+    table = make(rng)
     while table.attributes["gated"]:
-        table = linear(rng, bits)
-    constants = {name: table.constants[name] for name in ("codes", "scales")}
-    attributes = {name: table.attributes[name] for name in ("in_features", "out_features", "mix")}
+        table = make(rng)
+    constants = {name: x for name, x in table.constants.items() if name != "shift"}
+    attributes = {name: x for name, x in table.attributes.items() if name not in ("gated", "activation")}
     outputs = attributes["out_features"]
     shape = [(), (1,), (1, 5), (3, 2), (1, 0)][rng.integers(5)]
     ids = np.asarray(rng.integers(-outputs, outputs, shape), np.int64)
-    return OperatorCase(f"EmbeddingInt{bits}", {"ids": ids}, constants, attributes)
+    return OperatorCase(f"Embedding{suffix}", {"ids": ids}, constants, attributes)
 
 
 def norm(rng: Random) -> OperatorCase:
@@ -240,8 +268,10 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "LinearInt8": lambda rng: linear(rng, 8),
     "LinearInt6": lambda rng: linear(rng, 6),
     "LinearInt4": lambda rng: linear(rng, 4),
-    "EmbeddingInt8": lambda rng: embedding(rng, 8),
-    "EmbeddingInt6": lambda rng: embedding(rng, 6),
+    "LinearBlocks": blocks,
+    "EmbeddingInt8": lambda rng: embedding(rng, "Int8", lambda rng: linear(rng, 8)),
+    "EmbeddingInt6": lambda rng: embedding(rng, "Int6", lambda rng: linear(rng, 6)),
+    "EmbeddingBlocks": lambda rng: embedding(rng, "Blocks", blocks),
     "SkipRmsNorm": norm,
     "ArgMax": argmax,
     "Attention": lambda rng: attention(rng, True, False),

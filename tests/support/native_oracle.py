@@ -49,7 +49,7 @@ def by_output(case: OperatorCase, tiles: Array) -> Array:
     """[outputs, blocks] of [tiles, blocks, 32]."""
     outputs = case.attributes["out_features"]
     values = np.zeros((outputs, tiles.shape[1]))
-    for tile, row in enumerate(outputs_of_tiles(outputs, bool(case.attributes["gated"]))):
+    for tile, row in enumerate(outputs_of_tiles(outputs, bool(case.attributes.get("gated")))):
         for lane, output in enumerate(row):
             if output < outputs:
                 values[output] = tiles[tile, :, lane]
@@ -64,9 +64,31 @@ def activate(kind: int, x: Array) -> Array:
     return np.asarray([x, x, x, np.maximum(x, 0), np.maximum(x, 0) ** 2][kind])
 
 
+def stored(case: OperatorCase) -> tuple[Array, Array, int]:
+    """Weights [outputs, inputs] of stored blocks, magnitudes that they are differences of, and blocks in a row."""
+    own, given = case.attributes, case.constants
+    codes = codes_of(case.changed(codes=given["codes"].view(np.int8)) if own["bits"] == 8 else case)
+    codes = codes + 32 * (own["bits"] == 6) - own["offset"]
+    codes = given["table"][codes.astype(int)].astype(np.float64) if "table" in given else codes
+    count = own["in_features"] // own["block_size"]
+
+    def each(scales: str, multipliers: str) -> Array:
+        if scales not in given:
+            return np.zeros((len(codes), 1))
+        by_block = np.repeat(by_output(case, given[scales]), count // given[scales].shape[1], 1)
+        by_block = by_block * by_output(case, given[multipliers]) if multipliers in given else by_block
+        return np.repeat(by_block, own["block_size"], 1)
+
+    products, minima = codes * each("scales", "multipliers"), each("minima", "minimum_multipliers")
+    return products - minima, np.abs(products) + np.abs(minima), count
+
+
 def linear(case: OperatorCase, found: Sequence[Array]) -> None:
     own, constants = case.attributes, case.constants
-    x = hadamard(case.feeds["x"].astype(np.float64), own["mix"])
+    x = hadamard(case.feeds["x"].astype(np.float64), own.get("mix", 0))
+    if case.kind == "LinearBlocks":
+        weights, sizes, blocks = stored(case)
+        return compare(case, x, 32, weights, sizes, blocks, found)
     codes, scales = codes_of(case), constants["scales"].astype(np.float64)
     if case.kind != "LinearInt4":
         weights, blocks = codes * scales[:, None], 1
@@ -76,12 +98,21 @@ def linear(case: OperatorCase, found: Sequence[Array]) -> None:
         split = codes.reshape(len(codes), blocks, -1)
         weights = (split - np.broadcast_to(zeros, split.shape[:2])[..., None]) * by_output(case, scales)[..., None]
         weights = weights.reshape(codes.shape)
-    step = np.abs(x).max(-1, keepdims=True) / 127
+    compare(case, x, x.shape[-1], weights, np.abs(weights), blocks, found)
+
+
+def compare(
+    case: OperatorCase, x: Array, scaled: int, weights: Array, sizes: Array, blocks: int, found: Sequence[Array]
+) -> None:
+    """Rows x, of which `scaled` inputs share a scale, times `weights`, which float32 computes as numbers of `sizes`."""
+    own, constants = case.attributes, case.constants
+    parts = x.reshape(*x.shape[:-1], -1, scaled)
+    step = np.repeat(np.abs(parts).max(-1) / 127, scaled, -1)
     exact = np.divide(x, step, out=np.zeros_like(x), where=step > 0)
     rounded = np.rint(exact)
     doubt = np.abs(np.abs(exact - np.trunc(exact)) - 0.5) < DOUBT
-    y = rounded @ weights.T * step + constants.get("shift", 0.0)
-    error = doubt @ np.abs(weights).T * step + 4e-7 * (np.abs(rounded) @ np.abs(weights).T * step + np.abs(y)) * blocks
+    y = (rounded * step) @ weights.T + constants.get("shift", 0.0)
+    error = (doubt * step) @ np.abs(weights).T + 4e-7 * ((np.abs(rounded) * step) @ sizes.T + np.abs(y)) * blocks
     kind = own["activation"]
     slope = 2 * np.abs(y) + error if kind == 4 else 1.2
     if own["gated"]:
@@ -96,8 +127,11 @@ def linear(case: OperatorCase, found: Sequence[Array]) -> None:
 
 
 def embedding(case: OperatorCase, found: Sequence[Array]) -> None:
-    rows = codes_of(case) * case.constants["scales"][:, None].astype(np.float64)
-    mixed, size = hadamard(rows, case.attributes["mix"]), np.abs(rows).max(-1, keepdims=True)
+    if case.kind == "EmbeddingBlocks":
+        rows = stored(case)[0]
+    else:
+        rows = codes_of(case) * case.constants["scales"][:, None].astype(np.float64)
+    mixed, size = hadamard(rows, case.attributes.get("mix", 0)), np.abs(rows).max(-1, keepdims=True)
     ids = case.feeds["ids"]
     within(found[0], mixed[ids], np.broadcast_to(3e-6 * size, rows.shape)[ids])
 
@@ -190,8 +224,8 @@ def within(found: Array, wanted: Array, error: Array | float) -> None:
 
 
 COMPARE = {
-    **dict.fromkeys(("LinearInt8", "LinearInt6", "LinearInt4"), linear),
-    **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6"), embedding),
+    **dict.fromkeys(("LinearInt8", "LinearInt6", "LinearInt4", "LinearBlocks"), linear),
+    **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6", "EmbeddingBlocks"), embedding),
     "SkipRmsNorm": norm,
     "ArgMax": argmax,
     **dict.fromkeys(("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16"), attention),

@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a Hugging Face folder: config, weights, tokenizer, chat template.
+"""Turns a GGUF file into a Hugging Face folder: config, tokenizer, chat template, and weights where they are asked for.
 
 Everything is read here, nothing by transformers' own GGUF reader, which leaves out keys and tensors that it does not
 know (the rope scaling of Llama 3, Phi-3 and Gemma 3 among them) and differs from version to version. What cannot be
@@ -16,7 +16,7 @@ from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
-from streamspec.adapters.base_models.gguf.tensors import Shapes, parameters_of, write_safetensors
+from streamspec.adapters.base_models.gguf.tensors import Parameter, Shapes, parameters_of, write_safetensors
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.adapters.base_models.without_torch import has_torch
@@ -29,8 +29,9 @@ SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert(gguf: Path, folder: Path, weights: bool = True) -> None:
     """Writes the model in `gguf` to the empty `folder`. Raises BaseModelError for what is damaged or not understood.
+    Without `weights`, which `read_parameters` reads where they lie, also for a family that takes PyTorch.
 
     Weights are stored as fp32: a de-quantized weight is scale * q + minimum and needs more bits than a half has. On the
     reference base, bf16 would change 82 % of all weights (by 0.14 % rms) and fp16 48 %, and "the same weights" as
@@ -46,7 +47,8 @@ def convert(gguf: Path, folder: Path) -> None:
     tokens = tokenizer_of(model)
     # Of a token that the file does not name the config must say so: it would have that of its family's first model.
     fields |= {name: tokens.special.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config, shapes = _skeleton(model, fields, row.names["output"])
+    head = row.names["output"]
+    config, shapes = _skeleton(model, fields, head) if weights else _of_table(model, fields)
     parameters = parameters_of(model, row, fields, shapes)
 
     _write_json(folder / "config.json", config)
@@ -55,7 +57,18 @@ def convert(gguf: Path, folder: Path) -> None:
     generation = {"_from_model_config": True} | ids | {"eos_token_id": ends} | _sampling(model)
     _write_json(folder / GENERATION, generation)
     _write_tokenizer(tokens, folder)
-    write_safetensors(parameters, folder / "model.safetensors")
+    if weights:
+        write_safetensors(parameters, folder / "model.safetensors")
+
+
+def read_parameters(gguf: Path) -> dict[str, Parameter]:
+    """The model's parameters by their names, read in the file where they are used. Raises BaseModelError as `convert`
+    without weights."""
+    model = read_gguf(gguf)
+    row = architecture_of(model)
+    fields = config_of(model, row)
+    found = parameters_of(model, row, fields, _of_table(model, fields)[1])
+    return {parameter.name: parameter for parameter in found}
 
 
 def _sampling(model: GgufFile) -> Config:

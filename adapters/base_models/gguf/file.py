@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ VERSIONS = (2, 3)
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 MAX_PARTS = 512
 MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published has some thousands
-ROWS_AT_ONCE = 1 << 22  # values that are de-quantized at once: 16 MB of fp32
+VALUES_AT_ONCE = 1 << 18  # that are de-quantized at once: 1 MB of fp32, which a processor's cache holds
 
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -44,21 +45,43 @@ class StoredTensor:
     offset: int  # of the first byte, in the file
     size: int  # bytes
 
+    @property
+    def kind_name(self) -> str:
+        """ggml's name of the quantization, such as Q4_K."""
+        from gguf import GGMLQuantizationType
+
+        return GGMLQuantizationType(self.kind).name
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """Its bytes [rows, bytes of a row], mapped; the system has them back when the array is gone."""
+        rows = math.prod(self.shape[:-1])
+        return np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
+
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Yields the values in order, de-quantized, some whole rows at a time: [rows, last dimension] fp32."""
-        from gguf import GGMLQuantizationType, dequantize
+        step = max(1, VALUES_AT_ONCE // self.shape[-1])
+        for first in range(0, math.prod(self.shape[:-1]), step):
+            yield self._dequantized(self.data[first : first + step])
 
-        width = self.shape[-1]
-        rows = math.prod(self.shape[:-1])
-        data = np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
-        step = max(1, ROWS_AT_ONCE // width)
-        for first in range(0, rows, step):
-            values = dequantize(np.ascontiguousarray(data[first : first + step]), GGMLQuantizationType(self.kind))
-            yield np.asarray(values, np.float32).reshape(-1, width)
+    def rows(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """Some rows, de-quantized: [rows, last dimension] fp32."""
+        chosen = self.data[rows]
+        out = np.empty((len(chosen), self.shape[-1]), np.float32)
+        step = max(1, VALUES_AT_ONCE // self.shape[-1])
+        for first in range(0, len(chosen), step):
+            out[first : first + step] = self._dequantized(chosen[first : first + step])
+        return out
 
     def values(self) -> NDArray[np.float32]:
         """The whole tensor, de-quantized: fp32 of `shape`."""
-        return np.concatenate(list(self.chunks())).reshape(self.shape)
+        return self.rows(slice(None)).reshape(self.shape)
+
+    def _dequantized(self, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+        from gguf import GGMLQuantizationType, dequantize
+
+        values = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind))
+        return np.asarray(values, np.float32).reshape(-1, self.shape[-1])
 
 
 @dataclass
@@ -107,10 +130,18 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood."""
-    parts = parts_of(path)
-    model = GgufFile(parts[0])
-    for number, file in enumerate(parts):
+    """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood. The
+    last one read is kept until its files change.
+    """
+    states = [(part, part.stat()) for part in parts_of(path)]
+    return _read_parts(tuple((part, state.st_size, state.st_mtime_ns) for part, state in states))
+
+
+@lru_cache(maxsize=1)
+def _read_parts(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
+    path = parts[0][0]
+    model = GgufFile(path)
+    for number, (file, *_) in enumerate(parts):
         read = _read_file(file)
         _check_split(read, number, len(parts))
         if number == 0:

@@ -1,7 +1,9 @@
-"""Writes the tensors of a GGUF file as the parameters of a transformers model, fp32, one after the other.
+"""The tensors of a GGUF file as the parameters of a transformers model: read where they are used, or written, fp32, one
+after the other.
 
 The file's tensors and the model's parameters must be the same set, with the same shapes; a tensor without a parameter
-and a parameter without a tensor are refused by name. Memory: the largest tensor that has to be rearranged, else 16 MB.
+and a parameter without a tensor are refused by name. Memory: the largest tensor that has to be rearranged, else some
+megabytes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
 
 Values = NDArray[np.float32]
-Change = Callable[[Values], Values]
+Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -35,7 +37,11 @@ class KeyNumber(StoredTensor):
 
     def chunks(self) -> Iterator[Values]:
         """Yields the number: [1] fp32."""
-        yield np.full(1, self.number, np.float32)
+        yield self.values()
+
+    def values(self) -> Values:
+        """The number: [1] fp32."""
+        return np.full(1, self.number, np.float32)
 
 
 @dataclass(frozen=True)
@@ -47,18 +53,37 @@ class Parameter:
     source: StoredTensor
     change: Change | None = None  # of the whole tensor; None: as it is stored
     offset: float = 0.0  # that the file has added
+    moves_rows: bool = False  # the change does nothing but that, to rows of any kind
 
     def chunks(self) -> Iterator[Values]:
         """Yields the values in order. Raises BaseModelError for NaN and infinity."""
         pieces = self.source.chunks() if self.change is None else iter([self.change(self.source.values())])
-        for values in pieces:
-            if not np.isfinite(values).all():
-                raise BaseModelError(
-                    f"{self.source.file.name}: tensor {self.source.name} holds NaN or infinity",
-                    "finite numbers",
-                    "fetch the file again, or take another quantization",
-                )
-            yield values - np.float32(self.offset) if self.offset else values
+        yield from map(self._checked, pieces)
+
+    def values(self) -> Values:
+        """All values, of `shape`. Raises BaseModelError for NaN and infinity."""
+        values = self.source.values()
+        return self._checked(values if self.change is None else self.change(values))
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> Values:
+        """Some rows of a table. Raises BaseModelError for NaN and infinity."""
+        return self._checked(self.source.rows(rows)) if self.change is None else self.values()[rows]
+
+    def blocks(self) -> NDArray[np.uint8] | None:
+        """The rows of a linear map or a table as the file holds them, uint8 [out, bytes of a row], in the parameter's
+        order; None where a row is made of more than one of the file."""
+        if len(self.shape) != 2 or self.offset or not (self.change is None or self.moves_rows):
+            return None
+        return self.source.data if self.change is None else self.change(self.source.data)
+
+    def _checked(self, values: Values) -> Values:
+        if not np.isfinite(values).all():
+            raise BaseModelError(
+                f"{self.source.file.name}: tensor {self.source.name} holds NaN or infinity",
+                "finite numbers",
+                "fetch the file again, or take another quantization",
+            )
+        return values - np.float32(self.offset) if self.offset else values
 
 
 def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any], shapes: Shapes) -> list[Parameter]:
@@ -139,7 +164,7 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
         heads = config["num_attention_heads" if short == "attn_q" else "num_key_value_heads"]
         change = _rotary_halves(heads)
     offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
-    return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset)]
+    return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset, moves_rows=True)]
 
 
 def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) -> list[Parameter]:
@@ -159,7 +184,7 @@ def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) 
 def _rotary_halves(heads: int) -> Change:
     """llama.cpp stores the two halves of each Llama head interleaved; transformers keeps them apart."""
 
-    def change(values: Values) -> Values:
+    def change(values: NDArray[Any]) -> NDArray[Any]:
         return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
     return change
@@ -173,10 +198,10 @@ def _by_head(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list
     """Queries, keys and values lie one after the other for each head, not one block after the other."""
     heads = config["num_attention_heads"]
 
-    def change(values: Values) -> Values:
+    def change(values: NDArray[Any]) -> NDArray[Any]:
         return values.reshape(3, heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
 
-    return [Parameter(name, tensor.shape, tensor, change)]
+    return [Parameter(name, tensor.shape, tensor, change, moves_rows=True)]
 
 
 def _depthwise(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:

@@ -1,0 +1,253 @@
+"""The precision `gguf`: linear maps and tables whose weights are those of the base's own file.
+
+What has no blocks there (a drafter's own maps, maps into which a LoRA was merged) is as in an int8 bundle. The graph of
+standard operators multiplies by the same weights: MatMulNBits over their codes in 8 bits, less the minima times the
+sums of each block's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from streamspec.errors import ConfigError
+from streamspec.export.native.layout import TILE, Unpacked
+from streamspec.export.native.precisions import TILED, TiledInt8
+from streamspec.export.native.stored_blocks import KINDS, SUPER, BlockKind, Tiles, packed
+from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.quantization.lora_inputs import LowRank
+from streamspec.export.quantization.precisions import Precision, Rows, Weight, mat_mul_n_bits, updated
+from streamspec.export.spec.weight_source import StoredBlocks
+
+FLOAT, INT32, UINT8 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT8
+PARTS = tuple(one.name for one in fields(Tiles))
+
+
+class _Stored(NamedTuple):
+    """Names of a weight's tensors, '' for what it has not, and their kind."""
+
+    kind: BlockKind
+    codes: str
+    scales: str
+    multipliers: str
+    minima: str
+    minimum_multipliers: str
+    table: str
+
+
+class FileWeights(TiledInt8):
+    """Weights as a GGUF file has them, over tiles; rows of 8 bits with a scale for each 32 inputs."""
+
+    name = "gguf"
+    coded = False
+    simulation = None  # what the file holds is neither smoothed nor mixed
+
+    def of(self, weight: Weight) -> TiledInt8:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        return self if weight.stored() is not None else TiledInt8().of(weight)
+
+    def parts(self, weight: Weight) -> Sequence[Weight]:
+        """See `streamspec.export.native.operators.TiledPrecision`: a map for each kind of blocks, in order."""
+        runs = weight.stored()
+        if runs is None or len({run.kind for run in runs}) == 1:
+            return [weight]
+
+        def part(i: int, run: StoredBlocks) -> Weight:
+            name, rows = f"{weight.name}.{i}", len(run.data)
+            return replace(weight, name=name, rows=rows, gated=False, stored=lambda: [run])
+
+        return [part(i, run) for i, run in enumerate(runs)]
+
+    def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        kind, *inputs = self._tiles(store, weight)
+        attributes = {"bits": kind.bits, "block_size": kind.block, "offset": kind.offset}
+        return "LinearBlocks", tuple(inputs), attributes
+
+    def table(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        own = self.of(self._checked(weight))
+        if own is not self:
+            return own.table(store, weight)
+        _, inputs, attributes = self.operator(store, weight)
+        return "Blocks", inputs, attributes
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies each run of rows by its blocks."""
+        own = self.of(weight)
+        if own is not self:
+            return updated(g, own.linear(g, x, rows, weight), x, updates)
+        products = [self._product(g, x, part) for part in self.parts(weight)]
+        product = products[0] if len(products) == 1 else g.op("Concat", *products, axis=-1)
+        return updated(g, product, x, updates)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by the head's blocks; logits need no factor."""
+        own = self.of(self._checked(weight))
+        return own.head(g, x, rows, weight, out) if own is not self else (self._product(g, x, weight, out), "")
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers the tiles of rows and turns these rows back."""
+        if self.of(self._checked(weight)) is not self:
+            return TiledInt8().embedding(g, ids, weight)
+        stored, flat = self._tiles(g.store, weight), g.op("Reshape", ids, g.ints(-1))
+        tile = g.op("Div", flat, g.integer(TILE))
+        lane = g.op("Unsqueeze", g.op("Sub", flat, g.op("Mul", tile, g.integer(TILE))), g.ints(-1))
+
+        def rows(name: str, *perm: int, sides: Sequence[int] = ()) -> str:
+            tiles = g.op("Transpose", g.op("Gather", name, tile, axis=0), perm=perm)
+            tiles = g.op("Reshape", tiles, g.ints(-1, TILE, *sides)) if sides else tiles
+            return g.op("GatherND", tiles, lane, batch_dims=1)
+
+        kind, blocks = stored.kind, weight.columns // stored.kind.block
+
+        def factor(scales: str, multipliers: str) -> str:
+            scale = g.op("Cast", rows(scales, 0, 2, 1), to=FLOAT)
+            if multipliers:
+                own = g.op("Cast", rows(multipliers, 0, 2, 1), to=FLOAT)
+                by_super = g.op("Reshape", own, g.ints(-1, weight.columns // SUPER, SUPER // kind.block))
+                scale = g.op("Mul", by_super, g.op("Unsqueeze", scale, g.ints(-1)))
+            return g.op("Reshape", scale, g.ints(-1, blocks, 1))
+
+        if kind.bits == 6:
+            codes = _sixes(g, rows(stored.codes, 0, 2, 4, 1, 3, 5, sides=(weight.columns // 16, 3, 4)))
+        else:
+            codes = rows(stored.codes, 0, 2, 1, 3)
+        codes = _values(g, kind, codes if kind.bits == 6 else _bytes(g, kind, codes))
+        values = g.op("Mul", g.op("Reshape", codes, g.ints(-1, blocks, kind.block)), factor(*stored[2:4]))
+        if stored.minima:
+            values = g.op("Sub", values, factor(*stored[4:6]))
+        return g.op("Reshape", values, g.ints(1, -1, weight.columns))
+
+    def _checked(self, weight: Weight) -> Weight:
+        """Raises ConfigError for the head or the embedding of a base that is in no GGUF file."""
+        if weight.stored() is None and not (weight.drafter or weight.looked_up):
+            found = f"a base whose {weight.name} is in no GGUF file"
+            raise ConfigError(found, "a GGUF file for gguf", "give one with --base, or use --precision int8")
+        return weight
+
+    def _tiles(self, store: WeightStore, weight: Weight) -> _Stored:
+        runs = weight.stored()
+        assert runs is not None
+        if runs[0].kind not in KINDS:
+            found, expected = f"{weight.name} of type {runs[0].kind}", f"one of {', '.join(KINDS)}"
+            raise ConfigError(found, expected, "use --precision int8")
+        kind, codes = KINDS[runs[0].kind], f"{weight.name}.{runs[0].kind.lower()}"
+        names = {name: f"{codes}.{name}" for name in PARTS}
+        if names["codes"] not in store:
+            data = runs[0].data if len(runs) == 1 else np.concatenate([run.data for run in runs])
+            for name, array in vars(packed(replace(runs[0], data=data), weight.gated)).items():
+                if array is not None:
+                    store.add(names[name], array)
+        table = store.constant(kind.table, np.int8) if kind.table else ""
+        return _Stored(kind, *(name if name in store else "" for name in names.values()), table)
+
+    def _product(self, g: Scope, x: str, weight: Weight, out: str | None = None) -> str:
+        """x [.., in] times one kind of blocks: [.., out]."""
+        stored, unpacked = self._tiles(g.store, weight), UnpackedBlocks(g.store)
+        inputs = unpacked.operands(stored, weight)
+        block, minima = stored.kind.block, bool(stored.minima)
+        product = mat_mul_n_bits(g, x, inputs, weight, 8, block, None if minima else out)
+        if not minima:
+            return product
+        parts = g.op("Reshape", x, g.ints(-1, weight.columns // block, block))
+        sums = g.op("ReduceSum", parts, g.ints(-1), keepdims=0)
+        return g.op("Sub", product, g.op("MatMul", sums, unpacked.minima(stored, weight)), out=out)
+
+
+class UnpackedBlocks(Unpacked):
+    """Nodes at the head of the main graph that turn tiles of blocks into what MatMulNBits reads in 8 bits."""
+
+    def operands(self, stored: _Stored, weight: Weight) -> tuple[str, str, str]:
+        """Codes uint8 [out, blocks, block], scales float32 and zero points uint8 [out, blocks]."""
+        kind, outputs, blocks = stored.kind, weight.rows, weight.columns // stored.kind.block
+        fourfold = kind.bits == 6  # as `Unpacked._int8` turns them back
+        zero = 128 if kind.table or kind.bits == 8 else kind.offset * (4 if fourfold else 1)
+
+        def codes(out: str) -> None:
+            if fourfold:
+                whole = f"{out}.int8"
+                self._int8(stored.codes, outputs, weight.columns, weight.gated, True, whole)
+                shifted = self.g.op("BitwiseXor", whole, self.store.constant(-128, np.int8))
+                found = self.g.op("Cast", shifted, to=UINT8)
+            else:
+                shape = outputs, weight.columns * kind.bits // 32, 4
+                found = _bytes(self.g, kind, self._by_output(stored.codes, shape, weight.gated, None))
+                if kind.table:
+                    table = self.store.constant(np.add(kind.table, 128), np.uint8)
+                    found = self.g.op("Gather", table, self.g.op("Cast", found, to=INT32))
+            self.g.op("Reshape", found, self.g.ints(outputs, blocks, kind.block), out=out)
+
+        def scales(out: str) -> None:
+            factor = self._factor(stored.scales, stored.multipliers, weight, blocks)
+            self.g.op("Mul", factor, self.g.number(0.25 if fourfold else 1.0), out=out)
+
+        def zeros(out: str) -> None:
+            self.g.op("Expand", self.store.constant(zero, np.uint8), self.g.ints(outputs, blocks), out=out)
+
+        made = {"bytes": codes, "factors": scales, "zeros": zeros}
+        first, second, third = (self._made(f"{stored.codes}.{name}", make) for name, make in made.items())
+        return first, second, third
+
+    def minima(self, stored: _Stored, weight: Weight) -> str:
+        """float32 [blocks, out]."""
+        blocks = weight.columns // stored.kind.block
+
+        def make(out: str) -> None:
+            factor = self._factor(stored.minima, stored.minimum_multipliers, weight, blocks)
+            self.g.op("Transpose", factor, perm=[1, 0], out=out)
+
+        return self._made(f"{stored.codes}.least", make)
+
+    def _factor(self, scales: str, multipliers: str, weight: Weight, blocks: int) -> str:
+        """float32 [out, blocks]."""
+        g, supers = self.g, weight.columns // (SUPER if multipliers else TILE)
+
+        def whole(name: str, count: int) -> str:
+            cast = g.op("Cast", name, to=FLOAT)
+            return self._by_output(cast, (weight.rows, count), weight.gated, None)
+
+        factor = whole(scales, supers)
+        if multipliers:
+            own = g.op("Reshape", whole(multipliers, blocks), g.ints(weight.rows, supers, -1))
+            factor = g.op("Mul", own, g.op("Unsqueeze", factor, g.ints(-1)))
+        return g.op("Reshape", factor, g.ints(weight.rows, blocks))
+
+
+def _bytes(g: Scope, kind: BlockKind, codes: str) -> str:
+    """Codes of 4 bits one to a byte, in [.., 2] at the end; of 8 bits with 128 added."""
+    if kind.bits == 8:
+        return g.op("BitwiseXor", codes, g.store.constant(128, np.uint8))
+    return _halves(g, codes, -1)
+
+
+def _halves(g: Scope, codes: str, axis: int) -> str:
+    low = g.op("BitwiseAnd", codes, g.store.constant(15, np.uint8))
+    high = g.op("BitShift", codes, g.store.constant(4, np.uint8), direction="RIGHT")
+    return g.op("Concat", *(g.op("Unsqueeze", side, g.ints(axis)) for side in (low, high)), axis=axis)
+
+
+def _sixes(g: Scope, codes: str) -> str:
+    """Codes [n, inputs / 16, 2, 2, 4] of rows [n, inputs / 16, 3, 4] in 6 bits."""
+    low, top = g.ops("Split", codes, g.ints(2, 1), out=(None, None), axis=2)
+    shifts = g.store.constant(np.reshape([0, 2, 4, 6], (2, 2, 1)), np.uint8)
+    shifted = g.op("BitShift", g.op("Unsqueeze", top, g.ints(3)), shifts, direction="RIGHT")
+    two = g.op("BitwiseAnd", shifted, g.store.constant(3, np.uint8))
+    upper = g.op("BitShift", two, g.store.constant(4, np.uint8), direction="LEFT")
+    return g.op("BitwiseOr", _halves(g, low, 3), upper)
+
+
+def _values(g: Scope, kind: BlockKind, codes: str) -> str:
+    """What codes stand for before their scale: float32."""
+    if kind.table:
+        table = g.store.constant(kind.table, np.float32)
+        return g.op("Gather", table, g.op("Cast", codes, to=INT32))
+    offset = 128 if kind.bits == 8 else kind.offset
+    return g.op("Sub", g.op("Cast", codes, to=FLOAT), g.number(offset))
+
+
+CPU_PRECISIONS: dict[str, Callable[..., Precision]] = TILED | {FileWeights.name: FileWeights}

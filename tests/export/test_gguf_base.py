@@ -1,0 +1,109 @@
+"""A GGUF file that is exported alone: read where it lies, with no folder of weights in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import onnx
+import pytest
+
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.without_torch.families import FACTS
+from streamspec.bundle.manifest import MODEL
+from streamspec.errors import BaseModelError
+from streamspec.export import export_bundle
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
+from streamspec.export.weights.config_spec import describe_checkpoint
+from streamspec.export.weights.target import alike, resolve_readable
+from tests.support import gguf_files
+from tests.support.gguf_cases import CASES, made
+
+
+def quiet(_: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def written(path: Path, case: str = "llama 3.2", kind: gguf.GGMLQuantizationType | None = None) -> Path:
+    """A tiny model, its linear maps in a quantization `kind` whose blocks divide them."""
+    _, architecture, keys, tensors = made(case)
+    kinds = {}
+    for name, values in list(tensors.items()):
+        block = 0 if kind is None else gguf.GGML_QUANT_SIZES[kind][0]
+        if kind is not None and values.ndim == 2 and values.shape[1] % block == 0:
+            tensors[name], kinds[name] = gguf.quantize(values, kind), kind
+    return gguf_files.write_gguf(path, architecture, keys, tensors, kinds=kinds or None)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_the_file_becomes_the_bundle_of_its_folder(precision: str, tmp_path: Path, cache: Path) -> None:
+    file = written(tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.Q8_0)
+    alone = tmp_path / "alone"
+    export_bundle(file, None, alone, precision=precision, progress=quiet)
+    assert not list(cache.rglob("*.safetensors"))
+    whole = tmp_path / "whole"
+    export_bundle(resolve_base(file, quiet).path, None, whole, precision=precision, progress=quiet)
+    assert (alone / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
+    graphs = [onnx.load(bundle / MODEL, load_external_data=False).graph for bundle in (alone, whole)]
+    assert graphs[0].SerializeToString(deterministic=True) == graphs[1].SerializeToString(deterministic=True)
+    assert (alone / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+
+
+READ = [case for case in CASES if made(case)[0].config.model_type in FACTS]
+
+
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q8_0], ids=str)
+def test_weights_and_their_stored_rows_are_those_of_the_folder(
+    case: str, kind: gguf.GGMLQuantizationType | None, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "model.gguf", case, kind)
+    base = resolve_readable(file, quiet)
+    if base.gguf is None:
+        pytest.skip("takes PyTorch")
+    read, folder = open_checkpoint(base), Checkpoint(resolve_base(file, quiet).path)
+    spec = describe_checkpoint(folder)
+    assert alike(spec, describe_checkpoint(read)) and read.tensors.keys() == folder.tensors.keys()
+    ours, theirs = CheckpointSource(read, spec), CheckpointSource(folder, spec)
+    for name in read.tensors:
+        weight = theirs.weight(name)
+        assert np.array_equal(ours.weight(name), weight), name
+        stored = ours.stored(name)
+        assert (stored is None) == (weight.ndim != 2) and theirs.stored(name) is None
+        if stored is not None:
+            values = gguf.dequantize(np.ascontiguousarray(stored.data), gguf.GGMLQuantizationType[stored.kind])
+            assert np.array_equal(values, weight) and stored.columns == weight.shape[1], name
+            assert np.array_equal(ours.rows_of(name)[np.array([2, 0])], weight[[2, 0]])
+
+
+def test_a_family_that_takes_pytorch_gets_its_folder(tmp_path: Path, cache: Path) -> None:
+    case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
+    base = resolve_readable(written(tmp_path / "model.gguf", case), quiet)
+    assert base.gguf is None and (base.path / "model.safetensors").is_file()
+
+
+def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:
+    file = written(tmp_path / "model.gguf")
+    first = resolve_readable(file, quiet)
+    said: list[str] = []
+    assert resolve_readable(file, said.append) == first and not said
+    moved = file.rename(tmp_path / "moved.gguf")
+    assert resolve_readable(moved, quiet).path == first.path and resolve_readable(moved, quiet).gguf == moved
+    written(file, kind=gguf.GGMLQuantizationType.Q8_0)
+    other = resolve_readable(file, quiet)
+    assert (other.path, other.sha256) != (first.path, first.sha256) and other.gguf == file
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("llama 3.2")
+    tensors["blk.0.ffn_up.weight"][0, 0] = np.nan
+    file = gguf_files.write_gguf(tmp_path / "model.gguf", architecture, keys, tensors)
+    with pytest.raises(BaseModelError, match=r"blk\.0\.ffn_up\.weight holds NaN or infinity"):
+        export_bundle(file, None, tmp_path / "bundle", precision="fp32", progress=quiet)
+    assert not (tmp_path / "bundle").exists()
