@@ -4,6 +4,13 @@
 
 #include "kernels/linear.inl.h"
 
+// Where a call would pass vectors through memory: GCC 12 makes calls of what many functions use.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define STREAMSPEC_INLINE __forceinline
+#else
+#define STREAMSPEC_INLINE inline __attribute__((always_inline))
+#endif
+
 namespace streamspec::STREAMSPEC_ISA {
 namespace {
 
@@ -31,15 +38,16 @@ struct Coded {
 
     // Of Count halves of a tile.
     template <int Count>
-    static void load(const uint8_t* at, const Bytes& table, Weights (&out)[kGroups][Count]) {
-        each<Count>([&](auto c) {
+    static STREAMSPEC_INLINE void load(const uint8_t* at, const Bytes& table,
+                                       Weights (&out)[kGroups][Count]) {
+        for (int c = 0; c < Count; c++) {
             const uint8_t* here = at + kBytes * c;
             if constexpr (kBits == 8) {
                 out[0][c] = load_weights(reinterpret_cast<const int8_t*>(here));
             } else if constexpr (kBits == 6) {
                 Nibbles half[4];
                 load_sixes(here, half);
-                each<4>([&](auto g) { out[g][c] = half[g]; });
+                for (int g = 0; g < 4; g++) out[g][c] = half[g];
             } else {
                 Nibbles low, high;
                 load_nibbles(here, low, high);
@@ -52,13 +60,13 @@ struct Coded {
                 }
             }
             for (size_t i = 0; i < kBytes; i += 64) prefetch(here + i + kAhead);
-        });
+        }
     }
 };
 
 // Scales, or minima, of 16 outputs with block b of `blocks_of` inputs, as they lie in tiles.
-inline Floats factors(const uint16_t* scales, const int8_t* multipliers, size_t super,
-                      size_t block) {
+STREAMSPEC_INLINE Floats factors(const uint16_t* scales, const int8_t* multipliers, size_t super,
+                                 size_t block) {
     const Floats scale = load_half(scales + super * kTile);
     return multipliers ? mul(scale, load_bytes(multipliers + block * kTile)) : scale;
 }
