@@ -160,7 +160,7 @@ inline void stored_sums(const Linear& map, const Rows& x, size_t tile, size_t ro
 template <int Kind, int Block, int R>
 void stored_tile(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
     Floats product[R][2];
-    if constexpr (R <= kBoth4) {
+    if constexpr (R <= kBothStored) {
         stored_sums<Kind, Block, R, 0, 2>(map, x, tile, row, product);
     } else {
         stored_sums<Kind, Block, R, 0, 1>(map, x, tile, row, product);
@@ -175,7 +175,7 @@ TileProducts stored_products(std::integer_sequence<int, R...>) {
     return {kTable, sizeof...(R)};
 }
 inline TileProducts stored_products(const Linear& map) {
-    constexpr std::make_integer_sequence<int, kRows4> kRows{};
+    constexpr std::make_integer_sequence<int, kRowsStored> kRows{};
     if (map.table) return stored_products<0, 32>(kRows);
     if (map.bits == 8) return stored_products<8, 32>(kRows);
     if (map.bits == 6)
