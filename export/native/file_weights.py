@@ -19,6 +19,7 @@ from streamspec.export.native.layout import TILE, Unpacked
 from streamspec.export.native.precisions import TILED, TiledInt8
 from streamspec.export.native.stored_blocks import KINDS, SUPER, BlockKind, Tiles, packed
 from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight, mat_mul_n_bits, updated
 from streamspec.export.spec.weight_source import StoredBlocks
@@ -44,7 +45,7 @@ class FileWeights(TiledInt8):
 
     name = "gguf"
     coded = False
-    simulation = None  # what the file holds is neither smoothed nor mixed
+    simulation: Simulation | None = None  # what the file holds is neither smoothed nor mixed
 
     def of(self, weight: Weight) -> TiledInt8:
         """See `streamspec.export.native.operators.TiledPrecision`."""
@@ -144,7 +145,8 @@ class FileWeights(TiledInt8):
                 if array is not None:
                     store.add(names[name], array)
         table = store.constant(kind.table, np.int8) if kind.table else ""
-        return _Stored(kind, *(name if name in store else "" for name in names.values()), table)
+        there = {part: name if name in store else "" for part, name in names.items()}
+        return _Stored(kind, **there, table=table)
 
     def _product(self, g: Scope, x: str, weight: Weight, out: str | None = None) -> str:
         """x [.., in] times one kind of blocks: [.., out]."""
@@ -250,4 +252,4 @@ def _values(g: Scope, kind: BlockKind, codes: str) -> str:
     return g.op("Sub", g.op("Cast", codes, to=FLOAT), g.number(offset))
 
 
-CPU_PRECISIONS: dict[str, Callable[..., Precision]] = TILED | {FileWeights.name: FileWeights}
+CPU_PRECISIONS: dict[str, Callable[..., Precision]] = {**TILED, FileWeights.name: FileWeights}

@@ -90,15 +90,15 @@ class NativeOps:
     ) -> tuple[str, str]:
         """The LM head over x [r, H], a bias [V] added: logits [r, V], and '' for their factor."""
         suffix, inputs, own = self.precision.table(g.store, weight)
-        return self._map(g, f"Linear{suffix}", x, inputs, weight, bias, out=out, **own), ""
+        return self._map(g, f"Linear{suffix}", x, inputs, weight, bias, "", out, **own), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""
         if weight.looked_up:
             return self.precision.embedding(g, ids, weight)
         suffix, inputs, own = self.precision.table(g.store, weight)
-        sizes = {"in_features": weight.columns, "out_features": weight.rows}
-        return g.op(f"Embedding{suffix}", ids, *_given(inputs), domain=NATIVE, **own, **sizes)
+        attributes: dict[str, Any] = {**own, "in_features": weight.columns, "out_features": weight.rows}
+        return g.op(f"Embedding{suffix}", ids, *_given(inputs), domain=NATIVE, **attributes)
 
     def normalises(self, width: int) -> bool:
         """Whether the norm of rows of this width is one operator."""

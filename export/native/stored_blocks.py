@@ -74,7 +74,8 @@ def packed(stored: StoredBlocks, gated: bool = False) -> Tiles:
         raise ConfigError(found, f"{kind.layout.itemsize} for each {kind.weights}", "download the file again")
     parts = [_packed(kind, rows) for rows in _chunks(stored, gated)]
     sides = {one.name: [getattr(part, one.name) for part in parts] for one in fields(Tiles)}
-    return Tiles(**{name: None if side[0] is None else np.concatenate(side) for name, side in sides.items()})
+    whole: dict[str, Any] = {name: None if side[0] is None else np.concatenate(side) for name, side in sides.items()}
+    return Tiles(**whole)
 
 
 def _chunks(stored: StoredBlocks, gated: bool) -> Iterator[Array]:
@@ -110,19 +111,21 @@ def _bits(values: Array, shifts: tuple[int, ...], mask: int) -> Array:
     return np.asarray(values[..., None, :] >> np.array(shifts, values.dtype)[:, None] & values.dtype.type(mask))
 
 
+def _has(blocks: Array, part: str) -> bool:
+    return part in (blocks.dtype.names or ())
+
+
 def _fives(blocks: Array) -> Array:
     top = blocks["qh"][..., None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
     return np.asarray(_bits(blocks["qs"], (0, 4), 15).reshape(top.shape) | (top << 4).astype(np.uint8))
 
 
 def _plain(blocks: Array) -> Tiles:
-    return Tiles(
-        _bits(blocks["qs"], (0, 4), 15), blocks["d"], minima=-blocks["m"] if "m" in blocks.dtype.names else None
-    )
+    return Tiles(_bits(blocks["qs"], (0, 4), 15), blocks["d"], minima=-blocks["m"] if _has(blocks, "m") else None)
 
 
 def _plain5(blocks: Array) -> Tiles:
-    return Tiles(_fives(blocks), blocks["d"], minima=-blocks["m"] if "m" in blocks.dtype.names else None)
+    return Tiles(_fives(blocks), blocks["d"], minima=-blocks["m"] if _has(blocks, "m") else None)
 
 
 def _mxfp4(blocks: Array) -> Tiles:
@@ -162,7 +165,7 @@ def _sixes(scales: Array) -> tuple[Array, Array]:
 
 def _q4_k(blocks: Array) -> Tiles:
     codes = _bits(blocks["qs"].reshape(*blocks.shape, 4, 32), (0, 4), 15).reshape(*blocks.shape, 8, 32)
-    if "qh" in blocks.dtype.names:
+    if _has(blocks, "qh"):
         codes = codes | _bits(blocks["qh"], tuple(range(8)), 1) << 4
     multipliers, minimum_multipliers = _sixes(blocks["scales"])
     return Tiles(codes, blocks["d"], multipliers, blocks["m"], minimum_multipliers)

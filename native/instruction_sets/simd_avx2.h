@@ -13,9 +13,10 @@ constexpr int kRows8 = STREAMSPEC_AVXVNNI ? 4 : 6, kRows6 = 6,
 constexpr int
     kBoth8 = 2,
     kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 16 registers are few
-constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
-constexpr int kQueries = 4;                // of attention, at a time
-constexpr int kAhead = 1024;               // bytes that are prefetched ahead
+constexpr int kGroups8 = 1, kGroups4 = 1;        // of 4 and 8 inputs in a round of the loop
+constexpr int kRowsStored = 4, kBothStored = 1;  // the same of stored blocks
+constexpr int kQueries = 4;                      // of attention, at a time
+constexpr int kAhead = 1024;                     // bytes that are prefetched ahead
 
 struct Floats {
     __m256 low, high;

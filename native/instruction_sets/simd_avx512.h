@@ -23,7 +23,8 @@ constexpr int kBoth8 = 8,
 constexpr int kGroups8 = 4,
               kGroups4 =
                   4;  // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
-constexpr int kQueries = 8;   // of attention, at a time
+constexpr int kRowsStored = 8, kBothStored = 8;  // the same of stored blocks
+constexpr int kQueries = 8;                      // of attention, at a time
 constexpr int kAhead = 8192;  // bytes that are prefetched ahead: over the border of a page
 
 using Floats = __m512;

@@ -4,6 +4,13 @@
 
 #include "kernels/linear.inl.h"
 
+// Where a call would pass vectors through memory: GCC 12 makes calls of what many functions use.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define STREAMSPEC_INLINE __forceinline
+#else
+#define STREAMSPEC_INLINE inline __attribute__((always_inline))
+#endif
+
 namespace streamspec::STREAMSPEC_ISA {
 namespace {
 
@@ -31,15 +38,16 @@ struct Coded {
 
     // Of Count halves of a tile.
     template <int Count>
-    static void load(const uint8_t* at, const Bytes& table, Weights (&out)[kGroups][Count]) {
-        each<Count>([&](auto c) {
+    static STREAMSPEC_INLINE void load(const uint8_t* at, const Bytes& table,
+                                       Weights (&out)[kGroups][Count]) {
+        for (int c = 0; c < Count; c++) {
             const uint8_t* here = at + kBytes * c;
             if constexpr (kBits == 8) {
                 out[0][c] = load_weights(reinterpret_cast<const int8_t*>(here));
             } else if constexpr (kBits == 6) {
                 Nibbles half[4];
                 load_sixes(here, half);
-                each<4>([&](auto g) { out[g][c] = half[g]; });
+                for (int g = 0; g < 4; g++) out[g][c] = half[g];
             } else {
                 Nibbles low, high;
                 load_nibbles(here, low, high);
@@ -52,13 +60,13 @@ struct Coded {
                 }
             }
             for (size_t i = 0; i < kBytes; i += 64) prefetch(here + i + kAhead);
-        });
+        }
     }
 };
 
 // Scales, or minima, of 16 outputs with block b of `blocks_of` inputs, as they lie in tiles.
-inline Floats factors(const uint16_t* scales, const int8_t* multipliers, size_t super,
-                      size_t block) {
+STREAMSPEC_INLINE Floats factors(const uint16_t* scales, const int8_t* multipliers, size_t super,
+                                 size_t block) {
     const Floats scale = load_half(scales + super * kTile);
     return multipliers ? mul(scale, load_bytes(multipliers + block * kTile)) : scale;
 }
@@ -152,7 +160,7 @@ inline void stored_sums(const Linear& map, const Rows& x, size_t tile, size_t ro
 template <int Kind, int Block, int R>
 void stored_tile(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
     Floats product[R][2];
-    if constexpr (R <= kBoth4) {
+    if constexpr (R <= kBothStored) {
         stored_sums<Kind, Block, R, 0, 2>(map, x, tile, row, product);
     } else {
         stored_sums<Kind, Block, R, 0, 1>(map, x, tile, row, product);
@@ -167,7 +175,7 @@ TileProducts stored_products(std::integer_sequence<int, R...>) {
     return {kTable, sizeof...(R)};
 }
 inline TileProducts stored_products(const Linear& map) {
-    constexpr std::make_integer_sequence<int, kRows4> kRows{};
+    constexpr std::make_integer_sequence<int, kRowsStored> kRows{};
     if (map.table) return stored_products<0, 32>(kRows);
     if (map.bits == 8) return stored_products<8, 32>(kRows);
     if (map.bits == 6)
