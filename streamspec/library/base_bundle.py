@@ -29,8 +29,8 @@ PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
-SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
-FIXED, FLOATS = 0.5, 4
+SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 20}
+FIXED, OF_LARGEST = 0.2, 2
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
@@ -112,7 +112,7 @@ def _announcement(file: Path, precision: str) -> str:
     seconds = max(10, weights * SECONDS.get(precision, SECONDS[PRECISION]))
     return (
         f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about {disk:.1f} GB of "
-        f"disk, {FIXED + largest * FLOATS:.1f} GB of memory and {seconds:.0f} s"
+        f"disk, {FIXED + largest * OF_LARGEST:.1f} GB of memory and {seconds:.0f} s"
     )
 
 

@@ -8,11 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 import streamspec.export
 from streamspec.adapters.base_models import resolve
 from streamspec.atomic import sha256_file
+from streamspec.bundle.files import read_manifest
 from streamspec.errors import ConfigError
 from streamspec.library import base_bundle
 from streamspec.library.base_bundle import bundle_of
@@ -63,6 +65,29 @@ def test_a_gguf_file_is_exported_once(exports: list[Path], tmp_path: Path) -> No
     copied = Path(shutil.copy(file, tmp_path / "copy.gguf"))
     assert bundle.name.startswith("model-fp32-") and load(bundle, threads=1).generate("ab", max_new_tokens=2).token_ids
     assert bundle_of(str(file), "fp32", quiet) == bundle_of(str(copied), "fp32", quiet) == bundle and len(exports) == 1
+
+
+def test_a_gguf_file_keeps_its_weights_where_native_operators_take_them(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "")
+    _, architecture, keys, tensors = gguf_cases.made("llama 3.2")
+    plain = gguf_files.write_gguf(tmp_path / "plain.gguf", architecture, keys, tensors)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    kinds = {name: kind for name, values in tensors.items() if values.ndim == 2}
+    tensors |= {name: gguf.quantize(tensors[name], kind) for name in kinds}
+    own = gguf_files.write_gguf(tmp_path / "own.gguf", architecture, keys, tensors, kinds=kinds)
+    said: list[str] = []
+    bundle = bundle_of(str(own), None, said.append)
+    assert bundle_of(str(own), None, quiet) == bundle == exports[-1] and len(exports) == 1
+    assert read_manifest(bundle).precision == "gguf" and said[0].startswith(
+        "own.gguf (0.0 GB) becomes a bundle in gguf"
+    )
+    rounded = bundle_of(str(plain), None, said.append)
+    assert bundle_of(str(plain), None, quiet) == rounded and len(exports) == 3
+    assert read_manifest(rounded).precision == "int8" and any(line.endswith("int8 instead") for line in said)
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
+    assert read_manifest(bundle_of(str(own), None, quiet)).precision == "int8"
 
 
 def test_the_reference_base_is_the_same_by_name_and_by_file(
