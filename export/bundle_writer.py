@@ -6,6 +6,7 @@ Each step has a module of its own; this one has their order. A bundle appears wh
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -85,12 +86,17 @@ def export_bundle(
             manifest = add_store(folder, manifest, stored, options.store.most, tokenizer)
         slow = parts.static is not None
         measured = texts_for(options.precision, tokenizer, parts.spec, slow) if options.measure else {}
-        reference = compute_reference(parts, tokenizer, {ANSWERS: rows} | measured, say, brief=not options.measure)
-        parts = replace(parts, target=parts.target.weights_only())
-        graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say)
-        say(f"writing the {options.precision} graph")
-        manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
-        del graph, parts  # the session and the model need not be in memory together
+        with ThreadPoolExecutor(1) as beside:
+            texts = {ANSWERS: rows} | measured
+            computing = beside.submit(compute_reference, parts, tokenizer, texts, say, brief=not options.measure)
+            if not parts.target.read_at_once:
+                computing.result()
+            parts = replace(parts, target=parts.target.weights_only())
+            graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say)
+            say(f"writing the {options.precision} graph")
+            manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
+            del graph, parts  # the session and the model need not be in memory together
+        reference = computing.result()
         say(f"comparing with {reference.by}")
         return complete(folder, reference.compare(manifest, folder, say), say)
 

@@ -6,6 +6,7 @@ tests/export/test_without_torch.py covers it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -76,12 +77,20 @@ class Checkpoint:
         return None
 
 
+class _Layer(threading.local):
+    """The de-quantized tensors of one layer, of each thread."""
+
+    number = ""
+
+    def __init__(self) -> None:
+        self.tensors = dict[str, Array]()
+
+
 class GgufCheckpoint(Checkpoint):
     """A GGUF file beside the folder of its config. De-quantized weights of a layer are kept until another is read."""
 
     def __init__(self, folder: Path, file: Path) -> None:
-        self.file = file
-        self._layer, self._kept = "", dict[str, Array]()
+        self.file, self._kept = file, _Layer()
         super().__init__(folder)
 
     def _found(self) -> Mapping[str, Any]:
@@ -89,12 +98,12 @@ class GgufCheckpoint(Checkpoint):
 
     def stored(self, name: str) -> Array:
         """A tensor, de-quantized: float32."""
-        layer = next((part for part in name.split(".") if part.isdigit()), "")
-        if layer != self._layer:
-            self._layer, self._kept = layer, {}
-        if name not in self._kept:
-            self._kept[name] = self._parameter(name).values()
-        return self._kept[name]
+        number, kept = next((part for part in name.split(".") if part.isdigit()), ""), self._kept
+        if number != kept.number:
+            kept.number, kept.tensors = number, {}
+        if name not in kept.tensors:
+            kept.tensors[name] = self._parameter(name).values()
+        return kept.tensors[name]
 
     def table(self, name: str) -> StoredTable:
         """A table whose rows are de-quantized where they are used."""

@@ -39,6 +39,11 @@ class ReadTarget:
     weighed: Any
     spec: DecoderSpec
 
+    @property
+    def read_at_once(self) -> bool:
+        """Whether a thread may compute with the model while another writes its weights."""
+        return isinstance(self.model, Checkpoint) and self.model is self.weighed
+
     def weights_only(self) -> ReadTarget:
         """Drops the model where it serves comparison alone, and frees its memory."""
         return replace(self, model=self.weighed)

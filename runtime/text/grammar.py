@@ -165,12 +165,13 @@ class Vocabulary:
         """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
         `enabled`; None: wanted for large vocabularies where the library is installed.
 
-        The thread is a daemon and holds nothing but this vocabulary: sessions may be closed meanwhile.
+        The thread holds nothing but this vocabulary: sessions may be closed meanwhile. A process that ends waits for
+        it: Python ends daemon threads by unwinding, which kills the process inside of the library.
         """
         if enabled is None:
             enabled = self._size >= LARGE and find_spec("llguidance") is not None
         if enabled and self._built is None:
-            threading.Thread(target=self._build_quietly, name="streamspec grammar", daemon=True).start()
+            threading.Thread(target=self._build_quietly, name="streamspec grammar").start()
 
     def _build_quietly(self) -> None:
         with contextlib.suppress(StreamspecError):  # the first grammar raises it where it can be read

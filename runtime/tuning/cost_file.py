@@ -58,7 +58,7 @@ def save_record(file: Path | None, record: CostRecord) -> None:
     if record.price is not None:
         content["drafter"] = record.price
     if record.context is not None:
-        content["context"] = list(record.context)
+        content["context"] = [number for number in record.context if number is not None]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(content))

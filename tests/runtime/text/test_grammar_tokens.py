@@ -162,7 +162,7 @@ def test_a_grammar_waits_for_what_is_being_built_and_it_is_built_once() -> None:
     waiting = threading.Thread(target=lambda: states.append(vocabulary.start(GRAMMARS[0])))
     waiting.start()
     waiting.join(0.05)
-    assert waiting.is_alive() and building() and building()[0].daemon
+    assert waiting.is_alive() and building() and not building()[0].daemon
     vocabulary.let.set()
     waiting.join(20)
     assert len(states) == 1 and vocabulary.times == 1
