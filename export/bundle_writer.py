@@ -87,8 +87,8 @@ def export_bundle(
         slow = parts.static is not None
         measured = texts_for(options.precision, tokenizer, parts.spec, slow) if options.measure else {}
         with ThreadPoolExecutor(1) as beside:
-            texts = {ANSWERS: rows} | measured
-            computing = beside.submit(compute_reference, parts, tokenizer, texts, say, brief=not options.measure)
+            read = {ANSWERS: rows} | measured
+            computing = beside.submit(compute_reference, parts, tokenizer, read, say, brief=not options.measure)
             if not parts.target.read_at_once:
                 computing.result()
             parts = replace(parts, target=parts.target.weights_only())
