@@ -181,7 +181,7 @@ def test_the_depth_follows_what_drafts_bring_and_cost(
         for prompt in PROMPTS:
             session.generate(prompt, max_new_tokens=60)
         alphas.append(session.adaptive.depth.alpha)
-        depths.append(requests[-1].draft_depth or 0)
+        depths.append(next(one.draft_depth for one in reversed(requests) if one.draft_depth))  # speculation may pause
     assert alphas[0] > 0.97 > alphas[1]
     assert depths[0] == two_models.MAX_DEPTH > depths[1] > depths[2] >= 1
 
