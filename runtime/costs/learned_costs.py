@@ -29,6 +29,7 @@ from streamspec.draft_tree import BOTH
 from streamspec.runtime.costs.row_costs import RowCosts, Trial
 
 PLAIN, PRICE, CACHE, ROW_CACHE, DRAFT_CACHE, FIRST = range(6)  # numbers in the state; from FIRST on: c of KNOTS
+OF_DRAFTER = [PRICE, DRAFT_CACHE]  # those that are 0 without one
 KNOTS = np.array([*range(2, 17), 20, 24, 28, 32, 40, 48, 56, 64])  # rows; between them costs are interpolated
 UNIT = 1024  # tokens in the cache
 # Assumed at first: mean and spread (standard deviation) of the drafter's price, a, b and d; of what each further row
@@ -258,7 +259,7 @@ class LearnedRowCosts(RowCosts):
         """Takes up what was found another time."""
         context = known.context or (None, None, None)
         for number, value in zip(range(PRICE, FIRST), (known.price, *context), strict=True):
-            if value is not None and (self.drafter or number not in (PRICE, DRAFT_CACHE)):
+            if value is not None and (self.drafter or number not in OF_DRAFTER):
                 self._state[number] = value
                 self._spread[number] *= LEARNED
                 self._spread[:, number] *= LEARNED
@@ -372,6 +373,5 @@ def _assumed(drafter: bool, common: float = 1.0) -> tuple[np.ndarray, np.ndarray
     prior[FIRST:, FIRST:] = own + common * ROW_SPREAD**2 * np.multiply.outer(further, further)
     prior[range(PRICE, FIRST), range(PRICE, FIRST)] = [common * spread**2 for _, spread in ASSUMED]
     if not drafter:
-        for number in (PRICE, DRAFT_CACHE):
-            state[number] = prior[number, number] = 0.0
+        state[OF_DRAFTER] = prior[OF_DRAFTER, OF_DRAFTER] = 0.0
     return state, prior

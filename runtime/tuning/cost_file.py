@@ -80,7 +80,8 @@ def read_record(file: Path | None) -> CostRecord | None:
         price = raw.number("drafter", 0.0, 1e4) if "drafter" in raw.values else None
         context = None
         if "context" in raw.values:
-            numbers = Fields(dict(zip("abd", raw.raw("context"), strict=False)), "context")
+            values = raw.raw("context")
+            numbers = Fields(dict(zip("abd"[: max(len(values), 2)], values, strict=True)), "context")
             grows = numbers.number("d", 0.0, 1e4) if "d" in numbers.values else None
             context = numbers.number("a", 0.0, 1e4), numbers.number("b", 0.0, 1e4), grows
         steps = raw.integer("steps", 0, 10**12) if "steps" in raw.values else 0

@@ -68,6 +68,7 @@ def test_a_record_without_the_drafters_growth_is_read(tmp_path: Path) -> None:
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "drafter": NaN}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "context": 3}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "context": [1]}',
+        '{"format_version": 1, "costs": {"1": 1}, "least": 0, "context": [1, 1, 1, 1]}',
         '{"format_version": 1, "costs": {"1": 1}, "least": 0, "context": [1, -1]}',
     ],
 )
