@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 from streamspec.chat.draft_marks import harmless
-from streamspec.errors import ConfigError, meant
+from streamspec.errors import ConfigError, StreamspecError, meant
 from streamspec.option_fields import converted
 from streamspec.prompt.message_content import text_of
 from streamspec.runtime.sampling.sampling_params import Sampling
@@ -82,7 +82,11 @@ def model(chat: TerminalChat, argument: str) -> None:
     folder, before = bundle_of(os.path.expanduser(argument), say=chat.say), chat.session
     before.unload()
     session = chat.load(folder)
-    session.encode([*before.messages, {"role": "user", "content": "?"}])  # what its template refuses changes nothing
+    try:
+        session.encode([*before.messages, {"role": "user", "content": "?"}])
+    except StreamspecError:  # what its template refuses changes nothing
+        session.close()
+        raise
     session.messages, chat.session = before.messages, session
     before.close()
     chat.say(f"model: {chat.model}; {chat.sampling.in_words}; {len(session.messages)} messages are read anew")
