@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares streams, Medusa heads, draft layers and a second model from the same start:
+"""Trains streams, Medusa heads, draft layers and a second model from the same start:
 `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
@@ -37,9 +37,7 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     dflash-states   dflash that learns the target's distribution and states, as eagle does
     two-models      the target's first 6 layers, all their weights trained
 
-Each is exported as an int8 bundle, or used by `two_model.py`, and measured against its own plain decoding (`streamspec
-bench`, n-grams off); the second model is measured against streams-deep, or streams-bigram where these are missing.
-Existing results are not trained again; `--train` ends before measuring. OUT/NAME.jsonl keeps one JSON line per drafter.
+Each is exported as an int8 bundle, OUT/TASK-NAME-int8, which `drafters.py` measures. What is there is not made again.
 """
 
 from __future__ import annotations
@@ -90,23 +88,10 @@ DRAFTERS = {
 }
 
 
-def run(*command: object) -> str:
+def run(*command: object) -> None:
     words = [str(word) for word in command]
     print("$", " ".join(words), file=sys.stderr, flush=True)
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def parameters(adapter: Path) -> dict[str, int]:
-    """Counts the drafter's parameters in an adapter folder, without its bigram."""
-    from safetensors.numpy import load_file
-
-    sizes = {
-        name: tensor.size
-        for name, tensor in load_file(adapter / "streamspec.safetensors").items()
-        if name != "draft_vocab"
-    }
-    bigram = sum(size for name, size in sizes.items() if name.startswith("bigram"))
-    return {"parameters": sum(sizes.values()) - bigram, "bigram parameters": bigram}
+    subprocess.run(words, check=True)
 
 
 def answer(config: dict[str, object]) -> None:
@@ -135,14 +120,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--limit", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--temperature", type=float, default=0.0, help="of the measurement")
-    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--layer", default="", help="further options of draft layers in training, as one word")
     parser.add_argument("--only", nargs="+", default=[*DRAFTERS, "two-models"])
-    parser.add_argument("--train", action="store_true", help="stop before measuring")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     out, streamspec = arguments.out, [sys.executable, "-m", "streamspec"]
@@ -189,10 +169,6 @@ def main() -> None:
         }
         return answer(options)
     run(sys.executable, __file__, *sys.argv[1:], "--answer")
-    measured = [
-        *("--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--repeats", arguments.repeats),
-        *("--max-new-tokens", arguments.max_new_tokens, *threads),
-    ]
     for name in (n for n in arguments.only if n in DRAFTERS):
         adapter, bundle = out / f"{arguments.task}-{name}", out / f"{arguments.task}-{name}-int8"
         options = DRAFTERS[name].split() + (arguments.layer.split() if DRAFTERS[name].startswith(LAYER) else [])
@@ -213,47 +189,12 @@ def main() -> None:
             )
         if not bundle.exists():
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle, *EXPORT.get(name, []))
-        if not arguments.train:
-            settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
-            found = json.loads(
-                run(
-                    *streamspec,
-                    "bench",
-                    bundle,
-                    *measured,
-                    "--json",
-                    "--no-ngram",
-                    "--no-recycling",
-                    "--rows",
-                    "8,16",
-                    "--temperature",
-                    arguments.temperature,
-                    "--top-p",
-                    arguments.top_p,
-                ).splitlines()[-1]
-            )
-            keys = (
-                "tokens_per_step",
-                "speedup",
-                "speedup_min",
-                "speedup_max",
-                "step_ms",
-                "plain_ms",
-                "identical",
-                "quality",
-                "rows",
-            )
-            note(
-                out / f"{arguments.task}.jsonl",
-                {"drafter": name} | settings | parameters(adapter) | {key: found[key] for key in keys},
-            )
-    if "two-models" in arguments.only and not arguments.temperature:
+    if "two-models" in arguments.only:
         cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-draft-model"
         if not (cut / "model.safetensors").exists():
             run(
                 sys.executable,
-                HERE / "two_model.py",
-                "train",
+                HERE / "cut_model.py",
                 *base,
                 *target,
                 "--answers",
@@ -266,22 +207,6 @@ def main() -> None:
             )
         if not bundle.exists():
             run(*streamspec, "export", "--base", cut, "--out", bundle)
-        if not arguments.train:
-            own = next(
-                found
-                for n in ("streams-deep", "streams-bigram")
-                if (found := out / f"{arguments.task}-{n}-int8").exists()
-            )
-            found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
-            note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
-
-
-def note(file: Path, line: dict[str, object]) -> None:
-    from streamspec.atomic import write_text
-
-    earlier = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    kept = [one for one in earlier if any(one.get(key) != line.get(key) for key in ("drafter", "temperature", "top_p"))]
-    write_text(file, "".join(json.dumps(one) + "\n" for one in [*kept, line]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ learns.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import sys
@@ -32,30 +31,12 @@ Bundles = Callable[[str], Path]
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("trees", "two_model", "long_context", "typical", "ablations"):
+    for name in ("trees", "long_context", "typical", "ablations"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def written(decoder: SpeculativeDecoder, prompt: list[int]) -> list[int]:
     return [token for done in decoder.run(prompt) for token in done.tokens]
-
-
-def test_two_models_are_measured_beside_the_bundles_own_drafter(
-    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The sides' answers are compared by the script itself."""
-    from two_model import bench
-
-    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in 2 * PROMPTS))
-    asked = {"prompts": prompts, "limit": None, "max_new_tokens": 30, "repeats": 2, "gammas": [1, 3], "threads": 1}
-    found = bench(argparse.Namespace(bundle=bundles("fp32"), draft=bundles("int8"), **asked))
-    assert list(found) == ["plain", "own drafter", "two models", "two models, gamma 1", "two models, gamma 3"]
-    assert found["plain"]["tokens per call"] == 1 and found["own drafter"]["own drafter is faster by"] == [1, 1, 1]
-    near = found["two models, gamma 3"]
-    assert near["tokens per call"] > 1.5 and near["theory"]["alpha"] > 0.5  # a draft model so close is often right
-    assert 2 < near["theory"]["gamma"] <= 3 and "theory" not in found["own drafter"]
 
 
 def test_long_contexts_are_measured_and_predicted(
