@@ -17,14 +17,17 @@ import numpy as np
 
 from streamspec.adapters.base_models.generation_config import read_generation
 from streamspec.adapters.base_models.gguf.converter import read_parameters
+from streamspec.adapters.base_models.gguf.file import StoredTensor
 from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.adapters.base_models.without_torch.config import read_completed
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export.native.stored_blocks import KINDS, decode
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import PlainSource, StoredBlocks
+from streamspec.runtime.hardware import native_library
 
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # BF16: the upper half of a float32's bits
 
@@ -77,6 +80,29 @@ class Checkpoint:
         return None
 
 
+class _BlockTensor(StoredTensor):
+    """A tensor of blocks that the native library decodes, where it is there; the first row of each piece is compared
+    with what the `gguf` package makes of it."""
+
+    at_once = 1 << 20  # values: what is done for each piece in Python has its price
+
+    def _dequantize(self, data: Array, out: Array) -> None:
+        if self.kind_name not in KINDS or native_library.library() is None:
+            return super()._dequantize(data, out)
+        try:
+            decode(KINDS[self.kind_name], data, out)
+        except ConfigError:  # scales that float16 does not hold
+            return super()._dequantize(data, out)
+        first = np.empty_like(out[:1])
+        super()._dequantize(data[:1], first)
+        if not np.array_equal(out[:1], first, equal_nan=True):
+            raise BaseModelError(
+                f"{self.name}: blocks of {self.kind_name} that decode otherwise than by the gguf package",
+                "the same weights",
+                "set STREAMSPEC_NATIVE=0 and report this file",
+            )
+
+
 class _Layer(threading.local):
     """The de-quantized tensors of one layer, of each thread."""
 
@@ -94,7 +120,8 @@ class GgufCheckpoint(Checkpoint):
         super().__init__(folder)
 
     def _found(self) -> Mapping[str, Any]:
-        return read_parameters(self.file)
+        found = read_parameters(self.file)
+        return {name: replace(one, source=_in_blocks(one.source)) for name, one in found.items()}
 
     def stored(self, name: str) -> Array:
         """A tensor, de-quantized: float32."""
@@ -119,6 +146,10 @@ class GgufCheckpoint(Checkpoint):
     def _parameter(self, name: str) -> Parameter:
         parameter: Parameter = self.tensors[name]
         return parameter
+
+
+def _in_blocks(tensor: StoredTensor) -> StoredTensor:
+    return _BlockTensor(**vars(tensor)) if type(tensor) is StoredTensor else tensor
 
 
 def open_checkpoint(base: Base) -> Checkpoint:

@@ -11,7 +11,8 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.export.native.layout import TILE
-from streamspec.export.native.stored_blocks import KINDS, packed
+from streamspec.export.native.stored_blocks import KINDS, decode, packed
+from streamspec.runtime.hardware import native_library
 from tests.support.gguf_blocks import ggml_type, random_blocks, values
 from tests.support.native_cases import Array, OperatorCase, of_blocks
 
@@ -46,6 +47,23 @@ def test_a_gated_map_has_16_rows_of_each_half_in_turn(kind: str) -> None:
     plain = packed(replace(stored, data=stored.data[order]))
     for name, found in vars(packed(stored, gated=True)).items():
         assert found is None or np.array_equal(found, getattr(plain, name)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_and_weights_are_the_same_without_the_library(
+    library: Path, monkeypatch: pytest.MonkeyPatch, kind: str, gated: bool
+) -> None:
+    stored = random_blocks(np.random.default_rng(3), kind, 64 if gated else 70, 512)
+    tiles, weights, again = packed(stored, gated), *(np.empty_like(values(stored)) for _ in range(2))
+    decode(KINDS[kind], stored.data, weights)
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    for name, found in vars(packed(stored, gated)).items():
+        expected = getattr(tiles, name)
+        assert found is expected is None or (found.dtype == expected.dtype and np.array_equal(found, expected)), name
+    decode(KINDS[kind], stored.data, again)
+    assert np.array_equal(again.view(np.int32), weights.view(np.int32))
+    assert np.array_equal(weights.view(np.int32), values(stored).view(np.int32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

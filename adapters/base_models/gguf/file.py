@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ VERSIONS = (2, 3)
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 MAX_PARTS = 512
 MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published has some thousands
-VALUES_AT_ONCE = 1 << 18  # that are de-quantized at once: 1 MB of fp32, which a processor's cache holds
 
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -45,6 +44,8 @@ class StoredTensor:
     offset: int  # of the first byte, in the file
     size: int  # bytes
 
+    at_once: ClassVar[int] = 1 << 18  # values that are de-quantized: 1 MB of fp32, which a processor's cache holds
+
     @property
     def kind_name(self) -> str:
         """ggml's name of the quantization, such as Q4_K."""
@@ -60,28 +61,27 @@ class StoredTensor:
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Yields the values in order, de-quantized, some whole rows at a time: [rows, last dimension] fp32."""
-        step = max(1, VALUES_AT_ONCE // self.shape[-1])
+        step = max(1, self.at_once // self.shape[-1])
         for first in range(0, math.prod(self.shape[:-1]), step):
-            yield self._dequantized(self.data[first : first + step])
+            yield self.rows(slice(first, first + step))
 
     def rows(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
         """Some rows, de-quantized: [rows, last dimension] fp32."""
         chosen = self.data[rows]
         out = np.empty((len(chosen), self.shape[-1]), np.float32)
-        step = max(1, VALUES_AT_ONCE // self.shape[-1])
+        step = max(1, self.at_once // self.shape[-1])
         for first in range(0, len(chosen), step):
-            out[first : first + step] = self._dequantized(chosen[first : first + step])
+            self._dequantize(chosen[first : first + step], out[first : first + step])
         return out
 
     def values(self) -> NDArray[np.float32]:
         """The whole tensor, de-quantized: fp32 of `shape`."""
         return self.rows(slice(None)).reshape(self.shape)
 
-    def _dequantized(self, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _dequantize(self, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         from gguf import GGMLQuantizationType, dequantize
 
-        values = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind))
-        return np.asarray(values, np.float32).reshape(-1, self.shape[-1])
+        out[:] = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind)).reshape(out.shape)
 
 
 @dataclass
