@@ -43,9 +43,9 @@ class _Part:
 
 
 @dataclass(eq=False)
-class _Call:
-    """A call that waits. `values`: OrtValues of the parts that it has run through; `last`: the last part, once all
-    others are behind it."""
+class _Recorded:
+    """A call that waits. `values`: OrtValues of the parts that it has run through; `last`: the last part, once it
+    has run through all others."""
 
     runner: LayerwiseRunner
     feed: dict[str, Array]
@@ -65,7 +65,7 @@ class LayerwiseGraph:
         self.inputs = {value.name: value for value in graph.input}
         self.outputs = {value.name for value in graph.output if not is_cache(value.name)}
         self.parts = self._cut()
-        self.waiting: list[_Call] = []
+        self.waiting: list[_Recorded] = []
 
     def get_inputs(self) -> list[_Input]:
         """As a session of ONNX Runtime."""
@@ -177,7 +177,7 @@ class _Opened:
         self.constants = graph.constants(part.constant, sorted(made & part.reads))
         self.part, (self.session, self.given) = part, graph.opened(part, values, self.constants)
 
-    def run(self, call: _Call, caches: Mapping[str, Array]) -> dict[str, Any]:
+    def run(self, call: _Recorded, caches: Mapping[str, Array]) -> dict[str, Any]:
         """OrtValues of what a call writes, the cache aside."""
         feed = {name: value for name, value in {**call.feed, **call.values}.items() if name in self.part.reads}
         return run_bound(self.session, feed, caches, [name for name in self.part.writes if not is_cache(name)])
@@ -190,7 +190,7 @@ class LayerwiseRunner(GraphRunner):
         self.graph, self.capacity, self.length = graph, capacity, 0
 
     def _run(self, feed: Mapping[str, Array]) -> Any:
-        call = _Call(self, {name: value for name, value in feed.items() if name in self.graph.inputs})
+        call = _Recorded(self, {name: value for name, value in feed.items() if name in self.graph.inputs})
         self.graph.waiting.append(call)
         return _Outputs(self.graph, call)
 
@@ -198,7 +198,7 @@ class LayerwiseRunner(GraphRunner):
 class _Outputs(Mapping[str, Array]):
     """The outputs of a call, as of `GraphRunner.step`."""
 
-    def __init__(self, graph: LayerwiseGraph, call: _Call) -> None:
+    def __init__(self, graph: LayerwiseGraph, call: _Recorded) -> None:
         self.graph, self.call, self.found = graph, call, dict[str, Array]()
 
     def __getitem__(self, name: str) -> Array:
