@@ -27,7 +27,7 @@ RANGES = (1.0, 0.9, 0.8)  # of what a block's weights span
 COLUMNS = 8  # inputs that are rounded one after the other; the errors of more reach the others as one product
 ROWS = 1 << 13  # outputs at a time
 FACTORED = 1 << 11  # inputs whose moments are factorised together
-SEARCHED = 1 << 16  # weights whose ranges are searched together, which a processor's cache holds
+SEARCHED = 1 << 17  # weights whose ranges are searched together, which a processor's cache holds
 TINY = np.float32(1e-12)
 
 
@@ -61,7 +61,8 @@ def round_to_nearest(weight: Array, block: int) -> Blocks:
     zeros = np.zeros((rows, count + count % 2), np.uint8)
     step = max(1, SEARCHED // (count * block))
     for at in range(0, rows, step):
-        part = np.pad(weight[at : at + step], ((0, 0), (0, count * block - weight.shape[1])))
+        part, spare = weight[at : at + step], count * block - weight.shape[1]
+        part = np.pad(part, ((0, 0), (0, spare))) if spare else part
         blocks = np.ascontiguousarray(part.reshape(-1, block).T)  # [block, n], so that sums run along memory
         scale, zero = _nearest_ranges(blocks)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
@@ -72,23 +73,23 @@ def round_to_nearest(weight: Array, block: int) -> Blocks:
 
 
 def _nearest_ranges(blocks: Array) -> tuple[Array, Array]:
-    """Scales and zero points [n] of blocks [block, n], as `ranges` where all inputs count the same."""
+    """Scales and zero points [n] of blocks [block, n], as `ranges` where all inputs count the same; but with one zero
+    point for each range, which is half the work and 0.6 % more squared error.
+    """
     lowest = np.minimum(blocks.min(axis=0), 0)
     span = np.maximum(np.maximum(blocks.max(axis=0), 0) - lowest, TINY)
-    smallest, scales, zeros = np.full_like(span, np.inf), np.zeros_like(span), np.zeros_like(span)
+    zero = np.clip(np.rint(lowest * (np.float32(-LARGEST) / span)), 0, np.float32(LARGEST))
+    smallest, scales = np.full_like(span, np.inf), np.zeros_like(span)
     level, spare = np.empty_like(blocks), np.empty_like(blocks)
-    for rounding in (np.floor, np.ceil):
-        zero = np.clip(rounding(lowest * (np.float32(-LARGEST) / span)), 0, np.float32(LARGEST))
-        for share in RANGES:
-            np.rint(np.multiply(blocks, np.float32(LARGEST) / (np.float32(share) * span), out=level), out=level)
-            np.minimum(np.maximum(level, -zero, out=level), np.float32(LARGEST) - zero, out=level)
-            product = np.multiply(blocks, level, out=spare).sum(axis=0)
-            square = np.maximum(np.square(level, out=spare).sum(axis=0), TINY)
-            scale, error = _fitted(product, square)
-            better = error < smallest
-            smallest = np.where(better, error, smallest)
-            scales, zeros = np.where(better, scale, scales), np.where(better, zero, zeros)
-    return scales, zeros
+    for share in RANGES:
+        np.rint(np.multiply(blocks, np.float32(LARGEST) / (np.float32(share) * span), out=level), out=level)
+        np.minimum(np.maximum(level, -zero, out=level), np.float32(LARGEST) - zero, out=level)
+        product = np.multiply(blocks, level, out=spare).sum(axis=0)
+        square = np.maximum(np.square(level, out=spare).sum(axis=0), TINY)
+        scale, error = _fitted(product, square)
+        better = error < smallest
+        smallest, scales = np.where(better, error, smallest), np.where(better, scale, scales)
+    return scales, zero
 
 
 def _fitted(product: Array, square: Array) -> tuple[Array, Array]:
