@@ -14,7 +14,7 @@ METHODS = GPTQ, RTN = "gptq", "rtn"
 LARGE = 5e8  # weights in layers from which int4 rounds to the nearest
 # What an export takes, roughly: bytes of disk for a weight, seconds of a processor for a billion of those in layers.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.03, "int4": 0.7}
-SECONDS = {"fp32": 60, "fp16": 60, "int8": 130, RTN: 100, GPTQ: 400}
+SECONDS = {"fp32": 60, "fp16": 60, "int8": 130, RTN: 100, GPTQ: 500}
 STARTED = 20  # seconds, of any export
 FIXED, OF_TORCH = 0.3, 0.3  # GB of memory, of libraries, and of PyTorch
 ROWS = 3840, 128  # of calibration, and of logits in memory at a time
@@ -58,5 +58,5 @@ def memory(spec: DecoderSpec, how: str) -> float:
     layer = 4 * (sum(maps) + 4 * largest)
     logits = 3 * 4 * ROWS[1] * spec.vocab
     table = 3 * spec.vocab * spec.hidden
-    text = 4 * (widest * widest + 4 * ROWS[0] * widest) if how == GPTQ else 0
+    text = 4 * widest * (2 * widest + 7 * ROWS[0]) if how == GPTQ else 0
     return FIXED + OF_TORCH * has_torch() + max(layer, logits, table, text + 4 * largest) / 1e9
