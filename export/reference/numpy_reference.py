@@ -37,7 +37,8 @@ def _silu(x: Array) -> Array:
     out = np.clip(x, -80, None)
     np.exp(np.negative(out, out=out), out=out)
     out += 1
-    return np.divide(x, out, out=out)
+    np.divide(x, out, out=out)
+    return out
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

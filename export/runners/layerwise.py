@@ -109,7 +109,7 @@ class LayerwiseGraph:
         """A session of a part, and what has to be kept beside it. `values`: of an earlier part, which say the types."""
         import onnxruntime as ort
 
-        inputs, initializers = [], []
+        inputs, initializers = list[onnx.ValueInfoProto](), list[onnx.TensorProto]()
         for name in sorted(part.reads):
             if name in self.inputs:
                 inputs.append(self.inputs[name])
@@ -133,7 +133,8 @@ class LayerwiseGraph:
         return {name: np.zeros((1, sizes[name][1], capacity, sizes[name][3]), _type(caches[name])) for name in caches}
 
     def _cut(self) -> list[_Part]:
-        fixed, makers, running = set(self.initializers) - set(self.inputs), dict[str, onnx.NodeProto](), []
+        fixed = set(self.initializers) - set(self.inputs)
+        makers, running = dict[str, onnx.NodeProto](), list[onnx.NodeProto]()
         for node in self.model.graph.node:
             if read_names([node]) <= fixed:
                 fixed |= set(node.output)
