@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, cast
 
 import onnx
 from tokenizers import Tokenizer
@@ -26,6 +28,7 @@ from streamspec.export.ops.builder import WeightStore
 from streamspec.export.options import DELTA, Progress
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.calibration_text import calibration_tokens, page
+from streamspec.export.quantization.method import RTN, method_for
 from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.spec.decoder_spec import DecoderSpec
@@ -37,10 +40,17 @@ DATA = f"{MODEL}.data"
 
 
 def build_graph(
-    parts: Parts, precision: Precision | StaticPrecision, stream_weights: str, tokenizer: Tokenizer, say: Progress
+    parts: Parts,
+    precision: Precision | StaticPrecision,
+    stream_weights: str,
+    tokenizer: Tokenizer,
+    say: Progress,
+    method: str | None,
+    folder: Path,
 ) -> StepGraph | StaticStepGraph:
-    """The step graph over the target's weights. `stream_weights`: how a LoRA of the streams' own is stored."""
-    source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say)
+    """The step graph over the target's weights. `stream_weights`: how a LoRA of the streams' own is stored. `method`:
+    as of `weights`; `folder`: where codes may wait that are not written yet."""
+    source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say, method, folder)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and streams is not None:
         streams = source.drafter(streams, parts.spec)
@@ -53,18 +63,30 @@ def build_graph(
     return StepGraph(parts.spec, source, precision, streams, tree, candidates, stream_weights, embeddings=embeddings)
 
 
-def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
-    """The model's weights, smoothed where the precision rounds."""
-    source = source_of(model, spec)
-    if precision.simulation is None:
+def weights(
+    model: Any,
+    spec: DecoderSpec,
+    precision: Precision,
+    tokenizer: Tokenizer,
+    say: Progress,
+    method: str | None = None,
+    folder: Path | None = None,
+) -> Source:
+    """The model's weights, smoothed where the precision rounds, and in int4 rounded by `method`, None: as
+    `method_for` says. `folder`: as of `build_graph`."""
+    source, simulation = source_of(model, spec), precision.simulation
+    if simulation is None:
         return source
-    if not precision.simulation.block:
+    if (method or method_for(spec)) == RTN:
+        simulation = replace(simulation, nearest=True)
+    if not simulation.on_text:
         say(f"smoothing for {precision.name}")
         tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))[None]
-    else:
-        tokens = calibration_tokens(tokenizer, spec)
-        say(f"rounding on {tokens.size} tokens")
-    return smooth.smooth(model, spec, source, tokens, precision.simulation)
+        return smooth.smooth(model, spec, source, tokens, simulation)
+    tokens = calibration_tokens(tokenizer, spec)
+    say(f"rounding on {tokens.size} tokens")
+    with nullcontext() if folder is None else TemporaryFile(dir=folder) as spare:  # the codes stay mapped
+        return smooth.smooth(model, spec, source, tokens, simulation, cast(BinaryIO, spare))
 
 
 def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:

@@ -28,6 +28,7 @@ from streamspec.export.bundle_parts import Parts, describe_bundle, load_parts, w
 from streamspec.export.described_base import read_base
 from streamspec.export.drafters.published.read import read_published
 from streamspec.export.options import ExportKwargs, ExportOptions, Progress
+from streamspec.export.quantization.method import told
 from streamspec.export.quantization.precisions import check_hidden_size
 from streamspec.export.validate.bundle_parity import compute_reference
 from streamspec.export.validate.measured_text import text_rows, texts_for
@@ -80,6 +81,8 @@ def export_bundle(
         if options.self_draft is not None:
             texts = rows or text_rows(tokenizer, parts.spec, slow=True)
             parts = with_short(parts, options.self_draft, [row.input_ids for row in texts], say)
+        if options.measure or described.base.gguf is None:
+            say(told(parts.spec, options.precision, options.quant_method))
         manifest = describe_bundle(parts, options.precision, tokenizer)
         manifest = replace(manifest, provider=options.target.name, block_size=options.block_size)
         if options.store is not None:
@@ -92,7 +95,7 @@ def export_bundle(
             if not parts.target.read_at_once:
                 computing.result()
             parts = replace(parts, target=parts.target.weights_only())
-            graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say)
+            graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say, options.quant_method, folder)
             say(f"writing the {options.precision} graph")
             manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
             del graph, parts  # the session and the model need not be in memory together

@@ -14,6 +14,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles
 from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.held_out import HeldOut
+from streamspec.export.quantization.method import METHODS
 from streamspec.layer_cache import DTYPES
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import PromptFormat
@@ -31,6 +32,7 @@ class ExportKwargs(TypedDict, total=False):
 
     drafter: str | Path | None
     block_size: int | None
+    quant_method: str | None
     stream_weights: str | None
     streams: str
     exit_layer: int | None
@@ -53,7 +55,9 @@ class ExportOptions:
 
     - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
     - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
-      share a scale in int4, 32 (default) or 128.
+      share a scale in int4, 32 (default) or 128. `quant_method`: how int4 rounds: `gptq` (on a text; the default up to
+      half a billion weights in layers) or `rtn` (to the nearest; the default beyond, where it loses less and GPTQ takes
+      long).
     - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers,
       the default) or `delta` (low-rank products beside the shared weights; the only one of eager streams).
     - `streams`: `deferred` (after acceptance) or `eager` (beside every node of the tree, in the pass that verifies it;
@@ -83,6 +87,10 @@ class ExportOptions:
         "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."
     )
     block_size: int | None = option(None, "Weights that share a scale in int4: 32 or 128.", shown="32")
+    quant_method: str | None = option(
+        None,
+        "How int4 rounds: gptq, or rtn (to the nearest, fast); default: gptq up to half a billion weights in layers.",
+    )
     stream_weights: str | None = option(
         None, "How the streams' own LoRA is stored: merged or delta; default: merged, of eager streams delta."
     )
@@ -130,6 +138,9 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raises ConfigError for options that no export has or that do not go together."""
+        if self.quant_method is not None and (self.precision != "int4" or self.quant_method not in METHODS):
+            found = f"--quant-method {self.quant_method} in {self.precision}"
+            raise ConfigError(found, f"{' or '.join(METHODS)}, in int4", "correct it, or leave it out")
         if self.streams not in SCHEDULES:
             raise ConfigError(f"streams `{self.streams}`", " or ".join(SCHEDULES), "choose one of them")
         if self.stream_weights not in (None, *STREAM_WEIGHTS):
@@ -159,6 +170,7 @@ class ExportOptions:
         of_bundles: dict[str, object] = {
             "--val": self.held_out,
             "--block-size": self.block_size,
+            "--quant-method": self.quant_method,
             self.target.flag: self.target != PLAIN_CPU,
             "--stream-weights": self.stream_weights is not None,
             "--store": self.store,

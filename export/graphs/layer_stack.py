@@ -20,6 +20,7 @@ from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.progress import track
 from streamspec.step_graph import FORCED_NODE, FORCED_ROOT, INPUT_IDS, NEXT_IDS, PARENTS, STREAM_IDS, TREE_MASK
 
 
@@ -56,7 +57,7 @@ class LayerStack(ABC):
         start = decoder.begin(g, INPUT_IDS, positions)
         inputs = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
         state = LayerRows("", start, decoder.rotary(g, positions), per_layer_inputs=inputs)
-        for layer in range(self.spec.layers):
+        for layer in track(range(self.spec.layers), "layers written", self.spec.layers):
             with g.named(f"layers.{layer}"):
                 if layer in self.spec.no_attention:
                     self._pass_attention(state)

@@ -207,7 +207,7 @@ class Decoder(AttentionHeads):
             lambda: np.concatenate([chosen.weight(name) for name in weights]),
             sensitive=self.spec.sensitive(modules),
             importance=lambda: self.source.importance(names[0]),
-            rounded=lambda: chosen.rounded(names[0]),
+            rounded=lambda: chosen.rounded(names),
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
             drafter=self.drafter,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from streamspec.export.native.layout import Unpacked, pack_blocks, pack_int4, pack_int6, pack_int8
+from streamspec.export.native.layout import TILE, Unpacked, pack_blocks, pack_int4, pack_int6, pack_int8
 from streamspec.export.ops.builder import Array, Scope, WeightStore
-from streamspec.export.quantization.arithmetic import unpack
+from streamspec.export.quantization.arithmetic import CHUNK, quantize_rows, unpack
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import (
     BLOCKS,
@@ -67,8 +67,26 @@ class TiledInt8(Int8):
         codes, scales = self._stored(store, weight, by_input=True)
         return Unpacked(store).columns(codes, weight.rows, weight.columns, weight.gated), scales
 
-    def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
-        return pack_int8(codes, weight.gated)
+    def _stored(self, store: WeightStore, weight: Weight, by_input: bool, block: int = 0) -> tuple[str, str]:
+        """Names of the codes, in tiles, and of their scales [out]; some tiles are in memory at a time."""
+        quantized, scales = f"{weight.name}.int{self.bits}", f"{weight.name}.scale"
+        if quantized not in store:
+            table, found = weight.load(), list[Array]()
+            step = weight.rows if weight.gated else TILE * max(1, CHUNK // (TILE * weight.columns))
+
+            def parts() -> Iterator[Array]:
+                for at in range(0, weight.rows, step):
+                    codes, scale = quantize_rows(table[at : at + step], 2 ** (self.bits - 1) - 1, block)
+                    found.append(scale)
+                    yield self._packed(codes, weight.gated)
+
+            store.add_parts(quantized, -(-weight.rows // TILE), parts())
+            store.add(scales, np.concatenate(found))
+        return quantized, scales
+
+    def _packed(self, codes: Array, gated: bool) -> Array:
+        """Codes [out, in] in tiles."""
+        return pack_int8(codes, gated)
 
 
 class TiledInt6(TiledInt8):
@@ -88,8 +106,8 @@ class TiledInt6(TiledInt8):
         codes, scales = super()._columns(store, weight)
         return codes, Unpacked(store).fourth(scales)
 
-    def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
-        return pack_int6(codes, weight.gated)
+    def _packed(self, codes: Array, gated: bool) -> Array:
+        return pack_int6(codes, gated)
 
 
 class TiledInt4(TiledInt6):

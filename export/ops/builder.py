@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,7 +47,14 @@ class WeightStore:
     def add(self, name: str, array: Array) -> str:
         """Adds `array` under `name`; a second call with the same name is a mistake of the caller."""
         array = np.asarray(array)
-        return self._add(name, array, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return self._add(name, [array], kind, array.shape, array.nbytes)
+
+    def add_parts(self, name: str, length: int, parts: Iterator[Array]) -> str:
+        """Adds an array that comes in `parts` along its first axis, `length` in all, none of which is kept."""
+        first = next(parts)
+        kind, size = helper.np_dtype_to_tensor_dtype(first.dtype), length * first[0].nbytes
+        return self._add(name, chain([first], parts), kind, (length, *first.shape[1:]), size)
 
     def once(self, name: str, make: Callable[[], Array]) -> str:
         """Adds the array that `make` returns under `name`, unless there is one of that name."""
@@ -55,24 +63,25 @@ class WeightStore:
     def add_uint4(self, name: str, codes: Array) -> str:
         """Adds codes 0..15 (uint8), two to a byte."""
         flat = np.append(codes.reshape(-1), np.zeros(codes.size % 2, np.uint8))
-        return self._add(name, flat[0::2] | flat[1::2] << 4, TensorProto.UINT4, codes.shape)
+        packed = flat[0::2] | flat[1::2] << 4
+        return self._add(name, [packed], TensorProto.UINT4, codes.shape, packed.nbytes)
 
-    def _add(self, name: str, array: Array, kind: int, shape: tuple[int, ...]) -> str:
+    def _add(self, name: str, parts: Iterable[Array], kind: int, shape: tuple[int, ...], size: int) -> str:
         if name in self.protos:
             if self.again:
                 return name
             raise ValueError(f"initializer {name} added twice")
         proto = self.protos[name] = TensorProto(name=name, data_type=kind, dims=shape)
-        array = np.ascontiguousarray(array)
-        if self._file is None or self.path is None or array.nbytes <= INLINE_BYTES:
-            proto.raw_data = array.tobytes()
+        if self._file is None or self.path is None or size <= INLINE_BYTES:
+            proto.raw_data = b"".join(part.tobytes() for part in parts)
             return name
-        align = PAGE if array.nbytes >= 16 * PAGE else LINE
+        align = PAGE if size >= 16 * PAGE else LINE
         self._file.write(b"\0" * (-self._file.tell() % align))
         proto.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", self.path.name), ("offset", self._file.tell()), ("length", array.nbytes)):
+        for key, value in (("location", self.path.name), ("offset", self._file.tell()), ("length", size)):
             proto.external_data.add(key=key, value=str(value))
-        self._file.write(memoryview(array).cast("B"))  # type: ignore[arg-type]
+        for part in parts:
+            self._file.write(memoryview(np.ascontiguousarray(part)).cast("B"))  # type: ignore[arg-type]
         return name
 
     def add_inline(self, name: str, array: Array) -> str:
@@ -194,7 +203,7 @@ def finish(
     """
     store = scope.store
     nodes = [*store.prelude, *scope.nodes]
-    known = _read(nodes) | {value.name for value in (*inputs, *outputs)}
+    known = read_names(nodes) | {value.name for value in (*inputs, *outputs)}
     initializers = [proto for name, proto in store.protos.items() if name in known]
     if native or first:
         store.again = True
@@ -207,12 +216,12 @@ def finish(
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="streamspec")
 
 
-def _read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+def read_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Names of values that nodes read, branches included; a branch may also return one."""
     names: set[str] = set()
     for node in nodes:
-        names.update(node.input)
+        names.update(filter(None, node.input))
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _read(attribute.g.node) | {value.name for value in attribute.g.output}
+                names |= read_names(attribute.g.node) | {value.name for value in attribute.g.output}
     return names

@@ -28,8 +28,8 @@ SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 class Simulation:
     """Simulates the rounding of a weight and of rows, as float arrays; `powers` of a to try; `peaks`:
     SmoothQuant's form of s. `mixes`: inputs with outliers in single rows are mixed in blocks (`hadamard`), or, in
-    `everything`, all inputs of linear maps. `block`: weights are rounded to 4 bits in such blocks on a text (`gptq`).
-    `outputs`: about so many rows of a weight are compared in the choice of a power, 0: all.
+    `everything`, all inputs of linear maps. `block`: weights are rounded to 4 bits in such blocks, on a text (`gptq`)
+    unless `nearest`. `outputs`: about so many rows of a weight are compared in the choice of a power, 0: all.
     """
 
     weight: Callable[[Array], Array]
@@ -39,7 +39,13 @@ class Simulation:
     mixes: bool = False
     everything: bool = False
     block: int = 0
+    nearest: bool = False
     outputs: int = 0
+
+    @property
+    def on_text(self) -> bool:
+        """Whether weights are rounded on a text."""
+        return self.block > 0 and not self.nearest
 
     def mixed(self, block: int) -> Simulation:
         """The simulation for inputs mixed in blocks of `block`."""
@@ -77,7 +83,9 @@ def unmixed(weight: Array, block: int) -> Array:
     """A weight [out, in] that gives for mixed inputs what it gave for plain ones. The matrix is its own inverse but for
     a factor, a power of two.
     """
-    return hadamard(weight, block) / np.float32(block)
+    plain = hadamard(weight, block)
+    plain /= np.float32(block)
+    return plain
 
 
 def quantize_rows(weight: Array | Table, largest: int = 127, block: int = 0) -> tuple[Array, Array]:

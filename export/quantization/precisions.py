@@ -219,13 +219,9 @@ class Int8:
         quantized, scales = f"{weight.name}.int{self.bits}", f"{weight.name}.scale"
         if quantized not in store:
             codes, scale = quantize_rows(weight.load(), 2 ** (self.bits - 1) - 1, block)
-            store.add(quantized, self._laid_out(codes, weight, by_input))
+            store.add(quantized, codes.T if by_input else codes)
             store.add(scales, scale)
         return quantized, scales
-
-    def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
-        """Codes [out, in] as the file holds them."""
-        return codes.T if by_input else codes
 
     def _quantize(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
         largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)

@@ -13,11 +13,12 @@ inverse (QuaRot, arXiv 2404.00456).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError
@@ -26,11 +27,12 @@ from safetensors.numpy import load_file, save_file
 from streamspec.errors import BundleError
 from streamspec.export.ops.builder import Array
 from streamspec.export.quantization.arithmetic import HADAMARD, Simulation, hadamard, mixed_inputs, unmixed
-from streamspec.export.quantization.gptq import moments, round_weight
+from streamspec.export.quantization.gptq import moments, round_to_nearest, round_weight
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, Lora
 from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
+from streamspec.progress import counted
 
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: the least that a mostly zero input is taken to reach beyond this sample
@@ -126,12 +128,15 @@ class Scales:
 class SmoothedSource(ChangedSource):
     """A source whose weights are scaled, norms elementwise."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, spare: BinaryIO | None = None) -> None:
+        """`spare`: an empty file that takes what `round` decides, in place of memory."""
         super().__init__(source)
+        self.spare = spare
         self.scales = Scales()
         self.rows, self.columns = self.scales.rows, self.scales.columns
         self.powers: dict[str, Array] = {}  # by name of a module: mean squares of its scaled inputs [in]
         self.codes: dict[str, Blocks] = {}  # by the first module's name: of a fused map (`gptq`)
+        self.nearest = 0  # weights of a block in which maps are rounded to the nearest
 
     def weight(self, name: str) -> Array:
         """Returns a weight with its scales multiplied in."""
@@ -152,17 +157,32 @@ class SmoothedSource(ChangedSource):
         power = self.powers.get(module)
         return None if power is None else power + np.float32(RARE) * power.mean()
 
-    def rounded(self, module: str) -> Blocks | None:
-        """Returns 4 bits of the fused map that begins with `module`; None where no text has decided them."""
-        return self.codes.get(module)
+    def rounded(self, modules: Sequence[str]) -> Blocks | None:
+        """Returns 4 bits of the fused map of `modules`: what a text has decided, or the nearest."""
+        if self.nearest:
+            return round_to_nearest(self._fused(modules), self.nearest)
+        return self.codes.get(modules[0])
 
     def round(self, modules: Sequence[str], inputs: Array, block: int) -> None:
         """Rounds fused `modules` with the unscaled `inputs` [rows, in] to 4 bits in blocks of `block`."""
         scale, mixed = self.columns.get(modules[0]), self.mixed(modules[0])
         inputs = inputs if scale is None else inputs / scale
-        weight = np.concatenate([self.weight(f"{module}.weight") for module in modules])
-        second = moments(hadamard(inputs, mixed) if mixed else inputs)
-        self.codes[modules[0]] = round_weight(weight, second, block)
+        inputs = hadamard(inputs, mixed) if mixed else inputs
+        second = moments(inputs)
+        del inputs
+        codes, scales, zeros = round_weight(self._fused(modules), second, block)
+        self.codes[modules[0]] = self._kept(codes), self._kept(scales), self._kept(zeros)
+
+    def _kept(self, array: Array) -> Array:
+        if self.spare is None:
+            return array
+        at = self.spare.seek(0, os.SEEK_END)
+        self.spare.write(memoryview(np.ascontiguousarray(array)).cast("B"))  # type: ignore[arg-type]
+        self.spare.flush()
+        return np.memmap(self.spare, array.dtype, "r", at, array.shape)
+
+    def _fused(self, modules: Sequence[str]) -> Array:
+        return np.concatenate([self.weight(f"{module}.weight") for module in modules])
 
     def bias(self, name: str) -> Array | None:
         """Returns a bias with its scales multiplied in; None where there is none."""
@@ -175,17 +195,27 @@ class SmoothedSource(ChangedSource):
         return drafter.with_lora(lambda lora: self.scales.lora(lora, spec))
 
 
-def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
+def smooth(
+    model: Any,
+    spec: DecoderSpec,
+    source: Source,
+    tokens: Array,
+    simulation: Simulation,
+    spare: BinaryIO | None = None,
+) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of texts of `tokens` [texts, rows]; then, where
-    the simulation says so, rounds the layer's weights on them."""
-    smoothed, reference = SmoothedSource(source), reference_of(model)
+    the simulation says so, rounds the layer's weights on them. `spare`: as of `SmoothedSource`."""
+    smoothed, reference = SmoothedSource(source, spare), reference_of(model)
+    smoothed.nearest = simulation.block if simulation.nearest else 0
     if simulation.mixes:
         _mix(smoothed.scales, spec, simulation.everything)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
         watched = {group.readers[0] for group in groups(spec, layer)}
-        rounded = [modules for modules in spec.fused(layer) if not spec.sensitive(modules)] if simulation.block else []
+        rounded = (
+            [modules for modules in spec.fused(layer) if not spec.sensitive(modules)] if simulation.on_text else []
+        )
         watched |= {modules[0] for modules in rounded}
         with reference.watched(layer, sorted(watched)) as inputs:
             yield
@@ -193,6 +223,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
         for modules in rounded:
             names = [spec.weight_name(layer, module) for module in modules]
             smoothed.round(names, inputs[modules[0]], simulation.block)
+        done(1)
 
     def choose(layer: int, inputs: dict[str, Array]) -> None:
         for group in groups(spec, layer):
@@ -215,7 +246,8 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
                 [np.ones(before, np.float32), divisor]
             )
 
-    with reference.fast_products() if simulation.block else nullcontext():
+    label = "layers rounded" if simulation.on_text else "layers smoothed"
+    with reference.fast_products() if simulation.on_text else nullcontext(), counted(label, spec.layers) as done:
         reference.texts(tokens, around)
     return smoothed
 

@@ -121,6 +121,5 @@ def run_long(steps: Any, text: LongText, tokens: Array) -> Array:
         steps.skip(int(where[rows.start]) - steps.length)
         compared = np.flatnonzero(np.isin(where[rows], text.compared))
         asked = compared if len(compared) else np.zeros(1, np.int64)  # a graph gives the logits of at least one row
-        out = steps.prefill(tokens[rows], rows=asked, forced_node=int(asked[-1]))
-        kept.append(out["logits"][: len(compared)])
-    return np.concatenate(kept)
+        kept.append((steps.prefill(tokens[rows], rows=asked, forced_node=int(asked[-1])), len(compared)))
+    return np.concatenate([out["logits"][:count] for out, count in kept])

@@ -18,6 +18,7 @@ from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.decoder_spec import Rotary
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
+from streamspec.progress import track
 
 if TYPE_CHECKING:
     from streamspec.export.reference.reference import Around
@@ -32,8 +33,16 @@ def _gelu_tanh(x: Array) -> Array:
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
+def _silu(x: Array) -> Array:
+    out = np.clip(x, -80, None)
+    np.exp(np.negative(out, out=out), out=out)
+    out += 1
+    np.divide(x, out, out=out)
+    return out
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "silu": lambda x: x / (1 + np.exp(-np.clip(x, -80, None))),
+    "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.square(np.maximum(x, 0)),
@@ -74,7 +83,8 @@ class NumpyReference:
         for at in range(0, spec.vocab, HEAD_ROWS):
             rows = slice(at, at + HEAD_ROWS)
             logits[:, rows] = finished @ table[rows].T
-        return _capped(logits * np.float32(spec.logit_scale), spec.logit_cap)
+        logits *= np.float32(spec.logit_scale)
+        return _capped(logits, spec.logit_cap)
 
     def long(self, text: LongText, tokens: Array) -> Array:
         """Logits float32 [rows, V] of the compared rows of a long text, whose skipped rows are zeros."""
@@ -113,7 +123,7 @@ class NumpyReference:
         table = self.source.rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
         hidden = table[tokens.reshape(-1)].reshape(*tokens.shape, -1) * np.float32(spec.embedding_scale)
         turns = [_turns(kind, positions) for kind in spec.rotaries]
-        for layer in range(spec.layers):
+        for layer in track(range(spec.layers), "layers of the reference", spec.layers):
             window, seen = spec.windows[layer], sees
             if window is not None:
                 seen = sees & (positions[:, None] - positions < window)
@@ -133,7 +143,8 @@ class NumpyReference:
         hidden = hidden + update * np.float32(spec.residual_scale)
         normed = self._named_norm(layer, hidden, spec.mlp_norm)
         inner = ACTIVATIONS[spec.activation](self._map(layer, family.up[0], normed))
-        inner = inner * self._map(layer, family.up[1], normed) if family.gated else inner
+        if family.gated:
+            inner *= self._map(layer, family.up[1], normed)
         update = self._named_norm(layer, self._map(layer, family.down[0], inner), family.mlp_out_norm)
         return hidden + update * np.float32(spec.residual_scale)
 
@@ -163,9 +174,13 @@ class NumpyReference:
         step = max(1, SCORES // (count * spec.heads * mask.shape[1]))
         for at in range(0, rows, step):
             part = slice(at, at + step)
-            scores = q[:, :, :, part] @ k[:, :, None].swapaxes(-1, -2) * np.float32(spec.attention_scale)
-            scores = np.pad(_capped(scores, spec.attention_cap), [(0, 0)] * 4 + [(columns, 0)]) + mask[part]
-            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores = q[:, :, :, part] @ k[:, :, None].swapaxes(-1, -2)
+            scores *= np.float32(spec.attention_scale)
+            scores = _capped(scores, spec.attention_cap)
+            scores = np.pad(scores, [(0, 0)] * 4 + [(columns, 0)]) if columns else scores
+            scores += mask[part]
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
             scores /= scores.sum(axis=-1, keepdims=True)
             out[:, :, :, part] = scores[..., columns:] @ v[:, :, None]
         return out.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)

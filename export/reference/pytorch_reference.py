@@ -20,6 +20,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
+from streamspec.progress import track
 
 if TYPE_CHECKING:
     from streamspec.export.reference.reference import Around
@@ -99,7 +100,7 @@ class ReferenceModel:
         entry = hidden = self.decoder.begin(tokens, where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
         per_layer_inputs = self.decoder.per_layer_inputs(tokens, hidden)
-        for layer in range(self.layers):
+        for layer in track(range(self.layers), "layers of the reference", self.layers):
             if layer == self.first:
                 entry = hidden
             mask = self.mask(torch.as_tensor(sees), positions, positions, self.decoder.window(layer))

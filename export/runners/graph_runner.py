@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,10 @@ from streamspec.step_graph import (
     renamed,
 )
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
@@ -52,15 +56,36 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
     """
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_mem_pattern = False
+    options = _options((FLOAT_ROWS if static else {}) | entries)
     options.intra_op_num_threads = threads
     if model.name == NATIVE:
         options.register_custom_ops_library(str(native_library.library()))
-    for key, value in ({X64_PRECISION: x64_precision()} | (FLOAT_ROWS if static else {}) | entries).items():
-        options.add_session_config_entry(key, value)
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def open_model(model: ModelProto, folder: Path, given: Mapping[str, Any] | None = None, **settings: Any) -> Any:
+    """A CPU session of a model in memory whose weights lie in `folder`, or are the OrtValues `given`, which the caller
+    keeps. Gives memory back as soon as it can. `settings`: of `SessionOptions`."""
+    import onnxruntime as ort
+
+    options = _options({EXTERNAL_FOLDER: str(folder)})
+    options.enable_cpu_mem_arena = False
+    for name, value in settings.items():
+        setattr(options, name, value)
+    for name, value in (given or {}).items():
+        options.add_initializer(name, value)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _options(entries: Mapping[str, str]) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    for key, value in ({X64_PRECISION: x64_precision()} | dict(entries)).items():
+        options.add_session_config_entry(key, value)
+    return options
 
 
 class GraphRunner:
@@ -129,25 +154,9 @@ class GraphRunner:
 
     def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the session over the inputs that it has and over the cache, which is bound in place."""
-        import onnxruntime as ort
-
-        binding = self.session.io_binding()
-        held = []  # the binding does not keep the arrays alive
-        for name, value in {**feed, **self.adapter}.items():
-            if name in self.names:
-                # bind_cpu_input knows no overridable initializers
-                held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
-                binding.bind_ortvalue_input(name, held[-1])
-        for name, buffer in self.buffers.items():
-            held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
-            binding.bind_ortvalue_input(name, held[-1])
-            binding.bind_ortvalue_output(renamed(name, PAST, PRESENT), held[-1])
-        for name in self.outputs:
-            binding.bind_output(name)
-        self.session.run_with_iobinding(binding)
-        values = binding.get_outputs()[-len(self.outputs) :]
-        out = {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
-        return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]}
+        known = {name: value for name, value in {**feed, **self.adapter}.items() if name in self.names}
+        values = run_bound(self.session, known, self.buffers, self.outputs)
+        return with_logits({name: value.numpy() for name, value in values.items()})
 
     def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
         """A causal chunk; `length` grows by it."""
@@ -160,6 +169,36 @@ class GraphRunner:
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
         self.length += count
+
+
+def run_bound(
+    session: Any, feed: Mapping[str, Any], buffers: Mapping[str, Array], outputs: Sequence[str]
+) -> dict[str, Any]:
+    """OrtValues of the `outputs` of a session over `feed`, arrays or OrtValues, and over a cache of `buffers`, which
+    are written in place."""
+    import onnxruntime as ort
+
+    binding = session.io_binding()
+    held = []  # the binding does not keep the arrays alive
+    for name, value in feed.items():
+        # bind_cpu_input knows no overridable initializers
+        of_array = isinstance(value, np.ndarray)
+        held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) if of_array else value)
+        binding.bind_ortvalue_input(name, held[-1])
+    for name, buffer in buffers.items():
+        held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
+        binding.bind_ortvalue_input(name, held[-1])
+        binding.bind_ortvalue_output(renamed(name, PAST, PRESENT), held[-1])
+    for name in outputs:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    values = binding.get_outputs()[len(buffers) :]
+    return dict(zip(outputs, values, strict=True))
+
+
+def with_logits(out: dict[str, Array]) -> dict[str, Array]:
+    """The outputs of a graph, and the logits of its raw ones."""
+    return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]}
 
 
 class StaticGraphRunner:
@@ -250,7 +289,11 @@ AnyRunner = GraphRunner | StaticGraphRunner | CapturedGraphRunner
 
 
 def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> AnyRunner:
-    """The runner of a session's kind of graph, or of a `CapturedGraph`."""
+    """The runner of a session's kind of graph, of a `CapturedGraph`, or of a graph that makes its own
+    (`layerwise.LayerwiseGraph`)."""
+    if hasattr(session, "runner"):
+        own: GraphRunner = session.runner(capacity)
+        return own
     if isinstance(session, CapturedGraph):
         return CapturedGraphRunner(session)
     static = any(value.name == new_rows(0, KEY) for value in session.get_outputs())

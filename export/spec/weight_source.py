@@ -3,7 +3,7 @@ by the tests of `load_weights`, `smoothing` and the drafters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,8 +53,8 @@ class Source(Protocol):
     def importance(self, module: str) -> Array | None:
         """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
 
-    def rounded(self, module: str) -> Blocks | None:
-        """Returns 4 bits of the fused map that begins with `module`, rounded on a text; None where none was."""
+    def rounded(self, modules: Sequence[str]) -> Blocks | None:
+        """Returns 4 bits of the fused map of `modules`; None where it is not known how they are rounded."""
 
     def stored(self, name: str) -> StoredBlocks | None:
         """Returns the weight `name` as a GGUF file holds it; None where it is of no such file, or changed."""
@@ -71,7 +71,7 @@ class PlainSource:
         """Returns None: nothing was measured."""
         return None
 
-    def rounded(self, module: str) -> Blocks | None:
+    def rounded(self, modules: Sequence[str]) -> Blocks | None:
         """Returns None: nothing was rounded."""
         return None
 

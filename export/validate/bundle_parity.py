@@ -21,6 +21,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.options import Progress
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.runners.layerwise import LayerwiseGraph
 from streamspec.export.validate.parity import (
     PROBE_ROWS,
     TREE_ROWS,
@@ -48,17 +49,19 @@ class BundleReference:
     brief: bool = False
 
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
-        """The manifest with the parity of every graph in `folder`, and perplexity, probe and size of the step graph.
-        `brief`: of the graph alone that this machine runs."""
-        if self.brief and (folder / NATIVE).exists() and not native_library.why_not():
-            manifest = self.measure(manifest, folder, open_session(folder / NATIVE))
-            return replace(manifest, parity=manifest.parity | {"native": dict(manifest.parity)})
-        session = open_session(folder / MODEL, static=manifest.static is not None)
+        """The manifest with the parity of every graph in `folder`; and perplexity, probe and size of the one that runs
+        on this machine: of native operators, where there are such. `brief`: with its parity alone."""
+        native = (folder / NATIVE).exists()
+        if native and (why_not := native_library.why_not()):
+            say(f"the graph of native operators is not compared here: {why_not}")
+            native = False
+        session = open_session(folder / (NATIVE if native else MODEL), static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
         parity = dict(manifest.parity)
-        if (folder / NATIVE).exists():
-            parity |= self._of_native(manifest, folder, say)
+        if native:
+            of_native = {name: value for name, value in parity.items() if name not in self.texts}
+            parity |= ({} if self.brief else self._of_standard(manifest, folder)) | {"native": of_native}
         if manifest.captured is not None:
             parity |= self._of_captured(manifest, folder)
         return replace(manifest, parity=parity)
@@ -70,12 +73,11 @@ class BundleReference:
         size = (folder / DATA).stat().st_size
         return replace(manifest, parity=parity, probe=make_probe(session, self.tokens), weights_bytes=size)
 
-    def _of_native(self, manifest: Manifest, folder: Path, say: Progress) -> dict[str, Any]:
-        """The parity of the graph of native operators, where the library is here."""
-        if why_not := native_library.why_not():
-            say(f"the graph of native operators is not compared here: {why_not}")
-            return {}
-        return {"native": check_parity(open_session(folder / NATIVE), self.expected, manifest.precision)}
+    def _of_standard(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
+        """The parity of the graph of standard operators, a few layers at a time where no drafts depend on its own."""
+        whole = self.expected.drafts is not None
+        graph = open_session(folder / MODEL) if whole else LayerwiseGraph(folder / MODEL)
+        return check_parity(graph, self.expected, manifest.precision)
 
     def _of_captured(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
         """The parity of the captured graph, which computes the same here as on a device."""

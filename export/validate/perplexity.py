@@ -15,9 +15,10 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.reference import Reference, reference_of
 from streamspec.export.runners.graph_runner import stepper
+from streamspec.progress import track
 
 TOKENS = 1024  # that PyTorch runs in one pass
-HEAD_ROWS = 256  # rows of logits at a time: each time the head is read anew
+HEAD_ROWS = 128  # rows of logits at a time: each time the head is read anew
 CALL = 128  # rows in a call of a graph
 LOSS_ROWS = 16  # of logits in float64
 
@@ -68,7 +69,7 @@ def perplexities(session: Any, texts: Mapping[str, Measured]) -> dict[str, dict[
 def losses_of(rows: Sequence[TokenRow], scorer: Scorer) -> Array:
     """The losses of whatever `scorer` runs, over the same tokens as `measure`."""
     losses = []
-    for row in rows:
+    for row in track(rows, "texts measured", len(rows)):
         tokens, where = np.asarray(row.input_ids), _before_answer(row)
         targets = iter(tokens[where + 1])
         losses += [_losses(part, np.asarray(list(islice(targets, len(part))))) for part in scorer(tokens, where)]

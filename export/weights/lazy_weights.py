@@ -61,13 +61,10 @@ class Float32Decoder(HFDecoder):
         """Multiplies by the LM head, `HEAD_ROWS` of the vocabulary at a time."""
         weight, bias = self.lm_head.weight, self.lm_head.bias
         parts = LazyMatrix(weight)
-        logits = torch.cat(
-            [
-                nn.functional.linear(hidden, parts.rows(slice(at, at + HEAD_ROWS)))
-                for at in range(0, len(weight), HEAD_ROWS)
-            ],
-            dim=-1,
-        )
+        logits = hidden.new_empty(*hidden.shape[:-1], len(weight))
+        for at in range(0, len(weight), HEAD_ROWS):
+            rows = slice(at, at + HEAD_ROWS)
+            logits[..., rows] = nn.functional.linear(hidden, parts.rows(rows))
         return self.finish_logits(logits if bias is None else logits + bias.float())
 
 

@@ -29,6 +29,8 @@ def test_a_type_checker_knows_every_option_as_a_keyword() -> None:
             {"streams": "eager", "stream_weights": MERGED},
             "--streams eager with --stream-weights merged; expected delta",
         ),
+        ({"quant_method": "gptq"}, "--quant-method gptq in int8; expected gptq or rtn, in int4"),
+        ({"quant_method": "awq", "precision": "int4"}, "--quant-method awq in int4; expected gptq or rtn"),
         ({"kv_cache_dtype": "int8"}, "a K/V cache of 'int8'; expected float32 or float16"),
         ({"self_draft": "3", "target": STATIC}, "--self-draft for fixed shapes"),
         ({"self_draft": "3", "target": CUDA}, "--self-draft for cuda"),
@@ -57,6 +59,7 @@ def test_another_kind_of_export_refuses_each_option_of_bundles_by_its_flag(tmp_p
     of_bundles: dict[str, dict[str, Any]] = {
         "--val": {"held_out": HeldOut(tmp_path)},
         "--block-size": {"block_size": 32},
+        "--quant-method": {"quant_method": "rtn"},
         "--static": {"target": STATIC},
         "--capture": {"target": CUDA},
         "--target openvino": {"target": Target("openvino")},

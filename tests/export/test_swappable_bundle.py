@@ -108,7 +108,7 @@ def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_p
         assert np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.2 * logits[1].std()
     else:
         assert np.array_equal(*logits)
-    assert verify_files(bundles[kind]).probe == plain.probe or kind == "int4"
+    assert verify_files(bundles[kind]).probe == plain.probe or kind != "fp32"  # else of native operators
 
 
 @pytest.mark.parametrize("name", ["whole", "short", "task"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from streamspec.export.quantization import gptq
 from streamspec.export.quantization.arithmetic import quantize_blocks
-from streamspec.export.quantization.gptq import moments, round_weight
+from streamspec.export.quantization.gptq import moments, ranges, ranges_of, round_to_nearest, round_weight
 from tests.support.packed_blocks import dequantize_blocks
 
 RNG = np.random.default_rng(5)
@@ -32,7 +33,7 @@ def test_outputs_are_closer_than_rounded_to_the_nearest(inputs: int) -> None:
 
 def test_scales_are_numbers_of_float16_and_the_same_twice() -> None:
     weight, second = RNG.standard_normal((32, 64)).astype(np.float32), moments(correlated(100, 64))
-    first, again = (round_weight(weight, second, BLOCK) for _ in range(2))
+    first, again = (round_weight(weight, second.copy(), BLOCK) for _ in range(2))
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
     assert np.array_equal(first[1], first[1].astype(np.float16).astype(np.float32))
 
@@ -44,3 +45,37 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     assert (
         np.isfinite(rounded).all() and np.square(x @ (rounded - weight).T).mean() < 0.1 * np.square(x @ weight.T).mean()
     )
+
+
+def test_wide_inputs_are_factorised_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = moments(correlated(400, 96))
+    whole, parts = second.copy(), second.copy()
+    order = gptq._spread(whole)
+    monkeypatch.setattr(gptq, "FACTORED", 40)  # which does not divide 96
+    assert np.array_equal(gptq._spread(parts), order)
+    np.testing.assert_allclose(np.triu(parts), np.triu(whole), atol=1e-5)
+    shrunk = gptq.SHRINK * second + (1 - gptq.SHRINK) * np.diag(second.diagonal())
+    shrunk += gptq.DAMPING * second.diagonal().mean() * np.eye(96, dtype=np.float32)
+    upper = np.triu(whole).astype(np.float64)
+    diagonal = np.linalg.solve(upper, np.linalg.solve(upper, shrunk[np.ix_(order, order)]).T)
+    np.testing.assert_allclose(diagonal, np.diag(diagonal.diagonal()), atol=1e-4 * diagonal.max())
+
+
+def test_ranges_of_a_few_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, shares = RNG.standard_normal((13, 3, BLOCK)).astype(np.float32), RNG.random((3, BLOCK), np.float32)
+    monkeypatch.setattr(gptq, "SEARCHED", 4 * blocks[0].size)
+    assert all(np.array_equal(*pair) for pair in zip(ranges_of(blocks, shares), ranges(blocks, shares), strict=True))
+
+
+@pytest.mark.parametrize("inputs", [64, 80])
+def test_the_nearest_is_as_close_as_a_longer_search(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = RNG.standard_normal((48, inputs)).astype(np.float32)
+    weight[3] = 0
+    monkeypatch.setattr(gptq, "SEARCHED", 10 * 96)
+    nearest, searched = (
+        np.square(dequantize_blocks(*blocks, inputs) - weight).mean()
+        for blocks in (round_to_nearest(weight, BLOCK), quantize_blocks(weight, 4, BLOCK))
+    )
+    assert nearest < 1.04 * searched
+    scales = round_to_nearest(weight, BLOCK)[1]
+    assert np.array_equal(scales, scales.astype(np.float16).astype(np.float32))

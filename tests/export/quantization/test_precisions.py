@@ -25,6 +25,7 @@ from streamspec.export.quantization.arithmetic import (
     quantize_rows,
     unmixed,
 )
+from streamspec.export.quantization.gptq import round_to_nearest
 from streamspec.export.quantization.precisions import (
     OUTPUTS,
     PRECISIONS,
@@ -197,9 +198,21 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_v
         assert importance is not None and importance.shape == (spec.in_width(modules[0]),) and (importance > 0).all()
     finer = [modules for modules in spec.fused(0) if decoder.fused(0, modules).sensitive]
     assert finer == [spec.family.qkv]
-    assert {modules: source.rounded(spec.weight_name(0, modules[0])) is None for modules in spec.fused(0)} == {
-        modules: modules in finer for modules in spec.fused(0)
+    names = {modules: [spec.weight_name(0, module) for module in modules] for modules in spec.fused(0)}
+    assert {modules: source.rounded(names[modules]) is None for modules in names} == {
+        modules: modules in finer for modules in names
     }  # nothing is rounded for nobody
+    assert kind.simulation.on_text
+    nearest = smooth(model, spec, ModelSource(model, spec), tokens, replace(kind.simulation, nearest=True))
+    (one,) = names[spec.family.down]
+    chosen, expected = nearest.rounded([one]), round_to_nearest(nearest.weight(f"{one}.weight"), 32)
+    assert chosen is not None and all(np.array_equal(*pair) for pair in zip(chosen, expected, strict=True))
+    with (tmp_path / "codes").open("w+b") as spare:
+        waiting = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation, spare)
+        for modules in names.values():
+            both = [one.rounded(modules) or () for one in (source, waiting)]
+            assert all(np.array_equal(*pair) for pair in zip(*both, strict=True))
+        assert (tmp_path / "codes").stat().st_size > 0
 
 
 def test_a_sample_of_outputs_chooses_int4s_scale() -> None:

@@ -1,0 +1,33 @@
+"""How int4 rounds where nobody says, and what an export says that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streamspec.export.quantization import method
+from streamspec.export.quantization.method import GPTQ, RTN, memory, method_for, told
+from streamspec.export.weights.model_spec import describe
+from tests.support.tiny_exports import tiny_model
+
+SMALL = describe(tiny_model())
+LARGE = replace(SMALL, layers=28, vocab=151936, hidden=1536, widths={"up": (17920, 1536), "down": (1536, 8960)})
+
+
+def test_a_small_model_is_rounded_on_a_text_and_a_large_one_to_the_nearest() -> None:
+    assert (method_for(SMALL), method_for(LARGE)) == (GPTQ, RTN)
+    assert "rounded by GPTQ; --quant-method rtn is faster" in told(SMALL, "int4", None)
+    assert "rounded to the nearest; --quant-method gptq loses less and takes" in told(LARGE, "int4", None)
+    assert "GPTQ" in told(LARGE, "int4", GPTQ) and "nearest" in told(SMALL, "int4", RTN)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "gguf"])
+def test_another_precision_says_nothing_of_rounding(precision: str) -> None:
+    line = told(LARGE, precision, None)
+    assert line.startswith(f"1.4 billion weights in {precision}: about ") and "quant-method" not in line
+
+
+def test_gptq_takes_memory_for_the_widest_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method, "has_torch", lambda: False)
+    assert memory(LARGE, GPTQ) > memory(LARGE, RTN) + 4 * 8960**2 / 1e9 / 2
