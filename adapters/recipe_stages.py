@@ -135,7 +135,8 @@ def keep_states(
     if whole:
         freed = drafter.free_layers()
         return_memory()
-        say(f"{name}: the target's {drafter.first} layers below are no longer needed: {freed / 1e6:,.0f} MB are free")
+        size = f"{freed / 1e6:,.0f} MB of memory are free"
+        say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
     run.budget.speeds.forget(TEXTS, RANKED, DESCRIBED)
     measure_drafter(run, drafter, vocabulary)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,21 +68,13 @@ class HiddenStateCache:
         """Computes and keeps the states of all `texts` that are missing, until the time is over or half of the free
         disk full; says on behalf of the stage `name` how much that is. Tells whether all are there.
         """
-        missing = dict[bytes, tuple[int, int]]()
-        tokens = 0
-        for part, rows in enumerate(texts):
-            for index, length in enumerate(row_lengths(rows)):
-                key = key_of(rows[index].input_ids)
-                if key not in self.kept and key not in missing:
-                    missing[key], tokens = (part, index), tokens + length
-        free = shutil.disk_usage(self.own.parent).free
-        room, needed = int(free * MOST_DISK), self.bytes_of(tokens)
-        limit = (
-            "" if needed <= room else f"; {room / 1e6:,.0f} MB are used, half of what is free: the others pass again"
-        )
+        missing, tokens = processes.from_first(self._missing(texts))
+        room, needed = int(shutil.disk_usage(self.own.parent).free * MOST_DISK), self.bytes_of(tokens)
         if missing:
             count = f"{len(missing):,} text{'s' * (len(missing) > 1)}"
-            say(f"{name}: the target's states of {count}, computed once, take {needed / 1e6:,.0f} MB of disk{limit}")
+            some = f"; {room / 1e6:,.0f} MB are used, half of what is free: the others pass again"
+            size = f"{needed / 1e6:,.0f} MB of disk{some * (needed > room)}"
+            say(f"{name}: the target's states of {count}, computed once, take {size}")
         room //= processes.count()
         mine = processes.dealt(list(missing.items()))
         with processes.counted(f"{name}: the target's states", len(mine)) as add:
@@ -108,6 +99,16 @@ class HiddenStateCache:
         keys, values = ([heads[source][side] for source in self.sources] for side in (0, 1))
         entry = torch.cat([entered.get(layer, final) for layer in self.drafter.tapped], dim=-1)
         return MainPass(input_ids, entry, final, keys, values)
+
+    def _missing(self, texts: Sequence[Sequence[TokenRow]]) -> tuple[dict[bytes, tuple[int, int]], int]:
+        """Where the texts stand that are not kept, each once, by their keys; and how many tokens they have."""
+        missing, tokens = dict[bytes, tuple[int, int]](), 0
+        for part, rows in enumerate(texts):
+            for index, length in enumerate(row_lengths(rows)):
+                key = key_of(rows[index].input_ids)
+                if key not in self.kept and key not in missing:
+                    missing[key], tokens = (part, index), tokens + length
+        return missing, tokens
 
     def _computed(self, ids: Tensor) -> MainPass:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16()):  # as in a step
@@ -165,8 +166,10 @@ class HiddenStateCache:
             for text, end in zip(texts[:whole], ends[:whole].tolist(), strict=True):
                 self.kept[text["key"].tobytes()] = file, end - int(text["tokens"]), int(text["tokens"])
             if file == self.own:
-                os.truncate(file, self.bytes_of(int(ends[whole - 1]) if whole else 0))
-                os.truncate(keys_of(file), TEXT.itemsize * whole)
+                size = self.bytes_of(int(ends[whole - 1]) if whole else 0)
+                for cut, length in ((file, size), (keys_of(file), TEXT.itemsize * whole)):
+                    with cut.open("ab") as opened:
+                        opened.truncate(length)
 
 
 def keys_of(file: Path) -> Path:

@@ -15,6 +15,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import load_file
 from torch import Tensor
 
+from streamspec.adapters import recipe_stages
 from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.dflash.config import BlockConfig
@@ -28,7 +29,7 @@ from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.adapters.drafters.streams.model import StreamingModel
 from streamspec.adapters.train import train
 from streamspec.adapters.training import hidden_state_cache
-from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache, keys_of
 from tests.support.tiny_models import options, tiny_model
 
 GAMMA = 3
@@ -140,6 +141,8 @@ def test_what_an_earlier_attempt_kept_is_found_and_what_it_began_is_not(tmp_path
     assert passes == [1, 6, 9, 12]  # each text once
     with states.own.open("ab") as file:
         file.write(b"killed here")
+    with keys_of(states.own).open("ab") as file:
+        file.write(b"here")
     passes.clear()
     again = HiddenStateCache(drafter, tmp_path)
     assert again.own.stat().st_size == again.bytes_of(6 + 9 + 12)
@@ -151,6 +154,12 @@ def test_what_an_earlier_attempt_kept_is_found_and_what_it_began_is_not(tmp_path
         again(batch["input_ids"], batch["attention_mask"]),
     )
     assert torch.equal(mine.entry, theirs.entry) and passes == [15]  # computed or kept, they are the same
+
+
+def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> None:
+    states = HiddenStateCache(DRAFTERS["medusa"](), tmp_path)
+    states.own.write_bytes(b"killed before the first name")
+    assert HiddenStateCache(states.drafter, tmp_path).fill([ROWS], "streams")
 
 
 @pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
@@ -201,7 +210,7 @@ def test_a_run_reads_each_text_once_and_ends_as_one_whose_disk_is_full(
 ) -> None:
     train(options(base, data, tmp_path / "kept", **STAGED))
     said, once = capsys.readouterr().err, len(passes)
-    assert "streams: the target's 2 layers below are no longer needed" in said
+    assert "streams: the target's first 2 layers are no longer needed" in said
     assert not (tmp_path / "kept" / "run").exists()
     passes.clear()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 0}))
@@ -210,3 +219,17 @@ def test_a_run_reads_each_text_once_and_ends_as_one_whose_disk_is_full(
     (kept, figures), (full, others) = adapter(tmp_path / "kept"), adapter(tmp_path / "full")
     assert kept.keys() == full.keys() and all(torch.equal(kept[name], full[name]) for name in kept)
     assert figures == others
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 1e6])
+def test_states_are_kept_where_the_time_allows_an_epoch(
+    seconds: float,
+    base: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipe_stages, "learning_seconds", lambda *_: seconds)
+    train(options(base, data, tmp_path / "out", max_minutes=5.0, **STAGED))
+    assert ("no longer needed" in capsys.readouterr().err) == (seconds < 1)
