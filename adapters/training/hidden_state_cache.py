@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,10 +167,9 @@ class HiddenStateCache:
             for text, end in zip(texts[:whole], ends[:whole].tolist(), strict=True):
                 self.kept[text["key"].tobytes()] = file, end - int(text["tokens"]), int(text["tokens"])
             if file == self.own:
-                size = self.bytes_of(int(ends[whole - 1]) if whole else 0)
-                for cut, length in ((file, size), (keys_of(file), TEXT.itemsize * whole)):
-                    with cut.open("ab") as opened:
-                        opened.truncate(length)
+                keys_of(file).touch()
+                os.truncate(file, self.bytes_of(int(ends[whole - 1]) if whole else 0))
+                os.truncate(keys_of(file), TEXT.itemsize * whole)
 
 
 def keys_of(file: Path) -> Path:
