@@ -147,7 +147,7 @@ class HiddenStateCache:
         try:
             for file, content in (
                 (self.own, numbers.tobytes()),
-                (keys_of(self.own), np.array((key, len(numbers)), TEXT)),
+                (keys_of(self.own), np.array((key, len(numbers)), TEXT).tobytes()),
             ):
                 with file.open("ab") as opened:
                     opened.write(content)
