@@ -73,10 +73,10 @@ def _quantization(run: Run, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def load_target(run: Run, task: Path | None) -> PreTrainedModel:
-    """The frozen target: the base with the task LoRA merged in fp32, then cast; into the rounded weights of a base in
-    few bits, which are rounded again.
+    """The frozen target: the base with the task LoRA merged in fp32, its weights then cast; into the rounded weights of
+    a base in few bits, which are rounded again.
     """
-    model = load_base(run, run.dtype if run.config.base_bits else torch.float32)
+    model = load_base(run, run.dtype if run.config.base_bits or task is None else torch.float32)
     if task is not None:
         try:
             check_task_lora(task)
@@ -84,7 +84,9 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
                 model = merged(PeftModel.from_pretrained(model, folder))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
-    return (model if run.config.base_bits else model.to(run.dtype)).requires_grad_(False)
+    for parameter in [] if run.config.base_bits else model.parameters():  # no buffers: rotary frequencies stay float32
+        parameter.data = parameter.data.to(run.dtype)
+    return model.requires_grad_(False)
 
 
 def drafter_class(config: TrainConfig) -> type[DraftingModel]:

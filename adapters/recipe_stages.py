@@ -51,7 +51,8 @@ from streamspec.adapters.reporting.periodic_validation import (
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.runs.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_time
-from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
+from streamspec.adapters.training.device import return_memory
+from streamspec.adapters.training.hidden_state_cache import STATES, HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
@@ -93,10 +94,15 @@ def fit_drafter(
     gradient and no next-token loss.
     """
     config, done = run.config, run.work / f"{name}.safetensors"
+    keeps = config.recipe == "staged" and config.epochs > 1 and HiddenStateCache.serves(drafter)
     if run.state.finished(name):
         load_trainable(drafter, read_tensors(done))
+        if keeps and (run.work / STATES).exists():
+            drafter.kept = HiddenStateCache(drafter, run.work / STATES)
         return
     measure_drafter(run, drafter, vocabulary)
+    if keeps:
+        keep_states(run, name, drafter, rows, vocabulary, stage_end(run, share))
     if config.gradient_checkpointing and not drafter.frozen:
         drafter.checkpoint_layers()
     check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
@@ -107,6 +113,32 @@ def fit_drafter(
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
+
+
+def keep_states(
+    run: Run,
+    name: str,
+    drafter: DraftingModel,
+    rows: Sequence[TokenRow],
+    vocabulary: Tensor | None,
+    until: Deadline,
+) -> None:
+    """Computes the target's states of all texts of a stage once, unless its time is over before each is learnt from.
+    Frees the layers that nobody reads any more.
+    """
+    time = StageTime(until.left(), learning_seconds(run, drafter, RANKED))
+    if processes.from_first(time.texts() < len(rows)):
+        return
+    states = HiddenStateCache(drafter, run.work / STATES)
+    whole = states.fill([rows, run.val_rows, checked_rows(run, drafter)], name, until)
+    drafter.kept = states
+    if whole:
+        freed = drafter.free_layers()
+        return_memory()
+        size = f"{freed / 1e6:,.0f} MB of memory are free"
+        say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
+    run.budget.speeds.forget(TEXTS, RANKED, DESCRIBED)
+    measure_drafter(run, drafter, vocabulary)
 
 
 def planned_batch(
@@ -134,12 +166,10 @@ def drafter_loss(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) ->
     config, options = run.config, run.options
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
-    cached = config.epochs > 1 and HiddenStateCache.serves(drafter)
-    main_pass = HiddenStateCache(drafter) if cached else drafter.main_pass
 
     def loss(batch: dict[str, Tensor], draw: float) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):
-            main = main_pass(batch["input_ids"], batch["attention_mask"])
+            main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         targets = DraftTargets(main, picked, vocabulary, lookup, options["labels"])
         return drafter.losses(FitStep(batch, targets, weights, options, draw))
@@ -228,9 +258,9 @@ def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
     """
     if not drafter.frozen:
         return run.val_rows
-    known = kept_answers(run, "val").known
+    known, ends = kept_answers(run, "val").known, run.formatter.end_ids
     prompts = run.val_prompts.prompts(run.config.longest_prompt, run.config.val_rows)
-    return [joined(prompt, answer) for prompt, answer in answered(prompts, known)] or run.val_rows
+    return [joined(prompt, up_to_end(answer, ends)) for prompt, answer in answered(prompts, known)] or run.val_rows
 
 
 def finish_drafter(

@@ -130,6 +130,7 @@ class TargetModel(nn.Module):
         self.decoder = HFDecoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
         self.tapped = tapped or (self.first,)
+        self.kept: Callable[[Tensor, Tensor], MainPass] | None = None  # answers in place of a frozen target's layers
 
     def checkpoint_layers(self) -> None:
         """From now on layers whose K/V nobody reads keep no activations while they learn: the backward pass computes
@@ -154,7 +155,19 @@ class TargetModel(nn.Module):
         return self
 
     def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
-        """The plain model over right-padded rows [B, T]; bit for bit the result of the model without a drafter."""
+        """The plain model over right-padded rows [B, T], out of what is `kept` where that is set."""
+        return (self.kept or self.computed_pass)(input_ids, attention_mask)
+
+    def free_layers(self) -> int:
+        """Gives up the weights of the layers below `first`, which the main pass alone reads; returns their bytes."""
+        freed = 0
+        for parameter in self.decoder.layers[: self.first].parameters():
+            freed += parameter.nbytes
+            parameter.data = parameter.data.new_empty(0)
+        return freed
+
+    def computed_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
+        """The main pass through all layers; bit for bit the result of the model without a drafter."""
         cache = self.decoder.new_cache()
         with self.drafter_lora(False):
             inner = self.model.base_model

@@ -54,6 +54,11 @@ class Speeds:
         done, took = self.seen.get(kind, (0.0, 0.0))
         self.seen[kind] = (done + units, took + seconds)
 
+    def forget(self, *kinds: str) -> None:
+        """Drops the measurements of these kinds, whose work has become another."""
+        for kind in kinds:
+            self.seen.pop(kind, None)
+
     def cost(self, kind: str, units: float) -> float | None:
         """Seconds that `units` of work of this kind take; None where none was measured."""
         done, took = self.seen.get(kind, (0.0, 0.0)) if units else (1.0, 0.0)

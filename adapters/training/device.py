@@ -55,3 +55,9 @@ def spare_allocator() -> None:
         libc.mallopt(m_mmap_max, 0)
         libc.mallopt(m_trim_threshold, 2**31 - 1)
         libc.mallopt(m_top_pad, 64 << 20)
+
+
+def return_memory() -> None:
+    """Returns freed memory to the system, which glibc keeps after `spare_allocator`."""
+    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

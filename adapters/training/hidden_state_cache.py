@@ -1,52 +1,182 @@
-"""Caches a frozen target's hidden states across epochs, in which they are the same.
+"""Keeps the hidden states of a frozen target in the run's folder: its layers read each text once, not in every epoch.
 
-Half of a draft layer's training step on a CPU is the target's pass (docs/lab/decisions).
+Most of a drafter's training step on a CPU is the target's pass (docs/lab/decisions).
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from streamspec.adapters.dataset.batches import row_lengths
+from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
+from streamspec.adapters.runs.budget import ENDLESS, Deadline
+from streamspec.adapters.runs.failures import FULL
+from streamspec.adapters.training.device import has_bf16
 
-MAX_BYTES = 2 << 30  # of states; texts beyond are computed anew in every epoch
+STATES = "states"  # folder in that of an unfinished run
+MOST_DISK = 0.5  # of what is free
+TEXT = np.dtype([("key", "V16"), ("tokens", "<i8")])  # of a text whose states are kept
 
 
 class HiddenStateCache:
-    """`main_pass` of a drafter that reads no K/V. Each text is computed alone and unpadded, so its states depend on
-    nothing else and a resumed run, whose cache is empty, gives the same results as an uninterrupted one.
+    """`main_pass` of a drafter over a frozen target: what it returns, in 16 bits a number. Those of a bfloat16 target
+    stay as they are; those of a float32 one are rounded to float16, over a power of two for each token, since hidden
+    states may exceed its range. Texts are computed alone and unpadded, and rounded alike where there is no room to keep
+    them: states depend on the text alone, and a resumed run gives the results of an uninterrupted one.
     """
 
-    def __init__(self, drafter: DraftingModel, max_bytes: int = MAX_BYTES) -> None:
-        self.drafter, self.left = drafter, max_bytes
-        self.cached: dict[bytes, tuple[Tensor, Tensor]] = {}
+    def __init__(self, drafter: DraftingModel, folder: Path) -> None:
+        """`folder`: holds the files, and what an earlier attempt left there of such states is found."""
+        self.drafter = drafter
+        decoder, first = drafter.decoder, drafter.first
+        self.inside = [layer for layer in dict.fromkeys(drafter.tapped) if layer < len(decoder.layers)]
+        self.sources = decoder.kv_sources[first:]
+        parts = self._parts(self._computed(torch.zeros(1, dtype=torch.long)))
+        self.shapes, self.dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
+        exact = all(dtype == torch.bfloat16 for dtype in self.dtypes)
+        self.dtype = torch.bfloat16 if exact else torch.float16
+        self.width = 1 + sum(map(math.prod, self.shapes))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files = folder, f"{str(self.dtype).removeprefix('torch.')}-{self.width}"
+        self.own = folder / f"{self.files[1]}-{processes.index()}.bin"
+        self.kept: dict[bytes, tuple[Path, int, int]] = {}  # file, first token, tokens
+        self._find()
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
-        """Tells whether caching pays: for a draft layer over a frozen target on a CPU. Streams read K/V, which would
-        take too much memory.
+        """Tells whether keeping states pays: over a frozen target, whose pass a CPU takes long for."""
+        return drafter.frozen and drafter.device.type == "cpu"
+
+    def bytes_of(self, tokens: int) -> int:
+        """The size of so many tokens' states."""
+        return 2 * self.width * tokens
+
+    @torch.no_grad()
+    def fill(self, texts: Sequence[Sequence[TokenRow]], name: str, until: Deadline = ENDLESS) -> bool:
+        """Computes and keeps the states of all `texts` that are missing, until the time is over or half of the free
+        disk full; says on behalf of the stage `name` how much that is. Tells whether all are there.
         """
-        return drafter.frozen and drafter.first == len(drafter.decoder.layers) and drafter.device.type == "cpu"
+        missing, tokens = processes.from_first(self._missing(texts))
+        room, needed = int(shutil.disk_usage(self.own.parent).free * MOST_DISK), self.bytes_of(tokens)
+        if missing:
+            count = f"{len(missing):,} text{'s' * (len(missing) > 1)}"
+            some = f"; {room / 1e6:,.0f} MB are used, half of what is free: the others pass again"
+            size = f"{needed / 1e6:,.0f} MB of disk{some * (needed > room)}"
+            say(f"{name}: the target's states of {count}, computed once, take {size}")
+        room //= processes.count()
+        mine = processes.dealt(list(missing.items()))
+        with processes.counted(f"{name}: the target's states", len(mine)) as add:
+            for key, (part, index) in mine:
+                numbers = self._packed(torch.tensor(texts[part][index].input_ids))
+                room -= numbers.nbytes
+                if room < 0 or until.over() or not self._keep(key, numbers):
+                    break
+                add(1)
+        processes.gathered(None)  # all have written
+        self._find()
+        return missing.keys() <= self.kept.keys()
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
-        texts = [ids[: int(mask.sum())] for ids, mask in zip(input_ids, attention_mask, strict=True)]
-        entries, finals = zip(*(self._states(text) for text in texts), strict=True)
-        return MainPass(
-            input_ids, pad_sequence(entries, batch_first=True), pad_sequence(finals, batch_first=True), [], []
-        )
+        lengths = attention_mask.sum(1).tolist()
+        texts = [self._states(ids[:length]) for ids, length in zip(input_ids, lengths, strict=True)]
+        parts = iter([pad_sequence(list(side), batch_first=True) for side in zip(*texts, strict=True)])
+        entered = {layer: next(parts) for layer in self.inside}
+        final = next(parts)
+        heads = {source: [next(parts).transpose(1, 2) for _ in "kv"] for source in dict.fromkeys(self.sources)}
+        keys, values = ([heads[source][side] for source in self.sources] for side in (0, 1))
+        entry = torch.cat([entered.get(layer, final) for layer in self.drafter.tapped], dim=-1)
+        return MainPass(input_ids, entry, final, keys, values)
 
-    def _states(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """`entry` [T, ..] and `final` [T, E] of one text [T]."""
-        key = text.numpy().tobytes()
-        if key in self.cached:
-            return self.cached[key]
-        main = self.drafter.main_pass(text[None], torch.ones_like(text)[None])
-        states = main.entry[0], main.final[0]
-        size = sum(x.numel() * x.element_size() for x in states)
-        if size <= self.left:
-            self.left -= size
-            self.cached[key] = states
-        return states
+    def _missing(self, texts: Sequence[Sequence[TokenRow]]) -> tuple[dict[bytes, tuple[int, int]], int]:
+        """Where the texts stand that are not kept, each once, by their keys; and how many tokens they have."""
+        missing, tokens = dict[bytes, tuple[int, int]](), 0
+        for part, rows in enumerate(texts):
+            for index, length in enumerate(row_lengths(rows)):
+                key = key_of(rows[index].input_ids)
+                if key not in self.kept and key not in missing:
+                    missing[key], tokens = (part, index), tokens + length
+        return missing, tokens
+
+    def _computed(self, ids: Tensor) -> MainPass:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16()):  # as in a step
+            return self.drafter.computed_pass(ids[None], torch.ones_like(ids)[None])
+
+    def _parts(self, main: MainPass) -> list[Tensor]:
+        """What is kept of a text's pass [T, ..]: the inputs of layers, the finished states, keys and values."""
+        entered = dict(zip(self.drafter.tapped, main.entry[0].chunk(len(self.drafter.tapped), dim=-1), strict=True))
+        heads = dict(zip(self.sources, zip(main.keys, main.values, strict=True), strict=True))
+        sides = [side[0].transpose(0, 1) for pair in heads.values() for side in pair]
+        return [*(entered[layer] for layer in self.inside), main.final[0], *sides]
+
+    def _packed(self, ids: Tensor) -> np.ndarray:
+        """int16 [T, width]: the bits of a token's power of two, and of its states over that."""
+        states = torch.cat([part.flatten(1).float() for part in self._parts(self._computed(ids))], dim=1)
+        exponents = torch.frexp(states.abs().amax(1, keepdim=True)).exponent
+        power = torch.ldexp(torch.ones(len(states), 1), exponents.clamp(-9, 30) - 15)  # float16 holds 2**-24 .. 2**15
+        return torch.cat([power, states / power], dim=1).to(self.dtype).view(torch.int16).numpy()
+
+    def _states(self, ids: Tensor) -> list[Tensor]:
+        """The parts [T, ..] of one text [T]."""
+        place = self.kept.get(key_of(ids.tolist()))
+        if place is None:
+            numbers = self._packed(ids)
+        else:
+            file, start, tokens = place
+            numbers = np.fromfile(file, np.int16, tokens * self.width, offset=self.bytes_of(start))
+        states = torch.from_numpy(numbers).view(self.dtype).reshape(-1, self.width).float()
+        parts = (states[:, 1:] * states[:, :1]).split([math.prod(shape) for shape in self.shapes], dim=1)
+        wanted = zip(parts, self.shapes, self.dtypes, strict=True)
+        return [part.reshape(len(ids), *shape).to(dtype) for part, shape, dtype in wanted]
+
+    def _keep(self, key: bytes, numbers: np.ndarray) -> bool:
+        """Appends a text to this process's file, and then its key; tells whether the disk had room for it."""
+        try:
+            for file, content in (
+                (self.own, numbers.tobytes()),
+                (keys_of(self.own), np.array((key, len(numbers)), TEXT).tobytes()),
+            ):
+                with file.open("ab") as opened:
+                    opened.write(content)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        return True
+
+    def _find(self) -> None:
+        """Finds the texts whose states the files of all processes hold, and cuts off what a killed process began."""
+        folder, layout = self.files
+        for file in sorted(folder.glob(f"{layout}-*.bin")):
+            texts = np.fromfile(keys_of(file), TEXT) if keys_of(file).exists() else np.empty(0, TEXT)
+            ends = np.cumsum(texts["tokens"])
+            whole = int(np.searchsorted(self.bytes_of(1) * ends, file.stat().st_size, "right"))
+            for text, end in zip(texts[:whole], ends[:whole].tolist(), strict=True):
+                self.kept[text["key"].tobytes()] = file, end - int(text["tokens"]), int(text["tokens"])
+            if file == self.own:
+                keys_of(file).touch()
+                os.truncate(file, self.bytes_of(int(ends[whole - 1]) if whole else 0))
+                os.truncate(keys_of(file), TEXT.itemsize * whole)
+
+
+def keys_of(file: Path) -> Path:
+    """The file that says which texts a file of states holds."""
+    return file.with_suffix(".keys")
+
+
+def key_of(ids: Sequence[int]) -> bytes:
+    """Names a text by its tokens."""
+    return hashlib.blake2b(np.array(ids, np.int64).tobytes(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""The frozen base of a run in few bits (bitsandbytes)."""
+"""The frozen target of a run: in bfloat16, and over a base in few bits (bitsandbytes)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from streamspec.adapters import early_checks
+from streamspec.adapters import early_checks, training_run
 from streamspec.adapters.models import load_target
 from streamspec.adapters.prepare import prepare
 from streamspec.adapters.train import train
@@ -32,6 +33,24 @@ def test_few_bits_need_their_package(base: Path, data: Path, tmp_path: Path, mon
         train(options(base, data, tmp_path / "out", method="lora", base_bits=4))
     with pytest.raises(ConfigError, match="base_bits = 3; expected 8 or 4"):
         options(base, data, tmp_path / "out", base_bits=3)
+
+
+@pytest.mark.parametrize("task", [False, True])
+def test_a_target_in_bfloat16_turns_queries_and_keys_as_transformers_does(
+    task: bool, base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_run, "has_bf16", lambda: True)
+    lora = None
+    if task:
+        lora = tmp_path / "task"
+        get_peft_model(tiny_model("llama", hidden_size=64, intermediate_size=128), LoraConfig()).save_pretrained(lora)
+    run = prepare(options(base, data, tmp_path / "out", method="streaming", recipe="staged", target_adapter="base"))
+    target = load_target(run, lora)
+    truth = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, attn_implementation="eager")
+    ids = torch.arange(100)[None] % 60
+    assert target.lm_head.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert torch.equal(target(ids).logits, truth(ids).logits)  # the LoRA is nothing yet
 
 
 def outputs_and_gradient(model: PreTrainedModel, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

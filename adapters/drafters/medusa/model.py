@@ -42,7 +42,7 @@ class MedusaModel(DraftingModel):
         own_heads: bool,
         bigram: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(model, gamma, None, frozen, bigram)
+        super().__init__(model, gamma, model.config.num_hidden_layers, frozen, bigram)
         width = self.decoder.lm_head.weight.shape[1]
         self.block_weights = nn.Parameter(torch.zeros(gamma, width, width))
         self.block_biases = nn.Parameter(torch.zeros(gamma, width))

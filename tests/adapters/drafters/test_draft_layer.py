@@ -17,7 +17,6 @@ from streamspec.adapters.drafters.drafting_model import DraftRows, DraftTargets
 from streamspec.adapters.drafters.layer_copy import copy_last_layer
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import pick_passes, pick_rows
-from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import tiny_model
 
@@ -390,26 +389,3 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
         tiny_model("llama"), DraftLayerConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
     ).eval()
     assert fit_start(alone, [(ids[:24], mask[:24])]) < 0.9 and not alone.heads
-
-
-@torch.no_grad()
-def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = jakiro(taps=(2, 1))
-    expected, passed = model.main_pass(IDS, MASK), []
-    main_pass = DraftLayerModel.main_pass
-    monkeypatch.setattr(
-        DraftLayerModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
-    )
-    assert HiddenStateCache.serves(model)
-    cached = HiddenStateCache(model)
-    for rows in ([0, 1], [1, 0], [1]):
-        found = cached(IDS[rows], MASK[rows])
-        for part in ("entry", "final"):
-            for i, row in enumerate(rows):
-                length = int(MASK[row].sum())
-                torch.testing.assert_close(getattr(found, part)[i, :length], getattr(expected, part)[row, :length])
-    assert passed == [(1, 8), (1, 5)]
-    small = HiddenStateCache(model, max_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
-    for _ in range(2):
-        small(IDS, MASK)
-    assert passed[2:] == [(1, 8), (1, 5), (1, 8)]

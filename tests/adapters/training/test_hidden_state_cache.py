@@ -1,0 +1,235 @@
+"""Drafters learn from kept states what they learn from the target itself, without its layers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from safetensors.torch import load_file
+from torch import Tensor
+
+from streamspec.adapters import recipe_stages
+from streamspec.adapters.dataset.batches import collate
+from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.drafters.dflash.config import BlockConfig
+from streamspec.adapters.drafters.dflash.model import BlockDraftModel
+from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
+from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftTargets, FitStep, TargetModel
+from streamspec.adapters.drafters.losses import pick_rows
+from streamspec.adapters.drafters.medusa.model import MedusaModel
+from streamspec.adapters.drafters.streams.config import StreamConfig
+from streamspec.adapters.drafters.streams.model import StreamingModel
+from streamspec.adapters.train import train
+from streamspec.adapters.training import hidden_state_cache
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache, keys_of
+from tests.support.tiny_models import options, tiny_model
+
+GAMMA = 3
+ROWS = [TokenRow([(7 * i + n) % 60 + 3 for i in range(6 + 3 * n)], [i > 2 for i in range(6 + 3 * n)]) for n in range(4)]
+
+
+def streaming(family: str, ns: int = 2, exits: tuple[int, ...] = ()) -> StreamingModel:
+    model = tiny_model(family)
+    lora = LoraConfig(r=4, target_modules=r".*\.3\..*proj|.*h\.3\..*c_.*", init_lora_weights=False)
+    inject_adapter_in_model(lora, model, adapter_name="streams")
+    return StreamingModel(
+        model, StreamConfig(GAMMA, ns, scale=0.7), True, prune_rank=2 if exits else 0, exit_layers=exits
+    )
+
+
+DRAFTERS: dict[str, Callable[[], DraftingModel]] = {
+    **{f"streams of {family}": lambda family=family: streaming(family) for family in ("llama", "gemma3_text", "gpt2")},
+    "streams over shared K/V": lambda: streaming("gemma4_text", 3),
+    "streams over convolutions": lambda: streaming("lfm2", 3),
+    "early exits": lambda: streaming("qwen2", 2, (1, 2)),
+    "draft layer": lambda: DraftLayerModel(tiny_model("qwen3"), DraftLayerConfig(GAMMA, taps=(2, 1))),
+    "draft layer over finished states": lambda: DraftLayerModel(
+        tiny_model("llama"), DraftLayerConfig(GAMMA, taps=(0, 2))
+    ),
+    "medusa": lambda: MedusaModel(tiny_model("llama"), GAMMA, True, None, False),
+    "block": lambda: BlockDraftModel(tiny_model("llama"), BlockConfig(GAMMA, 1, 0.7, taps=(2, 3))),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_state_cache, "has_bf16", lambda: False)
+
+
+def gradients(drafter: DraftingModel) -> dict[str, Tensor]:
+    """Gradients of a step by the parameters' names; those of the target's own are None."""
+    torch.manual_seed(1)
+    batch = collate(ROWS)
+    drafter.zero_grad()
+    with torch.no_grad():
+        main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
+    picked = pick_rows(batch, GAMMA, 5, torch.Generator().manual_seed(0))
+    names = {StreamingModel: "streaming", DraftLayerModel: "jakiro", MedusaModel: "medusa", BlockDraftModel: "dflash"}
+    settings = options(Path(), Path(), Path(), method=names[type(drafter)], recipe="staged").resolved
+    step = FitStep(batch, DraftTargets(main, picked), torch.ones(GAMMA), settings, 0.9)
+    drafter.losses(step)["total"].backward()
+    return {name: p.grad.clone() for name, p in drafter.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_kept_states_give_the_gradients_of_the_target(name: str, tmp_path: Path) -> None:
+    drafter = DRAFTERS[name]().train()
+    drafter.model.requires_grad_(False)
+    for parameter in (p for n, p in drafter.named_parameters() if "lora_" in n):
+        parameter.requires_grad_(True)
+    live = gradients(drafter)
+    states = HiddenStateCache(drafter, tmp_path)
+    assert HiddenStateCache.serves(drafter) and states.fill([ROWS], "streams")
+    drafter.kept = states
+    assert drafter.free_layers() > 0
+    kept = gradients(drafter)
+    assert kept.keys() == live.keys() and live
+    for parameter, gradient in live.items():
+        assert (kept[parameter] - gradient).norm() <= 4e-3 * gradient.norm() + 1e-6, parameter  # of float16
+
+
+def test_a_target_in_bfloat16_keeps_every_bit(tmp_path: Path) -> None:
+    drafter = DraftLayerModel(tiny_model("llama").to(torch.bfloat16), DraftLayerConfig(GAMMA, taps=(0, 1)))
+    states = HiddenStateCache(drafter, tmp_path)
+    states.fill([ROWS], "streams")
+    ids = torch.tensor(ROWS[2].input_ids)[None]
+    with torch.no_grad():
+        found, wanted = states(ids, torch.ones_like(ids)), drafter.computed_pass(ids, torch.ones_like(ids))
+    assert torch.equal(found.entry, wanted.entry) and torch.equal(found.final, wanted.final)
+    assert found.entry.dtype == torch.bfloat16
+
+
+def test_states_beyond_float16_are_kept(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] *= 1e7
+    drafter = DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(3,)))
+    states = HiddenStateCache(drafter, tmp_path)
+    ids = torch.tensor([[9, 5, 7]])
+    with torch.no_grad():
+        wanted = drafter.computed_pass(ids, torch.ones_like(ids)).entry
+        assert wanted[0, 1].abs().max() > 1e6
+        torch.testing.assert_close(states(ids, torch.ones_like(ids)).entry, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each pass through the target."""
+    seen: list[int] = []
+    computed = TargetModel.computed_pass
+
+    def counted(model: TargetModel, ids: Tensor, mask: Tensor) -> Any:
+        seen.append(ids.numel())
+        return computed(model, ids, mask)
+
+    monkeypatch.setattr(TargetModel, "computed_pass", counted)
+    return seen
+
+
+def test_what_an_earlier_attempt_kept_is_found_and_what_it_began_is_not(tmp_path: Path, passes: list[int]) -> None:
+    drafter = DRAFTERS["draft layer"]()
+    states = HiddenStateCache(drafter, tmp_path)
+    states.fill([ROWS[:2], ROWS[:3]], "streams")
+    assert passes == [1, 6, 9, 12]  # each text once
+    with states.own.open("ab") as file:
+        file.write(b"killed here")
+    with keys_of(states.own).open("ab") as file:
+        file.write(b"here")
+    passes.clear()
+    again = HiddenStateCache(drafter, tmp_path)
+    assert again.own.stat().st_size == again.bytes_of(6 + 9 + 12)
+    assert again.fill([ROWS], "streams") and passes == [1, 15]
+    passes.clear()
+    batch = collate(ROWS)
+    mine, theirs = (
+        states(batch["input_ids"], batch["attention_mask"]),
+        again(batch["input_ids"], batch["attention_mask"]),
+    )
+    assert torch.equal(mine.entry, theirs.entry) and passes == [15]  # computed or kept, they are the same
+
+
+def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> None:
+    states = HiddenStateCache(DRAFTERS["medusa"](), tmp_path)
+    states.own.write_bytes(b"killed before the first name")
+    assert HiddenStateCache(states.drafter, tmp_path).fill([ROWS], "streams")
+
+
+@pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
+def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
+    full: str, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = DRAFTERS["draft layer"]()
+    states = HiddenStateCache(drafter, tmp_path)
+    if full == "beforehand":
+        free = 2 * states.bytes_of(6 + 9 + 5)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": free}))
+    else:
+        opened = Path.open
+
+        def failing(path: Path, mode: str = "r", *more: Any) -> Any:
+            if path == states.own and path.exists() and path.stat().st_size >= states.bytes_of(6 + 9):
+                with opened(path, mode) as file:
+                    file.write(b"a part of it")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return opened(path, mode, *more)
+
+        monkeypatch.setattr(Path, "open", failing)
+    assert not states.fill([ROWS], "streams")
+    said = capsys.readouterr().err
+    assert "the target's states of 4 texts, computed once, take 0 MB of disk" in said
+    assert ("half of what is free: the others pass again" in said) == (full == "beforehand")
+    passes.clear()
+    batch = collate(ROWS)
+    states(batch["input_ids"], batch["attention_mask"])
+    assert passes == [12, 15] and states.own.stat().st_size == states.bytes_of(6 + 9)
+
+
+STAGED = {"threads": 1, "recipe": "staged", "target_adapter": "base", "epochs": 3.0}
+
+
+def adapter(out: Path) -> tuple[dict[str, Tensor], Any]:
+    """The drafter that a run wrote, and the figures of its validation."""
+    return load_file(out / "streamspec.safetensors"), json.loads((out / "training.json").read_text())["metrics"]
+
+
+def test_a_run_reads_each_text_once_and_ends_as_one_whose_disk_is_full(
+    base: Path,
+    data: Path,
+    tmp_path: Path,
+    passes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(options(base, data, tmp_path / "kept", **STAGED))
+    said, once = capsys.readouterr().err, len(passes)
+    assert "streams: the target's first 2 layers are no longer needed" in said
+    assert not (tmp_path / "kept" / "run").exists()
+    passes.clear()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 0}))
+    train(options(base, data, tmp_path / "full", **STAGED))
+    assert "no longer needed" not in capsys.readouterr().err and len(passes) > 2 * once
+    (kept, figures), (full, others) = adapter(tmp_path / "kept"), adapter(tmp_path / "full")
+    assert kept.keys() == full.keys() and all(torch.equal(kept[name], full[name]) for name in kept)
+    assert figures == others
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 1e6])
+def test_states_are_kept_where_the_time_allows_an_epoch(
+    seconds: float,
+    base: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipe_stages, "learning_seconds", lambda *_: seconds)
+    train(options(base, data, tmp_path / "out", max_minutes=5.0, **STAGED))
+    assert ("no longer needed" in capsys.readouterr().err) == (seconds < 1)
