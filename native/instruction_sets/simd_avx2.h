@@ -13,10 +13,11 @@ constexpr int kRows8 = STREAMSPEC_AVXVNNI ? 4 : 6, kRows6 = 6,
 constexpr int
     kBoth8 = 2,
     kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 16 registers are few
-constexpr int kGroups8 = 1, kGroups4 = 1;        // of 4 and 8 inputs in a round of the loop
-constexpr int kRowsStored = 4, kBothStored = 1;  // the same of stored blocks
-constexpr int kQueries = 4;                      // of attention, at a time
-constexpr int kAhead = 1024;                     // bytes that are prefetched ahead
+constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
+constexpr int kRowsStored = STREAMSPEC_AVXVNNI ? 4 : 8, kRowsSigned = 4,
+              kBothStored = 1;  // the same of stored blocks, codes unsigned or signed
+constexpr int kQueries = 4;     // of attention, at a time
+constexpr int kAhead = 1024;    // bytes that are prefetched ahead
 
 struct Floats {
     __m256 low, high;
@@ -161,6 +162,7 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
 inline Ints dot(Ints sum, Nibbles weights, const int8_t* x) {
     return dot(sum, Bytes{weights.low, weights.high}, x);
 }
+using NibbleSum = Ints;  // of products of nibbles 0..15 with 32 inputs
 #else
 inline Bytes load_weights(const int8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
 constexpr int kWeightOffset = 0;
@@ -182,6 +184,38 @@ inline Ints dot(Ints sum, Nibbles weights, const int8_t* x) {
     const __m256i codes = four_codes(x);
     return {add_pairs(sum.low, _mm256_maddubs_epi16(weights.low, codes)),
             add_pairs(sum.high, _mm256_maddubs_epi16(weights.high, codes))};
+}
+// As sums of 16 bits, which hold four times 63 * 127.
+inline __m256i dot_two(__m256i sum, __m256i first, __m256i second, __m256i x, __m256i y) {
+    return add_pairs(
+        sum, _mm256_add_epi16(_mm256_maddubs_epi16(first, x), _mm256_maddubs_epi16(second, y)));
+}
+inline Ints dot_two(Ints sum, Nibbles first, Nibbles second, const int8_t* x) {
+    const __m256i low = four_codes(x), high = four_codes(x + 4);
+    return {dot_two(sum.low, first.low, second.low, low, high),
+            dot_two(sum.high, first.high, second.high, low, high)};
+}
+// Of products of nibbles 0..15 with 32 inputs: of 16 bits, which hold eight times 2 * 15 * 127.
+struct NibbleSum {
+    __m256i low, high;
+};
+inline __m256i add_words(__m256i sum, __m256i weights, __m256i codes) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, codes));
+#ifdef __GNUC__
+    asm("" : "+x"(sum));  // GCC 12 would add in pairs first, with more sums than registers
+#endif
+    return sum;
+}
+inline NibbleSum dot(NibbleSum sum, Nibbles weights, const int8_t* x) {
+    const __m256i codes = four_codes(x);
+    return {add_words(sum.low, weights.low, codes), add_words(sum.high, weights.high, codes)};
+}
+inline void begin(NibbleSum& sum, int32_t) {
+    sum = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+inline Ints end(NibbleSum sum, int32_t first) {
+    const __m256i start = _mm256_set1_epi32(first);
+    return {add_pairs(start, sum.low), add_pairs(start, sum.high)};
 }
 #endif
 

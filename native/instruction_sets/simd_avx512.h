@@ -23,14 +23,16 @@ constexpr int kBoth8 = 8,
 constexpr int kGroups8 = 4,
               kGroups4 =
                   4;  // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
-constexpr int kRowsStored = 8, kBothStored = 8;  // the same of stored blocks
-constexpr int kQueries = 8;                      // of attention, at a time
-constexpr int kAhead = 8192;  // bytes that are prefetched ahead: over the border of a page
+constexpr int kRowsStored = 12, kRowsSigned = 12,
+              kBothStored = 4;  // the same of stored blocks, codes unsigned or signed
+constexpr int kQueries = 8;     // of attention, at a time
+constexpr int kAhead = 8192;    // bytes that are prefetched ahead: over the border of a page
 
 using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
 using Nibbles = __m512i;
+using NibbleSum = Ints;  // of products of nibbles 0..15 with 32 inputs
 
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }

@@ -13,10 +13,11 @@ constexpr int kRows8 = 4, kRows6 = 4, kRows4 = 4;  // rows of a pass over a tile
 constexpr int
     kBoth8 = 2,
     kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 32 registers are few
-constexpr int kGroups8 = 1, kGroups4 = 1;        // of 4 and 8 inputs in a round of the loop
-constexpr int kRowsStored = 4, kBothStored = 1;  // the same of stored blocks
-constexpr int kQueries = 4;                      // of attention, at a time
-constexpr int kAhead = 512;                      // bytes that are prefetched ahead
+constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
+constexpr int kRowsStored = 4, kRowsSigned = 4,
+              kBothStored = 1;  // the same of stored blocks, codes unsigned or signed
+constexpr int kQueries = 4;     // of attention, at a time
+constexpr int kAhead = 512;     // bytes that are prefetched ahead
 
 struct Floats {
     float32x4_t of[4];
@@ -28,6 +29,7 @@ struct Bytes {
     int8x16_t of[4];
 };
 using Nibbles = Bytes;
+using NibbleSum = Ints;  // of products of nibbles 0..15 with 32 inputs
 
 template <typename Out, typename Body>
 inline Out quarters(const Body& body) {

@@ -11,10 +11,11 @@ namespace streamspec::STREAMSPEC_ISA {
 constexpr int kRows8 = 2, kRows6 = 2, kRows4 = 2;  // rows of a pass over a tile of weights
 constexpr int kBoth8 = 2,
               kBoth4 = 2;  // rows up to which both halves of a tile are computed at once
-constexpr int kGroups8 = 1, kGroups4 = 1;        // of 4 and 8 inputs in a round of the loop
-constexpr int kRowsStored = 2, kBothStored = 2;  // the same of stored blocks
-constexpr int kQueries = 2;                      // of attention, at a time
-constexpr int kAhead = 1024;                     // bytes that are prefetched ahead
+constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
+constexpr int kRowsStored = 2, kRowsSigned = 2,
+              kBothStored = 2;  // the same of stored blocks, codes unsigned or signed
+constexpr int kQueries = 2;     // of attention, at a time
+constexpr int kAhead = 1024;    // bytes that are prefetched ahead
 
 struct Floats {
     float of[16];
@@ -26,6 +27,7 @@ struct Bytes {
     int8_t of[64];
 };
 using Nibbles = Bytes;
+using NibbleSum = Ints;  // of products of nibbles 0..15 with 32 inputs
 
 template <typename Out, typename Body>
 inline Out lanes(const Body& body) {

@@ -4,13 +4,6 @@
 
 #include "kernels/linear.inl.h"
 
-// Where a call would pass vectors through memory: GCC 12 makes calls of what many functions use.
-#if defined(_MSC_VER) && !defined(__clang__)
-#define STREAMSPEC_INLINE __forceinline
-#else
-#define STREAMSPEC_INLINE inline __attribute__((always_inline))
-#endif
-
 namespace streamspec::STREAMSPEC_ISA {
 namespace {
 
@@ -26,6 +19,14 @@ inline auto code_type() {
         return Nibbles{};
 }
 
+template <bool OfNibbles>
+inline auto sum_type() {
+    if constexpr (OfNibbles)
+        return NibbleSum{};
+    else
+        return Ints{};
+}
+
 // Codes as they lie in a tile: bytes of 16 outputs with `kInputs` inputs, in groups of four.
 // `Kind`: bits, or 0: 4 bits through a table.
 template <int Kind>
@@ -36,33 +37,33 @@ struct Coded {
     static constexpr size_t kGroups = kInputs / 4, kBytes = kBits == 6 ? kBytes6 : kBytes8;
     using Weights = decltype(code_type<kSigned>());
 
-    // Of Count halves of a tile.
-    template <int Count>
+    // Of half a tile.
     static STREAMSPEC_INLINE void load(const uint8_t* at, const Bytes& table,
-                                       Weights (&out)[kGroups][Count]) {
-        for (int c = 0; c < Count; c++) {
-            const uint8_t* here = at + kBytes * c;
-            if constexpr (kBits == 8) {
-                out[0][c] = load_weights(reinterpret_cast<const int8_t*>(here));
-            } else if constexpr (kBits == 6) {
-                Nibbles half[4];
-                load_sixes(here, half);
-                for (int g = 0; g < 4; g++) out[g][c] = half[g];
+                                       Weights (&out)[kGroups][1]) {
+        if constexpr (kBits == 8) {
+            out[0][0] = load_weights(reinterpret_cast<const int8_t*>(at));
+        } else if constexpr (kBits == 6) {
+            Nibbles half[4];
+            load_sixes(at, half);
+            for (int g = 0; g < 4; g++) out[g][0] = half[g];
+        } else {
+            Nibbles low, high;
+            load_nibbles(at, low, high);
+            if constexpr (kSigned) {
+                out[0][0] = looked_up(low, table);
+                out[1][0] = looked_up(high, table);
             } else {
-                Nibbles low, high;
-                load_nibbles(here, low, high);
-                if constexpr (kSigned) {
-                    out[0][c] = looked_up(low, table);
-                    out[1][c] = looked_up(high, table);
-                } else {
-                    out[0][c] = low;
-                    out[1][c] = high;
-                }
+                out[0][0] = low;
+                out[1][0] = high;
             }
-            for (size_t i = 0; i < kBytes; i += 64) prefetch(here + i + kAhead);
         }
+        for (size_t i = 0; i < kBytes; i += 64) prefetch(at + i + kAhead);
     }
 };
+
+// A sum from its first number on, and to its end: sums of nibbles may be narrower.
+inline void begin(Ints& sum, int32_t first) { sum = all_ints(first); }
+inline Ints end(Ints sum, int32_t) { return sum; }
 
 // Scales, or minima, of 16 outputs with block b of `blocks_of` inputs, as they lie in tiles.
 STREAMSPEC_INLINE Floats factors(const uint16_t* scales, const int8_t* multipliers, size_t super,
@@ -79,94 +80,95 @@ void quantize_blocks(const Linear& map, const float* x, size_t from, size_t to, 
     for (size_t row = from; row < to; row++)
         for (size_t b = 0; b < inputs / kScaled; b++) {
             const float* here = x + row * inputs + b * kScaled;
-            int8_t* codes = out.codes + row * out.stride + b * kScaled;
+            const size_t place = b * out.rows + row;
+            int8_t* codes = out.codes + place * kScaled;
             const Step step(largest(here, kScaled));
             encode<EvensFirst>(here, kScaled, step.inverse, codes);
-            out.scales[row * (inputs / kScaled) + b] = step.scale;
+            out.scales[place] = step.scale;
             for (size_t part = 0; part < parts; part++) {
                 const int32_t sum = sum_of(codes + part * map.block_size, map.block_size);
-                const size_t at = row * out.blocks + b * parts + part;
+                const size_t at = (b * parts + part) * out.rows + row;
                 out.sums8[at] = -offset * sum;
                 out.sums4[at] = static_cast<float>(sum);
             }
         }
 }
 
-// Products of R rows with halves First .. First + Count of a tile; Block inputs share a scale.
-template <int Kind, int Block, int R, int First, int Count>
-inline void stored_sums(const Linear& map, const Rows& x, size_t tile, size_t row,
-                        Floats (*out)[2]) {
+// Adds products of R rows with Count halves of a tile, from `first` on, to `out`: those of blocks
+// from .. to of kScaled inputs. Block inputs share a scale of the weights.
+template <int Kind, int Block, int R, int Count>
+STREAMSPEC_INLINE void add_stored(const Linear& map, const Rows& x, size_t tile, size_t first,
+                                  size_t row, size_t from, size_t to, Floats (*out)[R]) {
     using Codes = Coded<Kind>;
     constexpr int kParts = static_cast<int>(kScaled) / Block;
     constexpr int kSteps = Block / static_cast<int>(Codes::kInputs);
-    constexpr std::make_integer_sequence<int, R * Count> kAll{};
-    const size_t scaled = map.in_features / kScaled, stride = x.stride;
-    const size_t at = tile * x.blocks * kTile + kLanes * First;
+    constexpr std::make_integer_sequence<int, R> kAll{};
+    constexpr size_t kBlockBytes = 2 * Codes::kBytes * kSteps * kParts;
+    const size_t scaled = map.in_features / kScaled;
+    const size_t at = tile * x.blocks * kTile + kLanes * first;
     const size_t super_at =
-        map.multipliers ? tile * (map.in_features / kSupers) * kTile + kLanes * First : at;
+        map.multipliers ? tile * (map.in_features / kSupers) * kTile + kLanes * first : at;
     const uint8_t* weights = static_cast<const uint8_t*>(map.codes) +
-                             2 * tile * (map.in_features / Codes::kInputs) * Codes::kBytes +
-                             Codes::kBytes * First;
-    const int8_t* inputs = x.codes + row * stride;
+                             (tile * scaled + from) * kBlockBytes + Codes::kBytes * first;
     Bytes table{};
     if constexpr (Kind == 0) table = load_weights(map.table);
-    each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = all(0.0f); }); });
-    for (size_t b = 0; b < scaled; b++) {
+    Floats product[Count][R];  // not in `out`, which would be written in every round
+    each<Count>([&](auto c) { each<R>([&](auto r) { product[c][r] = out[c][r]; }); });
+    for (size_t b = from; b < to; b++, weights += kBlockBytes) {
         const size_t super = map.multipliers ? b / (kSupers / kScaled) : b;
-        Floats total[R * Count];
-        each<kParts>([&](auto part) {
-            const size_t block = b * kParts + part;
-            Ints sums[R * Count];
-            each<R * Count>(
-                [&](auto i) { sums[i] = all_ints(x.sums8[(row + i / Count) * x.blocks + block]); });
-            each<kSteps>([&](auto) {
-                typename Codes::Weights groups[Codes::kGroups][Count];
-                Codes::template load<Count>(weights, table, groups);
-                add_products(sums, groups, inputs, stride, kAll);
-                weights += 2 * Codes::kBytes;
-                inputs += Codes::kInputs;
+        const size_t rows_at = b * x.rows + row;
+        each<Count>([&](auto c) {
+            const auto factors_of = [&](const uint16_t* scales, const int8_t* own, size_t block) {
+                return factors(scales + super_at + kLanes * c,
+                               own ? own + at + kLanes * c : nullptr, super, block);
+            };
+            Floats total[R];
+            each<kParts>([&](auto part) {
+                const size_t block = b * kParts + part, sums_at = block * x.rows + row;
+                decltype(sum_type<Kind == 4>()) sums[R];
+                each<R>([&](auto r) { begin(sums[r], x.sums8[sums_at + r]); });
+                each<kSteps>([&](auto step) {
+                    constexpr size_t kAt = part * kSteps + step;
+                    typename Codes::Weights groups[Codes::kGroups][1];
+                    Codes::load(weights + Codes::kBytes * (2 * kAt + c), table, groups);
+                    add_products(sums, groups, x.codes + rows_at * kScaled + Codes::kInputs * kAt,
+                                 kScaled, kAll);
+                });
+                const Floats scale = factors_of(map.block_scales, map.multipliers, block);
+                each<R>([&](auto r) {
+                    const Floats sum = to_floats(end(sums[r], x.sums8[sums_at + r]));
+                    total[r] = part == 0 ? mul(sum, scale) : fma(sum, scale, total[r]);
+                });
+                if (map.minima == nullptr) return;
+                const Floats least = factors_of(map.minima, map.minimum_multipliers, block);
+                each<R>(
+                    [&](auto r) { total[r] = fnma(least, all(x.sums4[sums_at + r]), total[r]); });
             });
-            Floats scale[Count];
-            each<Count>([&](auto c) {
-                const int8_t* own = map.multipliers ? map.multipliers + at + kLanes * c : nullptr;
-                scale[c] = factors(map.block_scales + super_at + kLanes * c, own, super, block);
-            });
-            each<R * Count>([&](auto i) {
-                if constexpr (part == 0)
-                    total[i] = mul(to_floats(sums[i]), scale[i % Count]);
-                else
-                    total[i] = fma(to_floats(sums[i]), scale[i % Count], total[i]);
-            });
-            if (map.minima == nullptr) return;
-            each<Count>([&](auto c) {
-                const int8_t* own =
-                    map.multipliers ? map.minimum_multipliers + at + kLanes * c : nullptr;
-                scale[c] = factors(map.minima + super_at + kLanes * c, own, super, block);
-            });
-            each<R * Count>([&](auto i) {
-                const Floats sum = all(x.sums4[(row + i / Count) * x.blocks + block]);
-                total[i] = fnma(scale[i % Count], sum, total[i]);
-            });
-        });
-        each<R>([&](auto r) {
-            const Floats scale = all(x.scales[(row + r) * scaled + b]);
-            each<Count>([&](auto c) {
-                out[r][First + c] = fma(total[r * Count + c], scale, out[r][First + c]);
+            each<R>([&](auto r) {
+                product[c][r] = fma(total[r], all(x.scales[rows_at + r]), product[c][r]);
             });
         });
     }
+    each<Count>([&](auto c) { each<R>([&](auto r) { out[c][r] = product[c][r]; }); });
 }
 
+// Of few rows, both halves of a tile at once. Of more, a few blocks of each in turn: sums and
+// products of one half fit into registers, and weights are still read about in their order.
 template <int Kind, int Block, int R>
 void stored_tile(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
-    Floats product[R][2];
-    if constexpr (R <= kBothStored) {
-        stored_sums<Kind, Block, R, 0, 2>(map, x, tile, row, product);
-    } else {
-        stored_sums<Kind, Block, R, 0, 1>(map, x, tile, row, product);
-        stored_sums<Kind, Block, R, 1, 1>(map, x, tile, row, product);
-    }
-    each<R>([&](auto r) { finish(map, tile, product[r], y + (row + r) * map.width()); });
+    constexpr int kHalves = R <= kBothStored ? 2 : 1;
+    const size_t scaled = map.in_features / kScaled;
+    const size_t span = kHalves == 2 ? scaled : kSupers / kScaled;
+    Floats product[2][R];
+    each<R>([&](auto r) { product[0][r] = product[1][r] = all(0.0f); });
+    for (size_t from = 0; from < scaled; from += span)
+        for (size_t half = 0; half < 2; half += kHalves)
+            add_stored<Kind, Block, R, kHalves>(map, x, tile, half, row, from,
+                                                std::min(from + span, scaled), product + half);
+    each<R>([&](auto r) {
+        const Floats both[2] = {product[0][r], product[1][r]};
+        finish(map, tile, both, y + (row + r) * map.width());
+    });
 }
 
 template <int Kind, int Block, int... R>
@@ -176,8 +178,9 @@ TileProducts stored_products(std::integer_sequence<int, R...>) {
 }
 inline TileProducts stored_products(const Linear& map) {
     constexpr std::make_integer_sequence<int, kRowsStored> kRows{};
-    if (map.table) return stored_products<0, 32>(kRows);
-    if (map.bits == 8) return stored_products<8, 32>(kRows);
+    constexpr std::make_integer_sequence<int, kRowsSigned> kSigned{};
+    if (map.table) return stored_products<0, 32>(kSigned);
+    if (map.bits == 8) return stored_products<8, 32>(kSigned);
     if (map.bits == 6)
         return map.block_size == 16 ? stored_products<6, 16>(kRows) : stored_products<6, 32>(kRows);
     return map.block_size == 16 ? stored_products<4, 16>(kRows) : stored_products<4, 32>(kRows);

@@ -55,7 +55,8 @@ struct Linear {
 
 // Quantized rows, one scale each. 8 and 6 bits: `sums8` is -(offset of weights) * sum of codes. 4
 // bits: `sums4` is the sum of codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
-// Stored blocks: a scale for each 32 inputs, and both sums of each block.
+// Stored blocks: a scale for each 32 inputs, and both sums of each block, those of all rows side by
+// side: scales [in_features / 32, rows], sums [blocks, rows], codes [in_features / 32, rows, 32].
 struct Rows {
     size_t rows, stride, blocks;
     int8_t* codes;

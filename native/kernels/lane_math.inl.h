@@ -5,6 +5,13 @@
 
 #include "kernels/kernels.h"
 
+// Where a call would pass vectors through memory: GCC 12 makes calls of what many functions use.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define STREAMSPEC_INLINE __forceinline
+#else
+#define STREAMSPEC_INLINE inline __attribute__((always_inline))
+#endif
+
 namespace streamspec::STREAMSPEC_ISA {
 namespace {
 

@@ -37,14 +37,23 @@ inline void finish(const Linear& map, size_t tile, const Floats (&product)[2], f
 
 constexpr size_t kBytes8 = 64, kBytes6 = 192;  // of 16 outputs with 4 inputs; with 16
 
+// Products of two groups of four inputs; a set of instructions may add these to each other first.
+template <typename Sum, typename Weights>
+inline Sum dot_two(Sum sum, Weights first, Weights second, const int8_t* x) {
+    return dot(dot(sum, first, x), second, x + 4);
+}
+
 // Adds products of N / Count rows with Count halves of a tile to their sums, row by row: of Groups
 // groups of four inputs. A fold over all of them: sums that nested lambdas add to stay in memory
 // from seven rows on (GCC 12).
-template <size_t Groups, size_t Count, typename Weights, size_t N, int... I>
-inline void add_products(Ints (&sums)[N], const Weights (&weights)[Groups][Count], const int8_t* x,
-                         size_t stride, std::integer_sequence<int, I...>) {
-    const auto with_all = [&](Ints sum, size_t half, const int8_t* of_row) {
-        for (size_t g = 0; g < Groups; g++) sum = dot(sum, weights[g][half], of_row + 4 * g);
+template <typename Sum, size_t Groups, size_t Count, typename Weights, size_t N, int... I>
+STREAMSPEC_INLINE void add_products(Sum (&sums)[N], const Weights (&weights)[Groups][Count],
+                                    const int8_t* x, size_t stride,
+                                    std::integer_sequence<int, I...>) {
+    const auto with_all = [&](Sum sum, size_t half, const int8_t* of_row) {
+        if constexpr (Groups == 1) return dot(sum, weights[0][half], of_row);
+        for (size_t g = 0; g + 1 < Groups; g += 2)
+            sum = dot_two(sum, weights[g][half], weights[g + 1][half], of_row + 4 * g);
         return sum;
     };
     ((sums[I] = with_all(sums[I], I % Count, x + I / Count * stride)), ...);

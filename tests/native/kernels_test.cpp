@@ -147,9 +147,10 @@ void linear(const Choices& choices, Random random) {
             (map.stored && multiplied ? ", multiplied" : "") + (map.table ? ", table" : "");
     const auto codes8 = random.bytes<int8_t>(padded * round_up(map.in_features, 4),
                                              random.chance(20) ? 127 : -128, 127);
-    const auto codes6 =
-        random.bytes<uint8_t>(padded * round_up(map.in_features, 16) / 4 * 3, 0, 255);
-    const auto codes4 = random.bytes<uint8_t>(padded * map.in_features / 2, 0, 255);
+    const bool largest = random.chance(10);  // what sums of few bits must hold
+    const auto codes6 = random.bytes<uint8_t>(padded * round_up(map.in_features, 16) / 4 * 3,
+                                              largest ? 255 : 0, 255);
+    const auto codes4 = random.bytes<uint8_t>(padded * map.in_features / 2, largest ? 255 : 0, 255);
     const auto scales = random.floats(padded, 0.01f), bias = random.floats(padded);
     const size_t blocks = map.block_size ? map.in_features / map.block_size : 0;
     std::vector<uint16_t> halves(padded * blocks);
@@ -171,6 +172,7 @@ void linear(const Choices& choices, Random random) {
     map.bias = random.chance(50) ? bias.data() : nullptr;
     std::vector<float> x =
         random.floats(rows * map.in_features, random.one_of({1.0f, 1e-4f, 300.0f}));
+    if (largest) std::fill(x.begin(), x.end(), random.one_of({1.0f, -1.0f}));
     if (random.chance(20))
         std::fill(x.begin(), x.begin() + static_cast<long>(map.in_features), 0.0f);
     if (random.chance(10))
