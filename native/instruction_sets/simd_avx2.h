@@ -16,7 +16,8 @@ constexpr int
 constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
 constexpr int kRowsStored = STREAMSPEC_AVXVNNI ? 4 : 8, kRowsSigned = 4,
               kBothStored = 1;  // the same of stored blocks, codes unsigned or signed
-constexpr int kQueries = 4;     // of attention, at a time
+constexpr int kQueries = 3;     // of attention, at a time
+constexpr int kFewQueries = 8;  // up to which keys are not transposed
 constexpr int kAhead = 1024;    // bytes that are prefetched ahead
 
 struct Floats {
@@ -261,6 +262,19 @@ inline void transpose(const Floats* in, float* out) {
         transpose(r[0].high, r[1].high, r[2].high, r[3].high, r[4].high, r[5].high, r[6].high,
                   r[7].high, out + 128 + i);
     }
+}
+// Lane i of the result: the sum of in[i], in pairs of lanes whose distance is 8, 4, 1 and 2.
+inline Floats sums_across(const Floats* in) {
+    const auto quarters = [](Floats a, Floats b) {
+        const __m256 x = _mm256_add_ps(a.low, a.high), y = _mm256_add_ps(b.low, b.high);
+        return _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20),
+                             _mm256_permute2f128_ps(x, y, 0x31));
+    };
+    const auto eight = [&](const Floats* a) {
+        return _mm256_hadd_ps(_mm256_hadd_ps(quarters(a[0], a[4]), quarters(a[1], a[5])),
+                              _mm256_hadd_ps(quarters(a[2], a[6]), quarters(a[3], a[7])));
+    };
+    return {eight(in), eight(in + 8)};
 }
 
 }  // namespace streamspec::STREAMSPEC_ISA

@@ -25,7 +25,8 @@ constexpr int kGroups8 = 4,
                   4;  // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
 constexpr int kRowsStored = 12, kRowsSigned = 12,
               kBothStored = 4;  // the same of stored blocks, codes unsigned or signed
-constexpr int kQueries = 8;     // of attention, at a time
+constexpr int kQueries = 6;     // of attention, at a time
+constexpr int kFewQueries = 8;  // up to which keys are not transposed
 constexpr int kAhead = 8192;    // bytes that are prefetched ahead: over the border of a page
 
 using Floats = __m512;
@@ -144,6 +145,22 @@ inline void transpose(const Floats* in, float* out) {
         store(out + 16 * (8 + j), _mm512_shuffle_f32x4(p, q, 0xdd));
         store(out + 16 * (12 + j), _mm512_shuffle_f32x4(r, s, 0xdd));
     }
+}
+// Lane i of the result: the sum of in[i], in pairs of lanes whose distance is 8, 4, 1 and 2.
+inline Floats sums_across(const Floats* in) {
+    const auto halves = [](Floats a, Floats b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    };
+    const auto quarters = [](Floats a, Floats b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    const auto pairs = [](Floats a, Floats b) {
+        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+    };
+    Floats four[4];  // of each: four lanes of in[i], in[i + 4], in[i + 8] and in[i + 12]
+    for (int i = 0; i < 4; i++)
+        four[i] = quarters(halves(in[i], in[i + 4]), halves(in[i + 8], in[i + 12]));
+    return pairs(pairs(four[0], four[1]), pairs(four[2], four[3]));
 }
 
 }  // namespace streamspec::STREAMSPEC_ISA

@@ -17,6 +17,7 @@ constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of th
 constexpr int kRowsStored = 4, kRowsSigned = 4,
               kBothStored = 1;  // the same of stored blocks, codes unsigned or signed
 constexpr int kQueries = 4;     // of attention, at a time
+constexpr int kFewQueries = 8;  // up to which keys are not transposed
 constexpr int kAhead = 512;     // bytes that are prefetched ahead
 
 struct Floats {
@@ -206,6 +207,16 @@ inline void transpose(const Floats* in, float* out) {
             vst1q_f32(to + 32, vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
             vst1q_f32(to + 48, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
         }
+}
+// Lane i of the result: the sum of in[i], in pairs of lanes whose distance is 8, 4, 1 and 2.
+inline Floats sums_across(const Floats* in) {
+    const auto four = [](const Floats& a) {
+        return vaddq_f32(vaddq_f32(a.of[0], a.of[2]), vaddq_f32(a.of[1], a.of[3]));
+    };
+    return quarters<Floats>([&](int i) {
+        const Floats* a = in + 4 * i;
+        return vpaddq_f32(vpaddq_f32(four(a[0]), four(a[1])), vpaddq_f32(four(a[2]), four(a[3])));
+    });
 }
 
 }  // namespace streamspec::STREAMSPEC_ISA

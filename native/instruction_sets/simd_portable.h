@@ -15,6 +15,7 @@ constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of th
 constexpr int kRowsStored = 2, kRowsSigned = 2,
               kBothStored = 2;  // the same of stored blocks, codes unsigned or signed
 constexpr int kQueries = 2;     // of attention, at a time
+constexpr int kFewQueries = 8;  // up to which keys are not transposed
 constexpr int kAhead = 1024;    // bytes that are prefetched ahead
 
 struct Floats {
@@ -190,6 +191,15 @@ inline Floats swapped(Floats x) {
 inline void transpose(const Floats* in, float* out) {
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 16; j++) out[16 * j + i] = in[i].of[j];
+}
+// Lane i of the result: the sum of in[i], in pairs of lanes whose distance is 8, 4, 1 and 2.
+inline Floats sums_across(const Floats* in) {
+    return lanes<Floats>([&](int i) {
+        float four[4];
+        for (int j = 0; j < 4; j++)
+            four[j] = (in[i].of[j] + in[i].of[j + 8]) + (in[i].of[j + 4] + in[i].of[j + 12]);
+        return (four[0] + four[1]) + (four[2] + four[3]);
+    });
 }
 
 }  // namespace streamspec::STREAMSPEC_ISA

@@ -95,6 +95,60 @@ struct Queries {
     float max[kMaxGroup];  // of the scores of each; queries are one row's, or few
 };
 
+template <int Q>
+struct Batch {
+    Floats of[Q];
+};
+
+// Products of a batch of queries x [.., width] with the keys of 16 slots. All are added in one
+// order, whichever of the two computes them: those of dimensions 16 apart one after the other, then
+// these 16 sums in pairs whose distance is 8, 4, 1 and 2.
+template <int Q, typename Keys>
+inline void products(const Keys& keys, size_t slot, size_t here, const float* x, size_t width,
+                     Batch<Q>& out) {
+    Floats sums[Q][kLanes];
+    for (size_t j = 0; j < kLanes; j++) {
+        Batch<Q> sum;
+        each<Q>([&](auto q) { sum.of[q] = all(0.0f); });
+        for (size_t i = 0; j < here && i < width; i += kLanes) {
+            const Floats key = keys.at(slot + j, i);
+            each<Q>([&](auto q) { sum.of[q] = fma(load(x + q * width + i), key, sum.of[q]); });
+        }
+        each<Q>([&](auto q) { sums[q][j] = sum.of[q]; });
+    }
+    each<Q>([&](auto q) { out.of[q] = sums_across(sums[q]); });
+}
+
+// The same of keys that lie transposed, [width, 16].
+template <int Q>
+inline void products_of_transposed(const float* keys, const float* x, size_t width, Batch<Q>& out) {
+    const auto add_to = [](Batch<Q>& sum, const Batch<Q>& other) {
+        each<Q>([&](auto q) { sum.of[q] = add(sum.of[q], other.of[q]); });
+    };
+    const auto lane = [&](size_t first) {
+        Batch<Q> sum;
+        each<Q>([&](auto q) { sum.of[q] = all(0.0f); });
+        for (size_t i = first; i < width; i += kLanes) {
+            const Floats key = load(keys + i * kLanes);
+            each<Q>([&](auto q) { sum.of[q] = fma(all(x[q * width + i]), key, sum.of[q]); });
+        }
+        return sum;
+    };
+    const auto four_lanes = [&](size_t first) {
+        Batch<Q> sum = lane(first);
+        add_to(sum, lane(first + 8));
+        Batch<Q> other = lane(first + 4);
+        add_to(other, lane(first + 12));
+        add_to(sum, other);
+        return sum;
+    };
+    out = four_lanes(0);
+    add_to(out, four_lanes(1));
+    Batch<Q> other = four_lanes(2);
+    add_to(other, four_lanes(3));
+    add_to(out, other);
+}
+
 // Scores of all queries with `count` keys, biases added: into `column` on, padded with -inf.
 template <typename Keys>
 void score(const Attention& a, const Keys& keys, size_t count, Queries& queries, size_t column,
@@ -103,9 +157,10 @@ void score(const Attention& a, const Keys& keys, size_t count, Queries& queries,
     const size_t bias_stride = a.used + a.row_columns;
     const float* bias = a.bias + queries.from * bias_stride + bias_column;
     float *scores = queries.scores + column, *transposed = queries.transposed, *top = queries.max;
+    const bool few = queries.count <= kFewQueries;  // for which transposing does not pay
     for (size_t slot = 0; slot < count; slot += kLanes) {
         const size_t here = std::min(kLanes, count - slot);
-        for (size_t i = 0; i < width; i += kLanes) {
+        for (size_t i = 0; !few && i < width; i += kLanes) {
             Floats rows[kLanes];
             for (size_t j = 0; j < kLanes; j++)
                 rows[j] = j < here ? keys.at(slot + j, i) : all(0.0f);
@@ -113,15 +168,14 @@ void score(const Attention& a, const Keys& keys, size_t count, Queries& queries,
         }
         const auto batch = [&](auto size, size_t first) {
             constexpr int Q = decltype(size)::value;
-            Floats sums[Q];
-            each<Q>([&](auto q) { sums[q] = all(0.0f); });
+            Batch<Q> sums;
             const float* x = queries.vectors + first * width;
-            for (size_t d = 0; d < width; d++) {
-                const Floats key = load(transposed + d * kLanes);
-                each<Q>([&](auto q) { sums[q] = fma(all(x[q * width + d]), key, sums[q]); });
-            }
+            if (few)
+                products<Q>(keys, slot, here, x, width, sums);
+            else
+                products_of_transposed<Q>(transposed, x, width, sums);
             each<Q>([&](auto q) {
-                Floats s = mul(sums[q], all(a.scale));
+                Floats s = mul(sums.of[q], all(a.scale));
                 if (a.cap > 0.0f)
                     s = mul(hyperbolic_tangent(mul(s, all(1.0f / a.cap))), all(a.cap));
                 const float* row_bias = bias + (first + q) / group * bias_stride + slot;
@@ -138,8 +192,9 @@ void score(const Attention& a, const Keys& keys, size_t count, Queries& queries,
             });
         };
         size_t first = 0;
-        for (; first + kQueries <= queries.count; first += kQueries)
-            batch(std::integral_constant<int, kQueries>(), first);
+        if (!few)
+            for (; first + kQueries <= queries.count; first += kQueries)
+                batch(std::integral_constant<int, kQueries>(), first);
         for (; first + 3 <= queries.count; first += 3)
             batch(std::integral_constant<int, 3>(), first);
         for (; first < queries.count; first++) batch(std::integral_constant<int, 1>(), first);

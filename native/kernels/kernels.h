@@ -4,7 +4,8 @@
 // Every number of a row is computed in an order that depends neither on how many rows there are,
 // nor on where in the cache a row's keys lie, nor on how work is split among threads. Products of
 // codes are whole numbers, exact in any order; all else goes lane by lane, with fused
-// multiply-adds, in ascending order of blocks, slots and dimensions.
+// multiply-adds, in ascending order of blocks, slots and dimensions. Only the products of attention
+// go through a head's dimensions in another order (`products` in attention.inl.h).
 #pragma once
 
 #include <cstddef>
