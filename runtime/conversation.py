@@ -4,6 +4,7 @@ functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from streamspec.prompt.prompt_format import PromptFormat
 Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
 SYSTEM = ("system", "developer")  # two names of one role
+THINKING = ("reasoning_effort", "enable_thinking", "thinking")
+OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
 
 def message(content: str | Message) -> dict[str, Any]:
@@ -67,6 +70,15 @@ def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
         raise DataError("a prompt without tokens", "at least one token", "give a prompt")
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise DataError(f"token ids {min(ids)}..{max(ids)}", f"0..{vocab_size - 1}", "use the bundle's own tokenizer")
+
+
+def check_variables(variables: Mapping[str, Any], template: str | None) -> None:
+    """Raises ConfigError for variables that the chat template does not have, or that are not the caller's. Of the words
+    for thinking (`GenerationOptions.template_variables`) a template may have any."""
+    for name in variables:
+        if name in OURS or (name not in THINKING and not re.search(rf"\b{re.escape(name)}\b", template or "")):
+            expected = "a variable of the bundle's chat template"
+            raise ConfigError(f"chat_template_kwargs with {name[:40]}", expected, "correct its name, or leave it out")
 
 
 def encode(
