@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.prompt.prompt_format import PromptFormat
 
 Message = Mapping[str, Any]
@@ -88,8 +90,11 @@ def encode(
     tokenizer: Any,
     specials: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+    control: ControlTokens | None = None,
 ) -> list[int]:
-    """Returns the prompt as token ids (`Session.encode`)."""
+    """Returns the prompt as token ids (`Session.encode`). `control`: of the template; None: texts are not told apart
+    from it."""
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
         raise DataError(
             f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
@@ -97,11 +102,14 @@ def encode(
     content: str | list[Any] = prompt if isinstance(prompt, str) else list(prompt)
     if not isinstance(content, str) and all(isinstance(i, (int, np.integer)) for i in content):
         return [int(i) for i in content]
-    text = layout.render(content, template, specials, tools=tools)
+    variables = variables if control is None else control.marked(variables)
+    text = layout.render(content, template, {**variables, **specials}, tools=tools, control=control)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
         raise DataError(
             f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding"
         ) from None
+    if control is not None:
+        return control.encode(text)
     return list(tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -16,6 +17,7 @@ import numpy as np
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError, ContextOverflow
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.runtime import conversation
 from streamspec.runtime import saved_session as saved
 from streamspec.runtime.answer_all import answer_all
@@ -30,6 +32,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
 from streamspec.runtime.text.thought import Thought
+from streamspec.runtime.text.tokenizer import control_tokens
 
 if TYPE_CHECKING:
     from streamspec.runtime.adapter_swap import AdapterSwapper
@@ -91,6 +94,7 @@ class Session:
         swapper = None if self._swapper is None else self._swapper.over(runner)
         new = Session(runner, self.manifest, self.tokenizer, self.template, self.policy, self.provider, swapper)
         new.vocabulary, new.sampling, new._thought = self.vocabulary, self.sampling, self._thought
+        new._control_tokens = self._control_tokens
         if swapper is not None:
             new.swap(self.adapter)
         return new
@@ -125,6 +129,10 @@ class Session:
     def cached_tokens(self) -> Sequence[int]:
         """Returns the token ids in the KV cache: the text that a next prompt may continue without reading it again."""
         return self.runner.tokens
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens | None:
+        return None if self.template is None else control_tokens(self.tokenizer, self.template)
 
     @property
     def thought(self) -> Thought | None:
@@ -329,7 +337,8 @@ class Session:
         layout, specials = self.manifest.prompt_format, self.special_tokens()
         variables = chat_template_kwargs or {}
         conversation.check_variables(variables, self.template if layout.kind == "chat" else None)
-        ids = conversation.encode(prompt, layout, self.template, self.tokenizer, {**variables, **specials}, tools)
+        control = self._control_tokens if layout.kind == "chat" else None
+        ids = conversation.encode(prompt, layout, self.template, self.tokenizer, specials, tools, variables, control)
         conversation.check_tokens(ids, self.manifest.model.vocab_size)
         return ids
 

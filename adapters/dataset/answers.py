@@ -13,6 +13,7 @@ from typing import Any
 from streamspec.data import Message
 from streamspec.errors import DataError, StreamspecError
 from streamspec.model_families.thought_tags import tags_of
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.prompt.prompt_format import THOUGHTS, PromptFormat, function_name
 
 PROBE = "ok"  # an answer that no template changes
@@ -31,8 +32,17 @@ class Turn:
 class ChatTurns:
     """Turns of conversations in the words of one chat template."""
 
-    def __init__(self, layout: PromptFormat, template: str, specials: Mapping[str, str], ends: Sequence[str]) -> None:
-        """`ends`: the texts of the tokens at which generation stops."""
+    def __init__(
+        self,
+        layout: PromptFormat,
+        template: str,
+        specials: Mapping[str, str],
+        ends: Sequence[str],
+        control: ControlTokens | None = None,
+    ) -> None:
+        """`ends`: the texts of the tokens at which generation stops. `control`: encodes the turns' texts, which it has
+        marked; None: they are not told apart from the template."""
+        self.control = control
         self.layout, self.template, self.specials, self.ends = layout, template, specials, ends
         self.tail = self._tail()
         self.tags = tags_of(template)
@@ -41,7 +51,7 @@ class ChatTurns:
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> str:
         """The text that generation begins with."""
-        return self.layout.render(messages, self.template, self.specials, tools=tools)
+        return self.layout.render(messages, self.template, self.specials, tools=tools, control=self.control)
 
     def turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
         """The last message of `messages` as an answer to those before it. Raises DataError where the template leaves
@@ -66,7 +76,9 @@ class ChatTurns:
         except DataError as error:
             raise DataError(f"{where}: {error.found}", error.expected, error.fix) from None
         self._check_results(prompt, before, tools, where)
-        whole = self.layout.render(messages, self.template, self.specials, tools=tools, add_generation_prompt=False)
+        whole = self.layout.render(
+            messages, self.template, self.specials, tools=tools, add_generation_prompt=False, control=self.control
+        )
         calls = answer.get("tool_calls") or ()
         if whole.startswith(prompt):
             text = whole[len(prompt) :]
@@ -78,7 +90,8 @@ class ChatTurns:
             self._refuse(where, "writes an answer with tool calls or reasoning otherwise than its prompt begins one")
         self.odd_beginning = prompt[-20:]
         end = next((end for end in self.ends if end in (self.tail or "")), "")
-        return Turn(prompt, answer["content"] + end, not end)
+        marked = answer if self.control is None else self.control.marked_messages([answer])[0]
+        return Turn(prompt, marked["content"] + end, not end)
 
     def _ended(self, prompt: str, text: str) -> Turn:
         """The answer up to the first token at which generation stops: templates write more, such as a newline."""
