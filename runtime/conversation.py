@@ -4,17 +4,22 @@ functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.prompt.prompt_format import PromptFormat
 
 Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
 SYSTEM = ("system", "developer")  # two names of one role
+THINKING = ("reasoning_effort", "enable_thinking", "thinking")
+OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
 
 def message(content: str | Message) -> dict[str, Any]:
@@ -69,6 +74,15 @@ def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
         raise DataError(f"token ids {min(ids)}..{max(ids)}", f"0..{vocab_size - 1}", "use the bundle's own tokenizer")
 
 
+def check_variables(variables: Mapping[str, Any], template: str | None) -> None:
+    """Raises ConfigError for variables that the chat template does not have, or that are not the caller's. Of the words
+    for thinking (`GenerationOptions.template_variables`) a template may have any."""
+    for name in variables:
+        if name in OURS or (name not in THINKING and not re.search(rf"\b{re.escape(name)}\b", template or "")):
+            expected = "a variable of the bundle's chat template"
+            raise ConfigError(f"chat_template_kwargs with {name[:40]}", expected, "correct its name, or leave it out")
+
+
 def encode(
     prompt: Any,
     layout: PromptFormat,
@@ -76,8 +90,11 @@ def encode(
     tokenizer: Any,
     specials: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+    control: ControlTokens | None = None,
 ) -> list[int]:
-    """Returns the prompt as token ids (`Session.encode`)."""
+    """Returns the prompt as token ids (`Session.encode`). `control`: of the template; None: texts are not told apart
+    from it."""
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
         raise DataError(
             f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
@@ -85,11 +102,14 @@ def encode(
     content: str | list[Any] = prompt if isinstance(prompt, str) else list(prompt)
     if not isinstance(content, str) and all(isinstance(i, (int, np.integer)) for i in content):
         return [int(i) for i in content]
-    text = layout.render(content, template, specials, tools=tools)
+    variables = variables if control is None else control.marked(variables)
+    text = layout.render(content, template, {**variables, **specials}, tools=tools, control=control)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
         raise DataError(
             f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding"
         ) from None
+    if control is not None:
+        return control.encode(text)
     return list(tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)

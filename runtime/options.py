@@ -23,6 +23,17 @@ MAX_LOGPROBS = 100
 WINDOW, WINDOW_TOKENS, MIN_WINDOW_TOKENS = "window", 512, 128
 MOST_BATCH = 64  # answers that share a call: as many as it can have rows
 SELF = "self"  # the value of `draft` for the short graph of the bundle
+# The share of an answer's tokens that an effort leaves for its thought where the template has no efforts, as
+# OpenRouter's API has them.
+EFFORTS = {
+    "none": 0.0,
+    "minimal": 0.1,
+    "low": 0.2,
+    "medium": 0.5,
+    "high": 0.8,
+    "xhigh": 0.95,
+}
+SWITCHES = ("enable_thinking", "thinking")  # templates' names of the switch
 Progress = Callable[[int, int], None]
 Options = TypeVar("Options")
 
@@ -42,6 +53,10 @@ class GenerationKwargs(TypedDict, total=False):
     prompt_logprobs: int | None
     timeout: float | None
     progress: Progress | None
+    reasoning_effort: str | None
+    thinking_token_budget: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    separate_reasoning: bool
     temperature: float
     top_k: int
     top_p: float
@@ -61,12 +76,19 @@ class GenerationOptions:
     - `stop`: a string or strings that end the answer, which does not include them.
     - `speculate`: False decodes one token per step, with the same result (sampled: given the same seed).
     - `sampling`: how tokens are chosen; greedy by default.
-    - `grammar`: constrains the whole answer (docs/guides/structured-output.md).
+    - `grammar`: constrains the whole answer, after its thought (docs/guides/structured-output.md).
     - `logprobs`: 0 to 100; returns each token's log-probability under the model itself, before any sampling option,
       and those of this many most probable tokens.
     - `prompt_logprobs`: the same of the prompt's tokens, in the first chunk. The whole prompt is then read anew.
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
+    - `reasoning_effort`: "none", "minimal", "low", "medium", "high" or "xhigh": how long a model thinks before it
+      answers (docs/guides/thinking.md). The chat template is told; where it knows no efforts, the thought has at most
+      10, 20, 50, 80 or 95 % of `max_new_tokens`.
+    - `thinking_token_budget`: most tokens of the thought, which then ends.
+    - `chat_template_kwargs`: variables of the chat template, such as `{"enable_thinking": False}`.
+    - `separate_reasoning`: False leaves the thought, with its tags, in the text; stop strings and grammars then begin
+      with it.
 
     Raises ConfigError for values out of range.
     """
@@ -84,6 +106,12 @@ class GenerationOptions:
     prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.", flag=None)
     timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.", flag=None)
     progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.", flag=None)
+    reasoning_effort: str | None = option(
+        None, f"How long the model thinks before it answers: {', '.join(EFFORTS)}; default: the chat template's."
+    )
+    thinking_token_budget: int | None = option(None, "Most tokens of the thought before an answer.", minimum=0)
+    chat_template_kwargs: Mapping[str, Any] | None = option(None, "Variables of the chat template.", flag=None)
+    separate_reasoning: bool = option(True, "Keep the thought apart from the text.", flag=None)
 
     @classmethod
     def of(cls, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]) -> GenerationOptions:
@@ -130,6 +158,7 @@ class GenerationOptions:
             count = getattr(self, name)
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
                 raise ConfigError(f"{name} {count!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
+        self._check_thinking()
         if self.timeout is not None and not (
             type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
         ):
@@ -138,6 +167,36 @@ class GenerationOptions:
                 f"seconds, above 0 and at most {threading.TIMEOUT_MAX:.0f}",
                 "correct timeout",
             )
+
+    def _check_thinking(self) -> None:
+        budget = self.thinking_token_budget
+        if budget is not None and (type(budget) is not int or budget < 0):
+            raise ConfigError(f"thinking_token_budget {budget!r}", "a whole number from 0", "correct it")
+        if budget is not None and not self.separate_reasoning:
+            found = "thinking_token_budget with separate_reasoning=False"
+            raise ConfigError(found, "a thought that is kept apart", "leave one out")
+        if self.reasoning_effort not in (None, *EFFORTS):
+            raise ConfigError(f"reasoning_effort {self.reasoning_effort!r}", " or ".join(EFFORTS), "choose one of them")
+        given = self.chat_template_kwargs
+        if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+            raise ConfigError(f"chat_template_kwargs {given!r:.60}", "an object of variables", "correct it")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables of the chat template: those given, and what the effort says in templates' words."""
+        effort = self.reasoning_effort
+        told = {} if effort is None else {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != "none")}
+        return told | dict(self.chat_template_kwargs or {})
+
+    def thinking_budget(self, template: str | None) -> int | None:
+        """Returns the most tokens of the thought of an answer, given its chat template; None for any number."""
+        given = self.template_variables
+        if any(given.get(name) is False for name in SWITCHES):
+            return 0  # also where the template has no switch
+        told = template is not None and "reasoning_effort" in template
+        share = None if told else EFFORTS.get(self.reasoning_effort or "")
+        budgets = [self.thinking_token_budget, None if share is None else int(share * self.max_new_tokens)]
+        return min((budget for budget in budgets if budget is not None), default=None)
 
     @property
     def stops(self) -> list[str]:

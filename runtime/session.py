@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -16,6 +17,7 @@ import numpy as np
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError, ContextOverflow
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.runtime import conversation
 from streamspec.runtime import saved_session as saved
 from streamspec.runtime.answer_all import answer_all
@@ -25,10 +27,12 @@ from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
-from streamspec.runtime.options import GenerationKwargs, GenerationOptions
+from streamspec.runtime.options import SWITCHES, GenerationKwargs, GenerationOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
+from streamspec.runtime.text.thought import Thought
+from streamspec.runtime.text.tokenizer import control_tokens
 
 if TYPE_CHECKING:
     from streamspec.runtime.adapter_swap import AdapterSwapper
@@ -75,6 +79,7 @@ class Session:
         self.sampling = Sampling(**manifest.sampling)
         self.adapter: str | None = None  # the name or path that `swap` got
         self.vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        self._thought = Thought.of(template, tokenizer)
         self._busy = threading.Lock()
         self._control: CancelToken | None = None  # of the generation under way
         self._swapper = swapper
@@ -88,7 +93,8 @@ class Session:
             runner = self.runner.fork()
         swapper = None if self._swapper is None else self._swapper.over(runner)
         new = Session(runner, self.manifest, self.tokenizer, self.template, self.policy, self.provider, swapper)
-        new.vocabulary, new.sampling = self.vocabulary, self.sampling
+        new.vocabulary, new.sampling, new._thought = self.vocabulary, self.sampling, self._thought
+        new._control_tokens = self._control_tokens
         if swapper is not None:
             new.swap(self.adapter)
         return new
@@ -123,6 +129,15 @@ class Session:
     def cached_tokens(self) -> Sequence[int]:
         """Returns the token ids in the KV cache: the text that a next prompt may continue without reading it again."""
         return self.runner.tokens
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens | None:
+        return None if self.template is None else control_tokens(self.tokenizer, self.template)
+
+    @property
+    def thought(self) -> Thought | None:
+        """Returns the tags that answers to prompts of this format have around their thoughts; None: they have none."""
+        return self._thought if self.manifest.prompt_format.kind == "chat" else None
 
     def reusable_tokens(self, prompt: Sequence[int]) -> int:
         """Returns how many tokens of `prompt`, as ids, a generation would not read again: layers that keep a window
@@ -181,8 +196,10 @@ class Session:
         a prompt and ConfigError for options that are not valid, ConfigError while another generation runs.
         """
         if conversation.several(prompt):
-            ids = [self.encode(each) for each in cast(list[Prompt], prompt)]
-            return answer_all(self, ids, GenerationOptions.of(options, **keywords))
+            options = GenerationOptions.of(options, **keywords)
+            variables = options.template_variables
+            ids = [self.encode(each, chat_template_kwargs=variables) for each in cast(list[Prompt], prompt)]
+            return answer_all(self, ids, options)
         return Completion.of(list(self.stream(cast(Prompt, prompt), options, **keywords)))
 
     def stream(
@@ -193,7 +210,9 @@ class Session:
         Prompt and options are checked here; the model runs as the chunks are read.
         """
         swaps = self._swaps  # read before the adapter's prompt format: another thread may swap the adapter
-        return self._stream(self.encode(prompt), GenerationOptions.of(options, **keywords), swaps)
+        options = GenerationOptions.of(options, **keywords)
+        ids = self.encode(prompt, chat_template_kwargs=options.template_variables)
+        return self._stream(ids, options, swaps)
 
     def chat(
         self,
@@ -229,14 +248,20 @@ class Session:
         turns = [*before, conversation.message(message)]
         context = self.context_length
         room = min(options.max_new_tokens, context // 2)
-        if overflow == "forget" and len(self.encode(turns)) + room > context:
-            turns = conversation.forget(turns, lambda left: len(self.encode(left)), min(context // 2, context - room))
+
+        def encode(messages: Sequence[Message]) -> list[int]:
+            return self.encode(messages, chat_template_kwargs=options.template_variables)
+
+        if overflow == "forget" and len(encode(turns)) + room > context:
+            turns = conversation.forget(turns, lambda left: len(encode(left)), min(context // 2, context - room))
 
         def finished(chunks: list[Chunk]) -> None:
             if self.messages is before:  # nobody has begun another conversation meanwhile
-                self.messages = [*turns, {"role": "assistant", "content": "".join(chunk.text for chunk in chunks)}]
+                text, reasoning = ("".join(getattr(chunk, name) for chunk in chunks) for name in ("text", "reasoning"))
+                thought = {"reasoning_content": reasoning} if reasoning else {}
+                self.messages = [*turns, {"role": "assistant", "content": text} | thought]
 
-        return self._stream(self.encode(turns), options, swaps, finished)
+        return self._stream(encode(turns), options, swaps, finished)
 
     def cancel(self, rollback: bool = False) -> None:
         """Ends the running generation, from any thread (`Stream.cancel`). Does nothing if none runs."""
@@ -296,14 +321,24 @@ class Session:
         """Tells whether the bundle is in memory: False after `unload`, or after `idle` seconds, until the next use."""
         return self.runner.model.unloader.loaded
 
-    def encode(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Returns the token ids of a prompt rendered in the bundle's prompt format. Token ids pass unchanged.
 
-        `tools`: JSON schemas of functions that the answer may call, for the chat template. Raises DataError for an
-        empty prompt, text that is not valid Unicode, ids out of range, or tools that the prompt format does not show.
+        `tools`: JSON schemas of functions that the answer may call, for the chat template; `chat_template_kwargs`: its
+        further variables. Raises DataError for an empty prompt, text that is not valid Unicode, ids out of range, or
+        tools that the prompt format does not show, ConfigError for variables that the template does not have.
         """
         layout, specials = self.manifest.prompt_format, self.special_tokens()
-        ids = conversation.encode(prompt, layout, self.template, self.tokenizer, specials, tools)
+        variables = chat_template_kwargs or {}
+        conversation.check_variables(variables, self.template if layout.kind == "chat" else None)
+        control = self._control_tokens if layout.kind == "chat" else None
+        ids = conversation.encode(prompt, layout, self.template, self.tokenizer, specials, tools, variables, control)
         conversation.check_tokens(ids, self.manifest.model.vocab_size)
         return ids
 
@@ -358,10 +393,18 @@ class Session:
             raise ContextOverflow(found, expected, "shorten the prompt")
         options.sampling.check_vocabulary(self.manifest.model.vocab_size)
         decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive)
+        thought = self.thought if options.separate_reasoning else None
+        budget = None if thought is None else options.thinking_budget(self.template)
+        if self.thought is None and any(options.template_variables.get(name) is True for name in SWITCHES):
+            found, fix = (
+                "a thought of a prompt format without thoughts",
+                "leave reasoning_effort and enable_thinking out",
+            )
+            raise ConfigError(found, "a model that thinks", fix)
 
         def prepare(control: CancelToken) -> None:
-            if options.grammar is not None:
-                decoder.grammar = self.vocabulary.start(options.grammar, control.check)
+            if options.grammar is not None or budget is not None:
+                decoder.grammar = self.vocabulary.start(options.grammar, control.check, thought, ids, budget)
 
         @contextmanager
         def exclusive(control: CancelToken) -> Iterator[None]:
@@ -372,7 +415,7 @@ class Session:
                     )
                 yield
 
-        return Stream(decoder, ids, self.tokenizer, exclusive, finished, prepare)
+        return Stream(decoder, ids, self.tokenizer, exclusive, finished, prepare, thought)
 
     @contextmanager
     def _exclusive(self, control: CancelToken | None = None, reload: bool = True) -> Iterator[bool]:

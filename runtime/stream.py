@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakSet
 
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.sampling.sampling_params import Logprob
-from streamspec.runtime.text.detokenize import TextStream, TokenDecoder
+from streamspec.runtime.text.thought import AnswerText, Thought
 
 EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits
 
@@ -31,6 +32,9 @@ class Chunk:
     - `logprobs`: one per token, or None where the options do not request them.
     - `prompt_logprobs`: in the first chunk, one per token of the prompt, where the options request them; that of the
       prompt's first token, which nothing precedes, is nan.
+    - `reasoning`: what the model thinks before its answer, which `text` is without, and without the blanks around both.
+    - `thought`: of each token, True where it belongs to the thought, False to the text, None to the tags and blanks
+      around these; None altogether where thoughts are not kept apart.
     """
 
     text: str
@@ -40,6 +44,8 @@ class Chunk:
     stats: Stats
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
+    reasoning: str = ""
+    thought: list[bool | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Completion:
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
+    reasoning: str = ""
+    thought: list[bool | None] | None = None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Completion:
@@ -64,8 +72,10 @@ class Completion:
         assert last.finish_reason is not None
         tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
         logprobs = None if last.logprobs is None else [x for chunk in chunks for x in chunk.logprobs or []]
-        text, of_prompt = "".join(chunk.text for chunk in chunks), chunks[0].prompt_logprobs
-        return cls(text, tokens, last.finish_reason, last.stats, drafted, logprobs, of_prompt)
+        thought = None if last.thought is None else [x for chunk in chunks for x in chunk.thought or []]
+        text, reasoning = ("".join(getattr(chunk, name) for chunk in chunks) for name in ("text", "reasoning"))
+        of_prompt = chunks[0].prompt_logprobs
+        return cls(text, tokens, last.finish_reason, last.stats, drafted, logprobs, of_prompt, reasoning, thought)
 
 
 class CancelToken:
@@ -125,17 +135,20 @@ class Stream(Iterator[Chunk]):
         self,
         decoder: SpeculativeDecoder,
         prompt: Sequence[int],
-        tokenizer: TokenDecoder,
+        tokenizer: Any,
         exclusive: Callable[[CancelToken], AbstractContextManager[None]],
         finished: Callable[[list[Chunk]], None],
         prepare: Callable[[CancelToken], None],
+        thought: Thought | None = None,
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
         of an answer that the chat keeps. `prepare` runs before the model does and may be cancelled as it may.
+        `thought`: what is kept apart from the text.
         """
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
-        answer = _answer(decoder, prompt, tokenizer, self._control, prepare)
+        text = AnswerText(tokenizer, decoder.options.stops, thought, prompt)
+        answer = _answer(decoder, prompt, text, self._control, prepare)
         self._chunks = _exclusively(decoder, answer, self._control, exclusive, finished)
 
     def __next__(self) -> Chunk:
@@ -197,35 +210,43 @@ def _exclusively(
 def _answer(
     decoder: SpeculativeDecoder,
     prompt: Sequence[int],
-    tokenizer: TokenDecoder,
+    text: AnswerText,
     control: CancelToken,
     prepare: Callable[[CancelToken], None],
 ) -> Iterator[Chunk]:
-    text, with_logprobs = TextStream(tokenizer, decoder.options.stops), decoder.options.logprobs is not None
+    with_logprobs = decoder.options.logprobs is not None
     try:
         control.check()
         prepare(control)
         for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
-            count, shown, stopped = text.push(done.tokens[:-1] if ended else done.tokens)
-            tokens = done.tokens[:count] if stopped else done.tokens
-            reason = "stop" if stopped else done.finish_reason
-            if reason and not stopped:
-                rest, stopped = text.finish()
-                shown, reason = shown + rest, "stop" if stopped else reason
+            piece = text.push(done.tokens[:-1] if ended else done.tokens)
+            tokens = done.tokens[: piece.count] if piece.stopped else done.tokens
+            reason = "stop" if piece.stopped else done.finish_reason
+            if reason and not piece.stopped:
+                piece = text.finish(piece)
+                reason = "stop" if piece.stopped else reason
             dropped = len(done.tokens) - len(tokens)  # those after a stop string do not count
             decoder.stats.new_tokens -= dropped
             decoder.stats.step_tokens -= dropped
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
             drafted, of_prompt = done.drafted[: len(tokens)], done.prompt_logprobs
-            yield Chunk(shown, tokens, drafted, reason, decoder.stats.copy(), logprobs, of_prompt)
+            decoder.stats.reasoning_tokens = text.reasoning_tokens
+            thought = None if piece.thought is None else [*piece.thought, text.kind][: len(tokens)]
+            yield Chunk(
+                piece.text, tokens, drafted, reason, decoder.stats.copy(), logprobs, of_prompt, piece.reasoning, thought
+            )
             decoder.consumer_seconds += time.perf_counter() - left
             if reason:
                 return
             control.check()
     except Cancelled:
-        yield Chunk(text.finish()[0], [], [], control.reason, decoder.stats.copy(), [] if with_logprobs else None)
+        piece, logprobs = text.finish(), [] if with_logprobs else None
+        stats = decoder.stats.copy()
+        yield Chunk(
+            piece.text, [], [], control.reason, stats, logprobs, reasoning=piece.reasoning, thought=piece.thought
+        )
 
 
 class Running:

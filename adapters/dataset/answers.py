@@ -5,16 +5,18 @@ generation would begin with. Tests: tests/adapters/dataset/test_formatter.py.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamspec.data import Message
 from streamspec.errors import DataError, StreamspecError
-from streamspec.prompt.prompt_format import PromptFormat, function_name
+from streamspec.model_families.thought_tags import tags_of
+from streamspec.prompt.control_tokens import ControlTokens
+from streamspec.prompt.prompt_format import THOUGHTS, PromptFormat, function_name
 
 PROBE = "ok"  # an answer that no template changes
-REASONING = ("reasoning_content", "reasoning", "thinking")  # names of what was thought before an answer
 Tools = Sequence[Mapping[str, Any]] | None
 
 
@@ -30,27 +32,53 @@ class Turn:
 class ChatTurns:
     """Turns of conversations in the words of one chat template."""
 
-    def __init__(self, layout: PromptFormat, template: str, specials: Mapping[str, str], ends: Sequence[str]) -> None:
-        """`ends`: the texts of the tokens at which generation stops."""
+    def __init__(
+        self,
+        layout: PromptFormat,
+        template: str,
+        specials: Mapping[str, str],
+        ends: Sequence[str],
+        control: ControlTokens | None = None,
+    ) -> None:
+        """`ends`: the texts of the tokens at which generation stops. `control`: encodes the turns' texts, which it has
+        marked; None: they are not told apart from the template."""
+        self.control = control
         self.layout, self.template, self.specials, self.ends = layout, template, specials, ends
         self.tail = self._tail()
+        self.tags = tags_of(template)
+        self.thoughts = Counter[str]()  # answers so far with a thought that is "kept", or that the template "dropped"
         self.odd_beginning: str | None = None  # how prompts end where the template writes answers otherwise
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> str:
         """The text that generation begins with."""
-        return self.layout.render(messages, self.template, self.specials, tools=tools)
+        return self.layout.render(messages, self.template, self.specials, tools=tools, control=self.control)
 
     def turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
         """The last message of `messages` as an answer to those before it. Raises DataError where the template leaves
         out tools, calls or results, or cannot write this answer after its own prompt.
         """
+        turn = self._turn(messages, tools, where)
+        if thought := self._thought(messages[-1]):
+            self.thoughts["kept" if thought in turn.answer else "dropped"] += 1
+        return turn
+
+    def _thought(self, answer: Message) -> str:
+        """Returns what the data say was thought before an answer, in a field of its own or in tags."""
+        thought = next((answer[name] for name in THOUGHTS if answer.get(name)), "")
+        if not thought and self.tags is not None:
+            thought = (answer["content"] or "").rpartition(self.tags.end)[0].rpartition(self.tags.begin)[2]
+        return str(thought).strip()
+
+    def _turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
         *before, answer = messages
         try:
             prompt = self.prompt(before, tools)
         except DataError as error:
             raise DataError(f"{where}: {error.found}", error.expected, error.fix) from None
         self._check_results(prompt, before, tools, where)
-        whole = self.layout.render(messages, self.template, self.specials, tools=tools, add_generation_prompt=False)
+        whole = self.layout.render(
+            messages, self.template, self.specials, tools=tools, add_generation_prompt=False, control=self.control
+        )
         calls = answer.get("tool_calls") or ()
         if whole.startswith(prompt):
             text = whole[len(prompt) :]
@@ -58,11 +86,12 @@ class ChatTurns:
             if missing:
                 self._refuse(where, f"leaves out the tool call {missing[0]}")
             return self._ended(prompt, text)
-        if calls or any(answer.get(name) for name in REASONING):
+        if calls or any(answer.get(name) for name in THOUGHTS):
             self._refuse(where, "writes an answer with tool calls or reasoning otherwise than its prompt begins one")
         self.odd_beginning = prompt[-20:]
         end = next((end for end in self.ends if end in (self.tail or "")), "")
-        return Turn(prompt, answer["content"] + end, not end)
+        marked = answer if self.control is None else self.control.marked_messages([answer])[0]
+        return Turn(prompt, marked["content"] + end, not end)
 
     def _ended(self, prompt: str, text: str) -> Turn:
         """The answer up to the first token at which generation stops: templates write more, such as a newline."""

@@ -16,6 +16,7 @@ from streamspec.adapters.dataset.answers import ChatTurns, Turn
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, Message
 from streamspec.errors import BaseModelError, DataError
+from streamspec.prompt.control_tokens import MARK, ControlTokens
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
 
@@ -50,7 +51,9 @@ class Formatter:
             if not self.template:
                 raise DataError("this base has no chat template", "a chat template", "use --format raw")
             specials = {name: getattr(tokenizer, name) or "" for name in ("bos_token", "eos_token")}
-            self.chat = ChatTurns(prompt_format, self.template, specials, self.ends)
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            control = None if backend is None else ControlTokens(backend, self.template, type(backend).from_str)
+            self.chat = ChatTurns(prompt_format, self.template, specials, self.ends, control)
         before, after, both = self._ids(["\n", "ab", "\nab"], False)
         self._spaced = both != before + after  # the tokenizer puts a blank before each text
 
@@ -134,6 +137,8 @@ class Formatter:
             list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
         )
         ids: list[list[int]] = encoded["input_ids"]
+        if self.chat is not None and (control := self.chat.control) is not None:
+            ids = [control.encode(text) if MARK in text else each for text, each in zip(texts, ids, strict=True)]
         return ids
 
 

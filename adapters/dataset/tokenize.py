@@ -33,19 +33,22 @@ from streamspec.progress import track
 BATCH = 1000  # examples tokenized at once
 KEPT = 5000  # from so many rows on their tokens are kept, and progress is shown
 KEPT_DAYS = 30  # that tokens stay in the cache unused
-LAYOUT = 1  # raised with every change of what the folder holds
+COUNTS = ("examples", "split", "empty", "kept", "dropped")
+LAYOUT = 2  # raised with every change of what the folder holds
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The rows of the data and what making them found: `examples`; of these `split` became several rows, and `empty`
-    ones none.
+    ones none. `kept`: answers with a thought before them, `dropped`: those whose thought the chat template leaves out.
     """
 
     rows: TokenRows
     examples: int
     split: int
     empty: int
+    kept: int
+    dropped: int
     odd: str | None  # how prompts end where the chat template writes answers otherwise
 
     def notes(self, name: str) -> list[str]:
@@ -58,6 +61,11 @@ class Tokens:
             )
         if self.empty:
             lines.append(f"{name}: {self.empty:,} of {self.examples:,} rows have empty answers and were left out")
+        if self.kept or self.dropped:
+            lines.append(
+                f"{name}: {self.kept + self.dropped:,} answers have thoughts: {self.kept:,} are trained with them, "
+                f"{self.dropped:,} without, as the chat template drops them"
+            )
         if self.odd is not None:
             lines.append(
                 f"{name}: prompts end with {self.odd!r}, which the chat template does not write before an answer; "
@@ -135,11 +143,12 @@ def _read(folder: Path, in_memory: bool = False) -> Tokens | None:
     rows, about = found
     with suppress(OSError):
         (folder / ABOUT).touch()
-    return Tokens(rows, about["examples"], about["split"], about["empty"], about["odd"])
+    return Tokens(rows, **{name: about[name] for name in (*COUNTS, "odd")})
 
 
 def _write(folder: Path, formatter: Formatter, examples: Iterator[Example]) -> None:
     writer, counts = RowWriter(folder, max(formatter.tokenizer.get_vocab().values()) + 1), Counter[str]()
+    before = Counter[str](formatter.chat.thoughts if formatter.chat else ())
     try:
         while batch := list(islice(examples, BATCH)):
             prompted = formatter.all_rows(batch)
@@ -151,7 +160,8 @@ def _write(folder: Path, formatter: Formatter, examples: Iterator[Example]) -> N
         if not writer.rows:
             raise DataError("data without an answer in any row", "rows to learn from", "check the data")
         odd = formatter.chat.odd_beginning if formatter.chat else None
-        writer.finish({name: counts[name] for name in ("examples", "split", "empty")} | {"odd": odd})
+        counts += (formatter.chat.thoughts if formatter.chat else Counter()) - before
+        writer.finish({name: counts[name] for name in COUNTS} | {"odd": odd})
     finally:
         writer.close()
 

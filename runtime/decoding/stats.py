@@ -14,7 +14,7 @@ class Stats:
     """Counts of one generation. Seconds are wall time.
 
     - `prompt_tokens`; `reused_tokens`: those of the prompt that were already in the KV cache.
-    - `new_tokens`: tokens of the answer.
+    - `new_tokens`: tokens of the answer; `reasoning_tokens`: those of them that are the thought before its text.
     - `steps`: verification steps; `step_tokens`: tokens they committed. End-of-text counts; the first token, which
       prefill gives, does not. `plain_steps`: steps of one token each.
     - `shared_steps`: steps of either kind in a call that had rows of other sequences, too.
@@ -32,6 +32,7 @@ class Stats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     new_tokens: int = 0
+    reasoning_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0

@@ -75,23 +75,31 @@ class TextStream:
 
     def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = Detokenizer(tokenizer), StopStrings(stops)
+        self.blank = False  # whether all so far was blank, and is to be left out
 
     def push(self, tokens: Sequence[int]) -> tuple[int, str, bool]:
         """Returns how many of the tokens count, the text that may be shown, and whether a stop string ended with the
         last that counts."""
         if not self._stops.stops:
-            return len(tokens), self._detokenizer.push(*tokens), False
+            return len(tokens), self.push_text(self._detokenizer.push(*tokens))[0], False
         shown = ""
         for count, token in enumerate(tokens, start=1):
-            piece, stopped = self._stops.push(self._detokenizer.push(token))
+            piece, stopped = self.push_text(self._detokenizer.push(token))
             shown += piece
             if stopped:
                 return count, shown, True
         return len(tokens), shown, False
 
+    def push_text(self, text: str) -> tuple[str, bool]:
+        """Returns what may be shown after `text`, and whether a stop string ended in it."""
+        if self.blank:
+            text = text.lstrip()
+            self.blank = not text
+        return self._stops.push(text)
+
     def finish(self) -> tuple[str, bool]:
         """Returns the rest; an incomplete character's replacement can still complete a stop string."""
-        shown, stopped = self._stops.push(self._detokenizer.finish())
+        shown, stopped = self.push_text(self._detokenizer.finish())
         return (shown, True) if stopped else (shown + self._stops.finish(), False)
 
 

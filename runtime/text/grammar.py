@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import BundleError, ConfigError, StreamspecError
-from streamspec.runtime.sampling.grammar_state import GrammarState
+from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
 from streamspec.runtime.text.grammar_schema import has_open_keys, narrowed
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
+from streamspec.runtime.text.thought import AFTER, Place, Thought
+from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
@@ -50,6 +52,7 @@ class Grammar:
     kind: str
     source: str  # as given
     _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
+    opening: str = field(default="", repr=False)  # text before it, in which special tokens are themselves
 
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
@@ -145,15 +148,32 @@ class Vocabulary:
         self._built: tuple[Any, int] | None = None
         self.builds = GrammarBuilds(self._match)
 
-    def start(self, grammar: Grammar, check: Callable[[], None] = lambda: None) -> GrammarState:
-        """Returns the state of a grammar at the beginning of an answer. Raises ConfigError where it is beyond the
-        limits, BundleError for a tokenizer that the library cannot take, and whatever `check` raises, which is called
-        many times a second meanwhile: the build may take part of a second, and wait for others."""
-        made = self.builds.get(grammar, check)
-        if isinstance(made, str):
-            raise _bad(grammar.kind, made)
-        matchers, end = made
-        return GrammarState(_LibraryMatcher(matchers, grammar.kind, self._size, end), self._eos)
+    def start(
+        self,
+        grammar: Grammar | None,
+        check: Callable[[], None] = lambda: None,
+        thought: Thought | None = None,
+        prompt: Sequence[int] = (),
+        budget: int | None = None,
+    ) -> GrammarState:
+        """Returns the state of a grammar, or of none, at the beginning of the answer to `prompt`. It begins after the
+        `thought`, if any, which has at most `budget` tokens.
+
+        Raises ConfigError where the grammar is beyond the limits, BundleError for a tokenizer that the library cannot
+        take, and whatever `check` raises, which is called many times a second meanwhile: the build may take part of a
+        second, and wait for others."""
+        inner: Matcher | None = None
+        if grammar is not None:
+            made = self.builds.get(grammar, check)
+            if isinstance(made, str):
+                raise _bad(grammar.kind, made)
+            matchers, end = made
+            inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
+        opening = self._tokenizer.encode(grammar.opening, add_special_tokens=False).ids if grammar is not None else []
+        if inner is not None and thought is None and not opening:
+            return GrammarState(inner, self._eos)
+        place = Place(AFTER) if thought is None else thought.after(prompt)
+        return GrammarState(ThoughtMatcher(thought, place, self._size, budget, opening, inner), self._eos)
 
     def _match(self, grammar: Grammar) -> tuple[list[Any], int] | str:
         """Returns the grammar's matchers with the id of the end, or what is wrong with it."""

@@ -21,6 +21,7 @@ import numpy as np
 from streamspec.bundle.files import read_small
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import BundleError
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.runtime.hardware.huge_pages import trim
 
 MAX_TOKENIZER = 128 << 20  # bytes; the largest in use, of 262,144 tokens, have 33 MB
@@ -81,6 +82,17 @@ def read_tokenizer(folder: Path) -> BundleTokenizer:
     if (longest := getattr(tokenizer.model, "max_input_chars_per_word", 0)) > MAX_WORD:
         raise BundleError(f"{TOKENIZER}: words of {longest} characters", f"at most {MAX_WORD}", FIX)
     return BundleTokenizer(tokenizer)
+
+
+def control_tokens(tokenizer: Any, template: str) -> ControlTokens:
+    """Returns the control tokens of a `tokenizers.Tokenizer` and a chat template."""
+
+    def read(written: str) -> Any:
+        from tokenizers import Tokenizer
+
+        return BundleTokenizer(_guarded(Tokenizer.from_str, written))
+
+    return ControlTokens(tokenizer, template, read)
 
 
 def read_template(folder: Path, manifest: Manifest) -> str | None:

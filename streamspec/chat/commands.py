@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
-from streamspec.chat.draft_marks import harmless
+from streamspec.chat.draft_marks import FOLDED, SHOWN, harmless
 from streamspec.errors import ConfigError, StreamspecError, meant
 from streamspec.option_fields import converted
 from streamspec.prompt.message_content import text_of
+from streamspec.runtime.options import EFFORTS
 from streamspec.runtime.sampling.sampling_params import Sampling
 
 if TYPE_CHECKING:
@@ -149,6 +150,15 @@ def set_sampling(chat: TerminalChat, argument: str) -> None:
     chat.say(f"sampling: {chat.sampling.in_words}")
 
 
+def think(chat: TerminalChat, argument: str) -> None:
+    """Sets how long the model thinks from the next answer on; without an effort, shows thoughts or folds them."""
+    if argument:
+        chat.options = replace(chat.options, reasoning_effort=argument)
+    else:
+        chat.thoughts = FOLDED if chat.thoughts == SHOWN else SHOWN
+    chat.say(f"thoughts: {chat.thoughts}, effort: {chat.options.reasoning_effort or 'as the model is used to'}")
+
+
 def show_help(chat: TerminalChat, argument: str) -> None:
     for name, command in COMMANDS.items():
         chat.say(f"{f'/{name} {command.argument}'.strip():<16}{command.help}")
@@ -171,6 +181,9 @@ COMMANDS: dict[str, SlashCommand] = {
     "undo": SlashCommand(undo, "", "take the last message and its answer back"),
     "set": SlashCommand(
         set_sampling, "NAME VALUE", "set the temperature, top_k, ...; without a value: the model's own"
+    ),
+    "think": SlashCommand(
+        think, "EFFORT", "think so long: none to high; without an effort: show thoughts or fold them"
     ),
     "new": SlashCommand(new, "", "begin a new conversation"),
     "help": SlashCommand(show_help, "", "show this"),
@@ -213,5 +226,6 @@ def complete(chat: TerminalChat, start: str) -> list[str]:
         "/adapter": lambda: chat.session.adapters,
         "/model": bundle_names,
         "/set": lambda: SAMPLING,
+        "/think": lambda: EFFORTS,
     }
     return [choice for choice in known.get(name, list)() if choice.startswith(word)]

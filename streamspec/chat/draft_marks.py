@@ -8,10 +8,11 @@ from typing import Any
 
 from streamspec.errors import ConfigError
 from streamspec.runtime.stream import Chunk
-from streamspec.runtime.text.detokenize import Detokenizer
+from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 
 MARKS = {"colour": ("\x1b[1;32m", "\x1b[0m"), "brackets": ("[", "]"), "none": ("", "")}
 AUTO = "auto"
+SHOWN, FOLDED = "shown", "folded"  # thoughts
 
 
 def choose_marks(name: str, terminal: bool) -> tuple[str, str]:
@@ -35,31 +36,42 @@ def harmless(text: str) -> str:
 
 
 class MarkedText:
-    """Turns chunks into text with marks. The text is the chunks' own; the tokens tell which characters were drafted."""
+    """Turns chunks into text with marks. The text is the chunks' own; the tokens tell which characters were drafted.
 
-    def __init__(self, tokenizer: Any, marks: tuple[str, str], terminal: bool) -> None:
-        self._begin, self._end = marks
-        self._pieces, self._terminal = Detokenizer(tokenizer), terminal
-        self._drafted: list[bool] = []  # of characters that no chunk has shown yet
-        self._open = False
+    `thoughts`: "shown" writes what the model thinks before its answer, dimmed, "folded" a word in its place; only on a
+    terminal.
+    """
+
+    def __init__(self, tokenizer: Any, marks: tuple[str, str], terminal: bool, thoughts: str = SHOWN) -> None:
+        self._marks, self._deltas, self._terminal = marks, ThoughtDeltas(tokenizer), terminal
+        self._thoughts, self._dim = thoughts, ("\x1b[2m", "\x1b[0m") if has_colour() else ("(", ")")
+        self._open = self._thinking = False
 
     def push(self, chunk: Chunk) -> str:
-        """Returns the chunk's text as it is to be written."""
-        for token, drafted in zip(chunk.token_ids, chunk.drafted, strict=True):
-            self._drafted += [drafted] * len(self._pieces.push(token))
-        flags, self._drafted = self._drafted[: len(chunk.text)], self._drafted[len(chunk.text) :]
-        flags += [False] * (len(chunk.text) - len(flags))
-        out = ""
-        for character, drafted in zip(harmless(chunk.text) if self._terminal else chunk.text, flags, strict=True):
-            out += self._switch(drafted) + character
-        return out
+        """Returns the chunk's thought and text as they are to be written."""
+        _, text = self._deltas.push(chunk)
+        thinks = self._terminal and bool(chunk.reasoning)
+        out = self._think(thinks) if thinks and not self._thinking else ""
+        if thinks and self._thoughts == SHOWN:
+            out += harmless(chunk.reasoning)
+        return out + "".join(map(self._marked, text))
 
     def finish(self) -> str:
         """Returns what ends an open mark."""
-        return self._switch(False)
+        return self._think(False).rstrip("\n") + self._switch(False)
+
+    def _think(self, thinks: bool) -> str:
+        if thinks == self._thinking:
+            return ""
+        self._thinking = thinks
+        return self._dim[0] + "thinking" * (self._thoughts == FOLDED) if thinks else self._dim[1] + "\n\n"
+
+    def _marked(self, piece: TextDelta) -> str:
+        text = harmless(piece.text) if self._terminal else piece.text
+        return self._think(False) + self._switch(piece.drafted) + text if text else ""
 
     def _switch(self, drafted: bool) -> str:
         if drafted == self._open:
             return ""
         self._open = drafted
-        return self._begin if drafted else self._end
+        return self._marks[not drafted]

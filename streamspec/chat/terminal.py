@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.chat.commands import complete, run_command
-from streamspec.chat.draft_marks import AUTO, MarkedText, choose_marks, has_colour
+from streamspec.chat.draft_marks import AUTO, SHOWN, MarkedText, choose_marks, has_colour
 from streamspec.chat.line_input import LineInput
 from streamspec.errors import StreamspecError
 from streamspec.runtime.conversation import Message
@@ -46,9 +46,9 @@ class TerminalChat:
         given: Mapping[str, Any] | None = None,
         load: Callable[[Path], Session] | None = None,
     ) -> None:
-        self.session, self._options, self.given, self.load = session, options, dict(given or {}), load
+        self.session, self.options, self.given, self.load = session, options, dict(given or {}), load
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self._marks = choose_marks(marks, self.terminal)
+        self._marks, self.thoughts = choose_marks(marks, self.terminal), SHOWN
         self._dim = sys.stderr.isatty() and has_colour()
         self.last: Stats | None = None  # of the last answer
         self.files: set[Path] = set()
@@ -93,13 +93,13 @@ class TerminalChat:
     def answer(self, message: str | Message) -> None:
         """Writes the answer as it comes, then how fast it came."""
         before = len(self.session.messages)
-        text = MarkedText(self.session.tokenizer, self._marks, self.terminal)
-        options = replace(self._options, sampling=self.sampling)
+        text = MarkedText(self.session.tokenizer, self._marks, self.terminal, self.thoughts)
+        options = replace(self.options, sampling=self.sampling)
         running = self.session.stream_chat(message, options, overflow="forget").start()
         chunks: list[Chunk] = []
 
         def stop() -> None:  # a turn without an answer is not kept
-            running.cancel(rollback=not any(chunk.text for chunk in chunks))
+            running.cancel(rollback=not any(chunk.text or chunk.reasoning for chunk in chunks))
 
         try:
             with interrupted(stop) if self.terminal else nullcontext():

@@ -52,8 +52,11 @@ def command(
     options = replace(options, grammar=_grammar(json_schema, regex, choice), sampling=sampling)
     loading = replace(loading, tree=rows or loading.tree, prepare_grammar=options.grammar is not None)
     session = load(folder_of(bundle, precision), loading)
-    last = None
+    last, thinking = None, False
     for chunk in session.stream(text, options):
+        if chunk.reasoning or (thinking and chunk.text):  # thoughts are no part of the answer
+            print(chunk.reasoning, end="\n\n" if chunk.text else "", file=sys.stderr, flush=True)
+            thinking = not chunk.text
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
         last = chunk

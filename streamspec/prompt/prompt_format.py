@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.errors import ConfigError, DataError
+from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.prompt.message_content import text_of
 
 Message = Mapping[str, Any]
@@ -54,8 +55,9 @@ class PromptFormat:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        control: ControlTokens | None = None,
     ) -> str:
-        """Returns the text for the tokenizer.
+        """Returns the text for the tokenizer, or, with `control`, the marked text that it encodes.
 
         `prompt` is a string or a list of messages (`role`, `content` and what else the template reads, such as
         `tool_calls`), in any shape that OpenAI's API has for text (`plain_message`). `specials` holds `bos_token`,
@@ -71,10 +73,10 @@ class PromptFormat:
             if given:
                 raise DataError(f"{given} with the prompt format raw", "the format chat", "leave them out")
             return "".join((m["content"] or "") + self.separator for m in messages)
-        names = [function_name(tool) for tool in tools or ()]
-        text = _in_its_spelling(
-            [_for_template(message) for message in messages], template, specials, tools, add_generation_prompt
-        )
+        names, plain = [function_name(tool) for tool in tools or ()], [_for_template(message) for message in messages]
+        if control is not None:
+            plain, tools = control.marked_messages(plain), control.marked(tools)
+        text = _in_its_spelling(plain, template, specials, tools, add_generation_prompt)
         missing = [name for name in names if name not in text]
         if missing:
             raise DataError(

@@ -31,7 +31,7 @@ from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
-from streamspec.serve.api.tool_calls import CallParser, forced_prompt
+from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
@@ -188,9 +188,13 @@ class Service:
         ready = Prepared(parsed, base, adapter, _prompt(parsed), parsed.options)
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
-            ready.prompt, ready.calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
+            ready.calls = partial(CallParser, form, tools)
             if tools.forced:
                 grammar = tools.grammar(form, grammars)
+                if base.thought is None:  # else the call's opening comes after the thought
+                    ready.prompt = _prompt(parsed, form.opening)
+                else:
+                    grammar = replace(grammar, opening=form.opening)
                 ready.options = [replace(options, grammar=grammar) for options in parsed.options]
         try:
             ready.hint = self.pool.encode(adapter, ready.prompt, base)
@@ -221,7 +225,7 @@ class Service:
     def _model(self, name: str) -> dict[str, Any]:
         sampling = {field: getattr(self.models[name][0].sampling, field) for field in GRAPH_INPUTS}
         model = {"id": name, "object": "model", "created": self.created, "owned_by": "streamspec"}
-        return model | {"streamspec": {"sampling": sampling}}
+        return model | {"streamspec": {"sampling": sampling, "thinks": self.models[name][0].thought is not None}}
 
 
 class Events(Response):
@@ -316,14 +320,18 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
     return files
 
 
-def _prompt(parsed: ParsedRequest) -> Callable[[Session], Any]:
-    """Makes the prompt for a session. Text for completions is passed on as it is where the bundle's own format is a
-    chat's."""
+def _prompt(parsed: ParsedRequest, opening: str = "") -> Callable[[Session], Any]:
+    """Makes the prompt for a session, with the `opening` of a call that is forced. Text for completions is passed on as
+    it is where the bundle's own format is a chat's."""
 
     def of(session: Session) -> Any:
         if isinstance(parsed.prompt, str) and session.manifest.prompt_format.kind == "chat":
             return list(session.tokenizer.encode(parsed.prompt).ids)
-        return parsed.prompt
+        if not parsed.chat:
+            return parsed.prompt
+        tools = None if parsed.tools is None else parsed.tools.schemas
+        ids = session.encode(parsed.prompt, tools=tools, chat_template_kwargs=parsed.options[0].template_variables)
+        return ids + list(session.tokenizer.encode(opening, add_special_tokens=False).ids) if opening else ids
 
     return of
 

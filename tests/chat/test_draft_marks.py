@@ -78,3 +78,33 @@ def test_marks_fit_what_shows_them(
 def test_unknown_marks_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected auto, colour, brackets, none"):
         choose_marks("bold", True)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "terminal", "colour", "wanted"),
+    [
+        ("shown", True, True, "\x1b[2mab\ufffd[2J\x1b[0m\n\n[c]é"),
+        ("shown", True, False, "(ab\ufffd[2J)\n\n[c]é"),
+        ("folded", True, True, "\x1b[2mthinking\x1b[0m\n\n[c]é"),
+        ("shown", False, True, "[c]é"),
+    ],
+)
+def test_a_thought_is_dimmed_or_folded_and_not_in_a_pipe(
+    thoughts: str, terminal: bool, colour: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "" if colour else "1")
+    monkeypatch.setenv("TERM", "xterm")
+    marked = MarkedText(Words(), MARKS["brackets"], terminal, thoughts)
+    chunks = [
+        Chunk("", [1], [False], None, Stats(), reasoning="ab", thought=[True]),
+        Chunk("c", [4, 5, 2], [True] * 3, None, Stats(), reasoning="\x1b[2J", thought=[True, None, False]),
+        Chunk("é", [3], [False], "eos", Stats(), thought=[False]),
+    ]
+    assert "".join(map(marked.push, chunks)) + marked.finish() == wanted
+
+
+def test_a_thought_without_an_answer_ends_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    marked = MarkedText(Words(), MARKS["none"], True)
+    assert marked.push(Chunk("", [1], [False], "length", Stats(), reasoning="ab", thought=[True])) == "(ab"
+    assert marked.finish() == ")"

@@ -371,6 +371,20 @@ def test_a_turn_stopped_before_its_first_word_is_not_kept(
     assert "; stopped" in text and "dropped" not in text and chat.session.messages == []
 
 
+def test_think_sets_the_effort_or_folds_thoughts(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat.take("/think none")
+    chat.take("Hello")
+    assert chat.options.reasoning_effort == "none" and len(chat.session.messages) == 2
+    with pytest.raises(ConfigError, match="reasoning_effort 'most'; expected none or minimal"):
+        chat.take("/think most")
+    chat.take("/think high")
+    with pytest.raises(ConfigError, match="a prompt format without thoughts"):  # of this bundle
+        chat.take("Hello")
+    assert (chat.thoughts, complete(chat, "/think l")) == ("shown", ["low"])
+    chat.take("/think")
+    assert chat.thoughts == "folded" and "thoughts: folded, effort: high" in capsys.readouterr().err
+
+
 def test_a_turn_is_taken_back(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
     chat.take("/system x")
     chat.take("abc")

@@ -48,6 +48,7 @@ BY_NAME: dict[str, tuple[str, Any]] = {
     "tree": ("7", 7),
     "draft": ("window:200", "window:200"),
     "top_p": ("0.5", 0.5),
+    "reasoning_effort": ("low", "low"),
 }
 BY_NAME["min_p"] = BY_NAME["top_p"]
 

@@ -59,7 +59,7 @@ def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
     with pytest.raises(ConfigError, match="an option temprature; expected temperature; correct its name"):
         saying("abc").generate("p", temprature=0.7)  # type: ignore[call-arg]
     with pytest.raises(
-        ConfigError, match=r"an option zzz; expected frequency_penalty or .*max_tokens.*; correct its name"
+        ConfigError, match=r"an option zzz; expected chat_template_kwargs or .*max_tokens.*; correct its name"
     ):
         saying("abc").stream("p", zzz=1)  # type: ignore[call-arg]
 

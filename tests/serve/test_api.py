@@ -456,7 +456,7 @@ def test_a_seed_counts_up_over_answers_with_the_models_sampling(running: Make) -
 def test_a_model_says_what_its_answers_begin_with(running: Make) -> None:
     client = running(session=recommending(Shared())).client()
     said = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.1}
-    assert client.models.retrieve("alpha").streamspec == {"sampling": said}
+    assert client.models.retrieve("alpha").streamspec == {"sampling": said, "thinks": False}
 
 
 def recommending(shared: Shared) -> FakeServeSession:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serve.conftest import Running, until, user
 from tests.serve.page_in_browser import Open, converse, needs_chromium
+from tests.support.thinking_sessions import thinking
 
 pytestmark = needs_chromium
 Make = Callable[..., Running]
@@ -44,6 +45,33 @@ def answers(page: Any, tokens: Sequence[tuple[str, bool]]) -> None:
 def names(page: Any) -> list[str]:
     """Titles of the conversations that are kept."""
     return list(page.locator("#kept .title").all_text_contents())
+
+
+def test_a_thought_is_folded_before_the_answer_and_goes_back_with_it(visit: Open) -> None:
+    server = Running(thinking("<think>\nOslo, <b>or</b> Rome?\n</think>\n\nOslo."))
+    try:
+        page = visit(server)
+        converse(page, "where?", 100)
+        thought = page.locator(".answer details")
+        assert thought.locator(".reasoning").text_content() == "Oslo, <b>or</b> Rome?"
+        assert not thought.locator(".reasoning").is_visible() and page.locator(".rendered").inner_text() == "Oslo."
+        thought.locator("summary").click()
+        assert thought.locator(".reasoning").is_visible() and thought.locator("b").count() == 0
+        page.get_by_label("Thinking").select_option("none")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            converse(page, "sure?", 100)
+        sent = json.loads(asked.value.post_data)
+        assert sent["messages"][1] == {
+            "role": "assistant",
+            "content": "Oslo.",
+            "reasoning_content": "Oslo, <b>or</b> Rome?",
+        }
+        assert sent["reasoning_effort"] == "none"
+        page.reload()
+        page.locator("#kept .title").first.click()
+        assert page.locator(".answer details .reasoning").first.text_content() == "Oslo, <b>or</b> Rome?"
+    finally:
+        server.stop()
 
 
 def test_an_answer_is_read_as_markdown_and_drafted_tokens_stay_marked(running: Make, visit: Open) -> None:

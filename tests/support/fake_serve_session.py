@@ -45,7 +45,7 @@ class FakeServeSession:
 
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
-        self.sampling = Sampling()
+        self.sampling, self.thought = Sampling(), None
         self.adapters, self.loaded = ["alpha", "beta"], True
         self.manifest = SimpleNamespace(
             prompt_format=SimpleNamespace(kind="raw"), model=SimpleNamespace(embeddings=False)
@@ -66,7 +66,9 @@ class FakeServeSession:
         time.sleep(self.shared.swapping)
         self.adapter, self.cached_tokens = None if adapter is None else str(adapter), []
 
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: Any, **variables: Any) -> list[int]:
+        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+            return prompt
         text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
         ids = list(TOKENIZER.encode(text).ids)
         if len(ids) >= CONTEXT:

@@ -35,7 +35,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
     "service_tier": ("auto", "default"),
@@ -47,6 +46,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 ONLY_IN_COMPLETION = {
     **{name: values for name, values in ONLY.items() if name != "echo"},
+    "reasoning_effort": (),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (),
@@ -57,6 +57,9 @@ ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
 }
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(Strict):
@@ -120,11 +123,21 @@ class Common(Decoding):
     response_format: ResponseFormat | None = None
 
 
-class ChatRequest(Common):
+class Thinking(Strict):
+    """Fields for models that think. `chat_template_kwargs` and `thinking_token_budget` are vLLM's, `enable_thinking` is
+    Qwen's."""
+
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = Field(None, ge=0)
+
+
+class ChatRequest(Common, Thinking):
     """The body of `POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    reasoning_effort: Effort | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=128)
@@ -191,7 +204,22 @@ def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGram
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+    thinking = _thinking(request, limits)
+    parsed = replace(parsed, options=[replace(option, **thinking) for option in parsed.options])
     return replace(_constrained(parsed, request, limits, grammars), tools=_tools(request, limits))
+
+
+def _thinking(request: ChatRequest, limits: Limits) -> dict[str, Any]:
+    """Returns the fields of the options that say how a model thinks."""
+    given = dict(request.chat_template_kwargs or {})
+    bounded(len(json.dumps(given, ensure_ascii=False)), limits.text, "chat_template_kwargs")
+    if request.enable_thinking is not None:
+        given["enable_thinking"] = request.enable_thinking
+    return {
+        "reasoning_effort": request.reasoning_effort,
+        "chat_template_kwargs": given or None,
+        "thinking_token_budget": request.thinking_token_budget,
+    }
 
 
 def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
@@ -226,6 +254,7 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
         raise invalid("an empty prompt; expected some text", "prompt")
     bounded(len(prompt), limits.text, "prompt")
     parsed = _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    parsed = replace(parsed, options=[replace(option, separate_reasoning=False) for option in parsed.options])
     parsed = _constrained(parsed, request, limits, grammars)
     if not request.echo:
         return parsed

@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import isnan
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
-from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
+from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.tool_calls import CallParser
@@ -90,6 +89,7 @@ class ResponseBuilder:
             "completion_tokens": new,
             "total_tokens": prompt + new,
             "prompt_tokens_details": {"cached_tokens": each[0].reused_tokens},
+            "completion_tokens_details": {"reasoning_tokens": sum(stats.reasoning_tokens for stats in each)},
         }
 
     def _frame(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
@@ -109,22 +109,27 @@ class Choice:
         self.drafted = 0
         self.last: Chunk | None = None
         self.reason: str | None = None  # why it ended, in OpenAI's word
-        self._pieces = TextDeltas(tokenizer)
+        self._pieces = ThoughtDeltas(tokenizer)
         self._text: list[str] = [before]
+        self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
 
     def push(self, chunk: Chunk) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns OpenAI's object of the chunk, and the record of its call."""
         first, self.last = self.last is None, chunk
         self.drafted += sum(chunk.drafted)
-        pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
+        pieces = self._pieces.push(chunk)
+        self._reasoning += chunk.reasoning
         logprobs = None
         if chunk.logprobs is not None:
-            logprobs = self._spell(chunk.prompt_logprobs or [], chunk.logprobs)
+            kinds = chunk.thought or [False] * len(chunk.logprobs)
+            of_text = [entry for entry, kind in zip(chunk.logprobs, kinds, strict=True) if kind is False]
+            logprobs = self._spell(chunk.prompt_logprobs or [], of_text)
             for name, entries in logprobs.items():
                 self._logprobs.setdefault(name, []).extend(entries)
         self.reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        delta |= {"reasoning_content": chunk.reasoning} if chunk.reasoning else {}
         if self._calls is None:
             delta["content"] = chunk.text
         else:
@@ -140,6 +145,8 @@ class Choice:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self._calls is not None and self._calls.calls:
             message |= {"content": text or None, "tool_calls": self._calls.calls}
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
         return self._body({"message": message}, text, self._logprobs or None)
 
     def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:
@@ -190,6 +197,7 @@ def counters(choice: Choice, waited: float, adapter: str | None) -> dict[str, An
         "plain_steps": stats.plain_steps,
         "tokens_per_step": round(stats.tau, 3),
         "new_tokens": stats.new_tokens,
+        "reasoning_tokens": stats.reasoning_tokens,
         "drafted_tokens": choice.drafted,
         "tokens_per_second": round(stats.tokens_per_second, 2),
         "queue_ms": _ms(waited),
@@ -208,11 +216,13 @@ def event(body: Mapping[str, Any], kind: str | None = None) -> bytes:
     return name + b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _of_call(chunk: Chunk, pieces: list[TextDelta]) -> dict[str, Any]:
-    stats = chunk.stats
+def _of_call(chunk: Chunk, pieces: tuple[list[TextDelta], list[TextDelta]]) -> dict[str, Any]:
+    stats, (thought, text) = chunk.stats, pieces
+    of_thought = {"tokens": [piece.text for piece in thought], "drafted": [piece.drafted for piece in thought]}
     return {
-        "tokens": [piece.text for piece in pieces],
-        "drafted": [piece.drafted for piece in pieces],
+        "tokens": [piece.text for piece in text],
+        "drafted": [piece.drafted for piece in text],
+        **({"reasoning": of_thought} if thought else {}),
         "rows": stats.rows if chunk.token_ids else 0,
         "committed": len(chunk.token_ids),
         "accepted": sum(chunk.drafted),
@@ -223,37 +233,3 @@ def _of_call(chunk: Chunk, pieces: list[TextDelta]) -> dict[str, Any]:
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 2)
-
-
-class TextDelta(NamedTuple):
-    """Text that was added to an answer, and whether its tokens were drafted."""
-
-    text: str
-    drafted: bool
-
-
-class TextDeltas:
-    """Cuts the shown text of one answer by the tokens it came from, so that a page can colour drafted tokens.
-
-    Text comes later than its tokens: half characters and what may begin a stop string are held back.
-    """
-
-    def __init__(self, tokenizer: TokenDecoder) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._held: deque[TextDelta] = deque()  # text of tokens that came but is not shown yet
-
-    def push(self, tokens: Sequence[int], drafted: Sequence[bool], shown: str) -> list[TextDelta]:
-        """Cuts `shown`, the text that became certain with these tokens, into pieces; joined, they
-        equal `shown`."""
-        for token, was in zip(tokens, drafted, strict=True):
-            self._held.append(TextDelta(self._detokenizer.push(token), was))
-        out, left = [], len(shown)
-        while self._held and (left or not self._held[0].text):
-            text, was = self._held.popleft()
-            out.append(TextDelta(text[:left], was))
-            if len(text) > left:
-                self._held.appendleft(TextDelta(text[left:], was))
-            left -= min(left, len(text))
-        if left:  # the end of a character that never came whole
-            out.append(TextDelta(shown[-left:], bool(drafted) and drafted[-1]))
-        return out

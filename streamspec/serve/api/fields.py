@@ -68,10 +68,13 @@ class Message(Hinted):
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what an answer thought before; templates drop or show it
+    reasoning: str | None = None  # its other name
 
     def plain(self, where: str) -> dict[str, Any]:
         """The message as the runtime takes it. `where`: its path in the request. Raises ApiError."""
-        for name, role in (("tool_calls", "assistant"), ("refusal", "assistant"), ("tool_call_id", "tool")):
+        for name in ("tool_calls", "refusal", "tool_call_id", "reasoning_content", "reasoning"):
+            role = "tool" if name == "tool_call_id" else "assistant"
             if getattr(self, name) and self.role != role:
                 raise invalid(f"{where}.{name} with the role {self.role}; expected {role}", f"{where}.{name}")
         if self.role == "tool" and not self.tool_call_id:

@@ -64,7 +64,7 @@ class ResponseObject:
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.reused_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.new_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": stats.reasoning_tokens},
             "total_tokens": stats.prompt_tokens + stats.new_tokens,
         }
         return self._response("incomplete" if cut else "completed") | {
@@ -87,6 +87,8 @@ class ResponseObject:
         delta, over = body["delta"], self._choice.reason is not None
         self._logprobs += [_whole_bytes(entry) for entry in (body["logprobs"] or {}).get("content", [])]
         calls = delta.get("tool_calls", ())
+        if "reasoning_content" in delta:
+            yield from self._thought(delta["reasoning_content"])
         if delta["content"] or (over and not calls and not self._output):
             yield from self._text(delta["content"])
         for piece in calls:
@@ -96,19 +98,24 @@ class ResponseObject:
             yield from self._close("incomplete" if cut else "completed")
             yield {"type": "response.incomplete" if cut else "response.completed", "response": self.whole()}
 
+    def _begin(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
+        """Begins an item of one part, unless one of its type goes on."""
+        if self._open and self._output[-1]["type"] == item["type"]:
+            return
+        yield from self._close("completed")
+        yield self._added(item)
+        yield {"type": "response.content_part.added", **self._place(), "part": part}
+        item["content"] = [part]
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        item = {"id": _id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        yield from self._begin(item, {"type": "reasoning_text", "text": ""})
+        self._output[-1]["content"][0]["text"] += text
+        yield {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
+
     def _text(self, text: str) -> Iterator[Event]:
-        if not self._open:
-            item: dict[str, Any] = {
-                "id": _id("msg"),
-                "type": "message",
-                "status": "in_progress",
-                "role": "assistant",
-                "content": [],
-            }
-            yield self._added(item)
-            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            yield {"type": "response.content_part.added", **self._place(), "part": part}
-            item["content"] = [part]
+        item = {"id": _id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        yield from self._begin(item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
         part, logprobs, self._logprobs = self._output[-1]["content"][0], self._logprobs, []
         part["text"] += text
         part["logprobs"] += logprobs
@@ -140,10 +147,10 @@ class ResponseObject:
         if not self._open:
             return
         self._open, item = False, self._output[-1]
-        if item["type"] == "message":
+        if "content" in item:
             part = item["content"][0]
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield {"type": "response.output_text.done", **self._place(), **done}
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield {"type": f"response.{part['type']}.done", **self._place(), **done}
             yield {"type": "response.content_part.done", **self._place(), "part": part}
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}

@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from streamspec.serve.api.body import json_object, parsed_as, without_fixed
-from streamspec.serve.api.chat_requests import MAX_TOP_LOGPROBS, ChatRequest, Decoding, ParsedRequest, in_runtime_terms
+from streamspec.serve.api.chat_requests import (
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    Decoding,
+    Effort,
+    ParsedRequest,
+    Thinking,
+    in_runtime_terms,
+)
 from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict
 from streamspec.serve.errors import ApiError, invalid
@@ -32,7 +40,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "truncation": ("disabled",),
@@ -47,6 +54,7 @@ ONLY_IN_TOOL: dict[str, tuple[Any, ...]] = {
 # names of a chat's fields here
 NAMES = {
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "max_tokens": "max_output_tokens",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format",
@@ -75,8 +83,12 @@ class InputMessage(Strict):
     status: Status | None = None
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Appends it to the messages of a chat."""
-        messages.append({"role": self.role, "content": _joined(self.content)})
+        """Appends it to the messages of a chat, an answer to its thought."""
+        said = {"role": self.role, "content": _joined(self.content)}
+        thought = messages and messages[-1]["role"] == self.role == "assistant" and messages[-1]["content"] is None
+        if thought and "tool_calls" not in messages[-1]:
+            said = messages.pop() | said
+        messages.append(said)
 
 
 class InputCall(Strict):
@@ -112,8 +124,33 @@ class InputCallOutput(Strict):
         messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)})
 
 
-ITEMS: dict[str, type[InputMessage] | type[InputCall] | type[InputCallOutput]] = {
+class ItemThought(Strict):
+    """A piece of a thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(Strict):
+    """What an answer thought before."""
+
+    type: Literal["reasoning"]
+    content: list[ItemThought] | None = None
+    summary: list[ItemThought] | None = None
+    encrypted_content: None = None
+    id: str | None = None
+    status: Status | None = None
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """Begins the answer's message, to which the next items belong."""
+        thought = "".join(part.text for part in self.content or self.summary or ())
+        if thought:
+            messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
+
+
+ITEMS: dict[str, type[InputMessage] | type[InputCall] | type[InputCallOutput] | type[InputReasoning]] = {
     "message": InputMessage,
+    "reasoning": InputReasoning,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
 }
@@ -160,12 +197,21 @@ class Obfuscation(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(Decoding):
+class Reasoning(Strict):
+    """How a model thinks. Summaries are not made: `auto` gives none."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: None = None
+
+
+class ResponsesRequest(Decoding, Thinking):
     """The body of `POST /v1/responses`."""
 
     input: str | list[Any] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
+    reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: list[FlatTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | None = None
@@ -201,7 +247,7 @@ def _function(tool: Any, where: str) -> Any:
 
 def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
     """Returns the fields of the chat that the request asks for."""
-    shared = {name: getattr(request, name) for name in Decoding.model_fields}
+    shared = {name: getattr(request, name) for name in (*Decoding.model_fields, *Thinking.model_fields)}
     chosen = request.tool_choice
     form = request.text.format.of_chat() if request.text is not None and request.text.format is not None else None
     functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools or ()]
@@ -210,6 +256,7 @@ def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
         "grammar": request.grammar and request.grammar.model_dump(),
         "messages": _messages(request),
         "max_tokens": request.max_output_tokens,
+        "reasoning_effort": request.reasoning and request.reasoning.effort,
         "response_format": form,
         "tools": [{"type": "function", "function": function} for function in functions] or None,
         "tool_choice": {"type": "function", "function": {"name": chosen.name}}
@@ -269,7 +316,7 @@ def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
         "max_tool_calls": None,
         "metadata": {},
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
         "truncation": "disabled",

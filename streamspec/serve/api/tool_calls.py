@@ -10,11 +10,12 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamspec.errors import StreamspecError
+from streamspec.model_families.thought_tags import TAGS, tags_of
 from streamspec.runtime import Grammar, Session
 from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
 from streamspec.serve.api.checked_grammars import CheckedGrammars
@@ -44,9 +45,8 @@ OTHER_ROOTS = {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"}  # a 
 ID = string.ascii_lowercase + string.digits
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
 COLON = re.compile(r"\s*:\s*")
-# Tags around thoughts; an answer may lack the first, which the prompt then ends with.
-THOUGHT_TAGS = ("<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "[THINK]")
-THOUGHT_ENDS = tuple(f"{tag[0]}/{tag[1:]}" for tag in THOUGHT_TAGS)
+# Tags around thoughts that the runtime left in the text, as the template does not name them; the first may be lacking.
+THOUGHT_TAGS, THOUGHT_ENDS = tuple(tags.begin for tags in TAGS), tuple(tags.end for tags in TAGS)
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,12 @@ class CallForm:
 
     `opening`: the text before the JSON object where an answer begins with a call; `shown`: what is
     left of that text after words, without special tokens; `arguments`: the name of the arguments'
-    field; `thinking`: whether prompts end within a thought.
+    field.
     """
 
     opening: str
     shown: str
     arguments: str
-    thinking: bool = False
 
     @classmethod
     def of(cls, session: Session) -> CallForm:
@@ -134,6 +133,9 @@ class CallForm:
         except StreamspecError as error:
             left_out = "the bundle's chat template leaves out tools; expected one that shows them; send no tools"
             raise invalid(left_out if NAME in error.found else str(error), "tools", "unsupported_value") from None
+        tags = tags_of(session.template)
+        if tags is not None and before.rstrip().endswith(begin := tags.begin.rstrip()):  # which no call belongs to
+            before = before.rstrip().removesuffix(begin)
         call = _call_in(after.removeprefix(before)) if after.startswith(before) else None
         if call is None:
             raise invalid(
@@ -143,10 +145,11 @@ class CallForm:
                 "unsupported_value",
             )
         opening, arguments = call
-        tags, _ = _call_in(spoken.partition(WORDS)[2]) or (opening.strip().rpartition("\n")[2], arguments)
-        ids = session.tokenizer.encode(tags, add_special_tokens=False).ids
-        thinking = before.rstrip().endswith(THOUGHT_TAGS)
-        return cls(opening, session.tokenizer.decode(ids).strip(), arguments, thinking)
+        if tags is not None and tags.end in opening:
+            opening = opening.rpartition(tags.end)[2].lstrip()
+        around, _ = _call_in(spoken.partition(WORDS)[2]) or (opening.strip().rpartition("\n")[2], arguments)
+        ids = session.tokenizer.encode(around, add_special_tokens=False).ids
+        return cls(opening, session.tokenizer.decode(ids).strip(), arguments)
 
 
 class CallParser:
@@ -158,7 +161,7 @@ class CallParser:
         self._form, self._tools = form, tools
         self._held = ""  # text that is not known to be content
         self._calling = False  # whether what is held begins with a call
-        self._thinking = form.thinking  # whether what is held begins within a thought
+        self._thinking = False  # whether what is held begins within a thought
         self._talking = False  # whether words came first where only an answer's beginning can be a call
         self._sent = 0  # characters held that pieces of a forced call have
         self._whole = True  # whether no call was cut short
@@ -215,7 +218,7 @@ class CallParser:
 
     def _forced(self, last: bool) -> list[dict[str, Any]]:
         """Returns the pieces of the single call that the grammar admits."""
-        held, pieces = self._held, []
+        held, pieces = self._held[max(0, self._held.find('{"name": ')) :], []  # after a thought the opening comes first
         if not self.calls:
             for name in self._tools.forced:
                 head = f'{{"name": {json.dumps(name)}, {json.dumps(self._form.arguments)}: '
@@ -268,17 +271,6 @@ class CallParser:
             arguments, written = _json_of(arguments), arguments
         known = name in self._tools.names and isinstance(arguments, dict)
         return _call(name, written) if known else None
-
-
-def forced_prompt(form: CallForm, tools: Tools, messages: Any) -> Callable[[Session], list[int]]:
-    """Makes the prompt for a session: the messages with the tools, and the opening of a call that is forced."""
-
-    def of(session: Session) -> list[int]:
-        ids = session.encode(messages, tools=tools.schemas)
-        opening = form.opening if tools.forced else ""
-        return ids + list(session.tokenizer.encode(opening, add_special_tokens=False).ids)
-
-    return of
 
 
 def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:

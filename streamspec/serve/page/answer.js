@@ -35,12 +35,16 @@ export class Answer {
   /** `model`: shown above it; "" for none. */
   constructor(model) {
     this.element = make("article", "turn answer running");
+    this.thought = make("details", "thought"); // what the model thinks first, folded
+    this.thought.hidden = true;
+    this.thinking = make("p", "reasoning");
+    this.thought.append(make("summary", "quiet", "Thinking"), this.thinking);
     this.body = make("p", "text"); // the tokens as they came; beside it the same as Markdown
     this.rendered = make("div", "rendered");
     this.note = make("p", "note quiet");
     this.actions = make("div", "actions");
-    this.element.append(make("h2", model ? "quiet" : "unseen", model || "Answer"), this.body, this.rendered, this.note, this.actions);
-    this.text = this.shown = "";
+    this.element.append(make("h2", model ? "quiet" : "unseen", model || "Answer"), this.thought, this.body, this.rendered, this.note, this.actions);
+    this.text = this.shown = this.reasoning = "";
     this.pieces = []; // of {text, drafted, step}, the tokens
     this.waiting = 0; // the frame that will render, if one was asked for
     this.fenced = false; // inside a block of code
@@ -65,6 +69,7 @@ export class Answer {
     this.rate = said.tokens_per_second || this.rate;
     if (said.rows > 1) this.tau = said.tokens_per_step;
     if (said.rows > 0) this.steps.push({ rows: said.rows, accepted: said.accepted, committed: said.committed, tau: said.tokens_per_step });
+    this.#think(chunk.choices[0].delta.reasoning_content);
     said.tokens.forEach((text, i) => this.#token(text, said.drafted[i]));
     this.text += content;
     if (chunk.choices[0].finish_reason) {
@@ -77,6 +82,7 @@ export class Answer {
   end(why = "") {
     this.ended ||= why;
     this.element.classList.remove("running");
+    this.thought.firstChild.textContent = "Thought";
     this.note.textContent = [this.ended, ...this.#figures()].filter(Boolean).join(" · ");
     this.#render();
     for (const frame of this.rendered.querySelectorAll("pre")) frame.after(copyButton(() => frame.textContent, "Copy code"));
@@ -84,7 +90,8 @@ export class Answer {
   }
 
   /** Shows an answer of a kept conversation: its tokens, and which of them were `drafted` ("0" or "1" each). */
-  restore(pieces, drafted) {
+  restore(pieces, drafted, reasoning) {
+    this.#think(reasoning);
     pieces.forEach((text, i) => this.#token(text, drafted[i] === "1"));
     this.text = this.shown;
     this.end();
@@ -98,6 +105,13 @@ export class Answer {
 
   get known() {
     return this.record && `${this.record.reused_tokens} of ${this.record.prompt_tokens}`;
+  }
+
+  #think(text) {
+    if (!text) return;
+    this.reasoning += text;
+    this.thinking.append(text);
+    this.thought.hidden = false;
   }
 
   #token(text, drafted) {

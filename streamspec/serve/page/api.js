@@ -27,10 +27,10 @@ export function takeToken() {
   return true;
 }
 
-/** The models that requests may ask for and the sampling that their answers begin with; the first is the bundle itself. */
+/** The models that requests may ask for, the sampling that their answers begin with, and whether they think; the first is the bundle itself. */
 export async function models() {
   const answer = await (await send("/v1/models", {})).json();
-  return new Map(answer.data.map((model) => [model.id, model.streamspec?.sampling]));
+  return new Map(answer.data.map((model) => [model.id, model.streamspec]));
 }
 
 /** Chunks of one answer (docs/guides/serve.md). Aborting `signal` ends the generation too. Throws Refused, also in the middle. */

@@ -4,7 +4,7 @@ const KEY = "streamspec-conversations", OFF = "streamspec-keep-none";
 const MOST = 50; // conversations
 const LONGEST = 2_000_000; // characters of all together; browsers have room for some 5 million
 
-/** All that are kept: {id, at, title, system, turns}; `turns`: of {asked, pieces, drafted}. */
+/** All that are kept: {id, at, title, system, turns}; `turns`: of {asked, pieces, drafted, reasoning}. */
 export function kept() {
   try {
     const found = JSON.parse(localStorage.getItem(KEY) ?? "[]");

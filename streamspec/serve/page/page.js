@@ -9,7 +9,7 @@ const $ = (id) => document.getElementById(id);
 const turns = []; // of {asked, question, answer}; the newest may be running
 let conversation = null; // its {id, at}, once it has a turn
 let running = null; // the AbortController of the answer under way
-let recommended = new Map(); // each model's sampling, where the temperature was not moved
+let recommended = new Map(); // of each model: whether it thinks, and its sampling, where the temperature was not moved
 let moved = false; // whether it was
 let shown = null; // the answer whose figures the panel has
 const plot = new Plot($("plot"), look);
@@ -33,7 +33,8 @@ async function connect() {
 function choose() {
   $("serving").textContent = $("serving").title = $("model").value;
   $("serving").hidden = false;
-  const { temperature, ...others } = recommended.get($("model").value) ?? { temperature: 0 };
+  const { sampling: { temperature, ...others }, thinks } = recommended.get($("model").value) ?? { sampling: { temperature: 0 } };
+  $("effort-row").hidden = !thinks;
   moved = false;
   $("temperature").value = $("degrees").textContent = temperature;
   const off = { top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
@@ -134,7 +135,7 @@ async function run(turn) {
     follow = atEnd();
     answer.end(error.name === "AbortError" ? "stopped" : "broken off");
     if (error.name !== "AbortError") fail(error);
-    if (!answer.text) takeBack(turn);
+    if (!answer.text && !answer.reasoning) takeBack(turn);
   } finally {
     running = null;
     busy(false);
@@ -151,6 +152,7 @@ function save() {
     asked,
     pieces: answer.pieces.map((piece) => piece.text),
     drafted: answer.pieces.map((piece) => Number(piece.drafted)).join(""),
+    ...(answer.reasoning && { reasoning: answer.reasoning }),
   }));
   keep({ ...conversation, at: Date.now(), title: turns[0].asked.slice(0, 80), system: $("system").value, turns: said });
   list();
@@ -162,7 +164,7 @@ function open(old) {
   begin();
   conversation = { id: old.id };
   $("system").value = old.system ?? "";
-  for (const { asked, pieces, drafted } of old.turns) append(asked).answer.restore(pieces, drafted);
+  for (const { asked, pieces, drafted, reasoning } of old.turns) append(asked).answer.restore(pieces, drafted, reasoning);
   busy(false);
   show(turns.at(-1)?.answer ?? null);
   panel(false);
@@ -193,10 +195,12 @@ function request() {
   const messages = $("system").value.trim() ? [{ role: "system", content: $("system").value }] : [];
   for (const turn of turns) {
     messages.push({ role: "user", content: turn.asked });
-    if (turn !== turns.at(-1)) messages.push({ role: "assistant", content: turn.answer.text });
+    const { text, reasoning } = turn.answer;
+    if (turn !== turns.at(-1)) messages.push({ role: "assistant", content: text, ...(reasoning && { reasoning_content: reasoning }) });
   }
   const temperature = Number($("temperature").value), most = Number($("most").value);
-  const asked = { ...(moved && { temperature }), ...(most > 0 && { max_tokens: most }) };
+  const effort = $("effort-row").hidden ? "" : $("effort").value;
+  const asked = { ...(moved && { temperature }), ...(most > 0 && { max_tokens: most }), ...(effort && { reasoning_effort: effort }) };
   return { model: $("model").value, messages, speculate: $("speculate").checked, ...asked };
 }
 

@@ -105,6 +105,34 @@ def test_what_was_found_is_said(tmp_path: Path) -> None:
         made(data[1:], chat)
 
 
+@pytest.mark.parametrize(
+    ("shown", "kept", "dropped"),
+    [
+        ("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}", 7, 0),
+        ("{{ m.content }}", 3, 4),
+        ("{{ m.content.split('</think>')[-1] }}", 0, 7),
+    ],
+)
+def test_thoughts_are_said_to_be_kept_or_dropped(shown: str, kept: int, dropped: int, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    if "think" not in shown:
+        shown = "{# </think> #}" + shown
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>"
+        + shown
+        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    formatter = Formatter(tokenizer, PromptFormat("chat"))
+    thought = [TALK[0], {"role": "assistant", "content": "cd", "reasoning_content": "ef"}]
+    data = write(tmp_path / "d.jsonl", 4, messages=thought)
+    data += write(tmp_path / "e.jsonl", 3, messages=[TALK[0], {"role": "assistant", "content": "<think>ef</think>cd"}])
+    data += write(tmp_path / "f.jsonl", 2, messages=TALK)
+    for _ in range(2):  # what was found before does not count again
+        (note,) = made(data, formatter).notes("data")
+        assert f"7 answers have thoughts: {kept} are trained with them, {dropped} without" in note
+    assert made(data[2:], formatter).notes("data") == []
+
+
 def test_validation_rows_are_those_named_or_drawn(tmp_path: Path) -> None:
     data, val = write(tmp_path / "d.jsonl", 40), write(tmp_path / "v.jsonl", 5)
     formatter, said = Formatter(tiny_tokenizer(), PromptFormat()), list[str]()

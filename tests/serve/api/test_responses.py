@@ -244,7 +244,7 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"input": []}, "input"),
         ({"input": ["hi"]}, "input.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type"),
         ({"input": [*user("a"), {"role": "user"}]}, "input.1.content"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input.0.role"),
         ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input.0.foo"),

@@ -171,7 +171,12 @@ def fake(template: str) -> Any:
 def test_the_template_says_how_calls_are_written() -> None:
     assert CallForm.of(fake(HERMES)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
     assert CallForm.of(fake(LLAMA)) == CallForm("", "", "parameters")
-    assert CallForm.of(fake(THINKING)) == CallForm("<think>\n\n</think>\n\n<tool_call>\n", "<tool_call>", "arguments")
+    assert CallForm.of(fake(THINKING)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
+    assert CallForm.of(fake(OPENED)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
+    lines = HERMES.replace("|{{ m.role }}|", "|{{ m.role }}|\n").replace("|assistant|", "|assistant|\n{# </think> #}")
+    for template in (lines, lines.replace("{# </think> #}", "<think>\n")):  # whose turns are without the thoughts
+        assert CallForm.of(fake(template)).opening.lstrip() == "<tool_call>\n"
+    assert CallForm.of(fake(lines)).opening == "<tool_call>\n"
     assert CallForm.of(fake(LISTED)) == CallForm("<eos>[", "[", "arguments")
     for without in (XML, "{% for m in messages %}{{ m.content }}{% endfor %}", HERMES.replace("tools or []", "[]")):
         with pytest.raises(ApiError) as caught:
@@ -220,8 +225,6 @@ QUOTED = json.dumps('{"a":1e400}')
         (HERMES, f"{MENTION}</think>\n<tool_call>{TWO}</tool_call>", f"{MENTION}</think>", BOTH[1:]),
         (HERMES, f"[THINK]{MENTION}[/THINK] So. <tool_call>{TWO}", f"[THINK]{MENTION}[/THINK] So.", BOTH[1:]),
         (HERMES, f"<tool_call>{TWO}</tool_call><think>{MENTION}</think>", "", BOTH[1:]),
-        (OPENED, f"{MENTION}</think><tool_call>{TWO}</tool_call>", f"{MENTION}</think>", BOTH[1:]),
-        (OPENED, MENTION, ..., []),
         (
             LLAMA,
             f"<think>{OTHER}</think> " + TWO.replace("arguments", "parameters"),

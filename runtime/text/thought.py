@@ -1,0 +1,239 @@
+"""Finds what a model thinks before it answers, token by token, and keeps it apart from the text of the answer.
+
+The tags around a thought (`streamspec.model_families.thought_tags`) may be tokens of their own or be spelled in
+several, and the prompt may have opened the thought. Tags are found in the tokens' bytes, so that a text and a grammar
+(`thought_matcher`) see the border at the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from streamspec.model_families.thought_tags import ThoughtTags, tags_of
+from streamspec.runtime.text.detokenize import Detokenizer, TextStream, _overlap
+from streamspec.runtime.text.token_bytes import TokenBytes
+
+BEFORE, WITHIN, AFTER = range(3)  # a thought may begin; goes on; is over, or there was none
+TAIL = 32  # tokens at the end of a prompt that its last tag lies in
+
+
+class Place(NamedTuple):
+    """Where an answer is. `held`: its bytes, BEFORE; the beginning of the end tag, WITHIN. `run`: tokens that these
+    came in; `inside`: tokens of the thought, tags not included."""
+
+    phase: int
+    held: bytes = b""
+    run: int = 0
+    inside: int = 0
+
+
+class Thought:
+    """The tags of a chat template in the tokens of a vocabulary. For use from any thread."""
+
+    def __init__(self, tags: ThoughtTags, tokenizer: Any) -> None:
+        """`tokenizer`: a `tokenizers.Tokenizer`."""
+        self.tokenizer = tokenizer
+        self._bytes = TokenBytes(tokenizer)
+        self._begin, self._end, self._plain = (text.encode() for text in (tags.begin, tags.end, tags.plain))
+        self.begin, self.end, self.plain = (self.ids(text) for text in (tags.begin, tags.end, tags.plain))
+        self._beyond: dict[bytes, list[int]] = {}
+        self.shown_end = tokenizer.decode(self.end)  # what is left of the end tag in a text
+
+    @classmethod
+    def of(cls, template: str | None, tokenizer: Any) -> Thought | None:
+        """Returns the tags that a chat template names; None for none, or for some that the vocabulary cannot spell."""
+        tags = tags_of(template)
+        made = None if tags is None else cls(tags, tokenizer)
+        return made if made is not None and made._spelt else None
+
+    @property
+    def _spelt(self) -> bool:
+        spelt = ((self._begin, self.begin), (self._end, self.end), (self._plain, self.plain))
+        return all(tag in b"".join(map(self.bytes, ids)) for tag, ids in spelt)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Returns the tokens of a text, in which special tokens are themselves."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def after(self, prompt: Sequence[int]) -> Place:
+        """Returns where an answer begins: within a thought that the prompt opens, or after one that it closes."""
+        end = b"".join(map(self.bytes, prompt[-TAIL:])).rstrip()
+        if end.endswith(self._begin.rstrip()):
+            return Place(WITHIN)
+        return Place(AFTER if end.endswith(self._end) else BEFORE)
+
+    def bytes(self, token: int) -> bytes:
+        """Returns the bytes of a token, special ones included."""
+        return self._bytes(token) or b""
+
+    def beyond(self, held: bytes) -> list[int]:
+        """Returns the tokens that end a thought whose last bytes are `held` and go on with the answer, which a grammar
+        would not see."""
+        if not held and len(self.end) == 1:
+            return []
+        if held not in self._beyond:
+            rest = self._end[len(held) :]
+            self._beyond[held] = [
+                i
+                for i, token in enumerate(self._vocabulary)
+                if (token.startswith(rest) and token[len(rest) :].strip()) or (self._end in token)
+            ]
+        return self._beyond[held]
+
+    @cached_property
+    def _vocabulary(self) -> list[bytes]:
+        return [self.bytes(token) for token in range(self.tokenizer.get_vocab_size())]
+
+    def step(self, place: Place, token: int) -> tuple[Place, bytes | None]:
+        """Returns where the answer is after one more token, and the token's bytes after a tag; None where none ends."""
+        if place.phase == AFTER:
+            return place, None
+        data = place.held + self.bytes(token)
+        if place.phase == WITHIN:
+            return self._within(place, data)
+        said = data.lstrip()
+        for tag, phase in ((self._begin, WITHIN), (self._plain, AFTER)):
+            if tag and said.startswith(tag):
+                return Place(phase), said[len(tag) :]
+        if self._begin.startswith(said) or self._plain.startswith(said):
+            return Place(BEFORE, data, place.run + 1), None
+        return Place(AFTER), None
+
+    def _within(self, place: Place, data: bytes) -> tuple[Place, bytes | None]:
+        """`data`: the bytes of a token after those that are held."""
+        at = data.find(self._end)
+        if at >= 0:
+            run = place.run if at < len(place.held) else 0
+            return Place(AFTER, inside=place.inside - run), data[at + len(self._end) :]
+        kept = next((n for n in range(min(len(data), len(self._end) - 1), 0, -1) if data.endswith(self._end[:n])), 0)
+        run = place.run if kept > len(data) - len(place.held) else 0
+        return Place(WITHIN, data[len(data) - kept :], run + 1 if kept else 0, place.inside + 1), None
+
+
+class AnswerPiece(NamedTuple):
+    """What tokens add to an answer. `count`: how many of them count; `text`, `reasoning`: what may be shown of the
+    answer and of its thought; `stopped`: whether a stop string ended with the last that counts. `thought`: of each that
+    counts, as `Chunk` has it; None where thoughts are not told apart."""
+
+    count: int
+    text: str
+    stopped: bool
+    reasoning: str = ""
+    thought: list[bool | None] | None = None
+
+
+class AnswerText:
+    """Turns the tokens of an answer into text, up to a stop string. Stop strings count after the thought alone."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], thought: Thought | None, prompt: Sequence[int]) -> None:
+        """`thought`: None where nothing is to be told apart; the text is then that of all tokens."""
+        self._thought, self._text = thought, TextStream(tokenizer, stops)
+        self._place = Place(AFTER) if thought is None else thought.after(prompt)
+        self._text.blank = thought is not None
+        self._reasoning = ReasoningText(thought)
+        self._held: list[int] = []  # tokens with which a thought may begin
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thought so far, tags not included."""
+        return self._place.inside
+
+    def push(self, tokens: Sequence[int]) -> AnswerPiece:
+        """Takes the next tokens."""
+        thought = self._thought
+        if thought is None:
+            return AnswerPiece(*self._text.push(tokens))
+        if self._place.phase == AFTER and not self._text.blank:
+            count, text, stopped = self._text.push(tokens)
+            return AnswerPiece(count, text, stopped, thought=[False] * count)
+        reasoning, text, stopped, kinds = "", "", False, list[bool | None]()
+        for token in tokens:
+            before = self._place.phase
+            self._place, rest = thought.step(self._place, token)
+            if before == WITHIN:
+                reasoning += self._reasoning.push(token, rest)
+            elif before == BEFORE and self._place.phase == WITHIN:
+                reasoning += self._reasoning.begin(rest or b"")
+            said, stopped = self._say(token, before, rest)
+            text += said
+            kinds.append(True if before == self._place.phase == WITHIN else self.kind)
+            if stopped:
+                break
+        return AnswerPiece(len(kinds), text, stopped, reasoning, kinds)
+
+    def finish(self, piece: AnswerPiece | None = None) -> AnswerPiece:
+        """Returns the rest, after the newest `piece`; an incomplete character's replacement can still complete a stop
+        string."""
+        before = piece or AnswerPiece(0, "", False, thought=None if self._thought is None else [])
+        _, text, stopped = self._text.push(self._held)
+        if not stopped:
+            rest, stopped = self._text.finish()
+            text += rest
+        reasoning = before.reasoning + self._reasoning.finish()
+        return before._replace(text=before.text + text, stopped=stopped, reasoning=reasoning)
+
+    def _say(self, token: int, before: int, rest: bytes | None) -> tuple[str, bool]:
+        """Returns what may be shown of the answer after `token`, and whether a stop string ended. `before`: the phase
+        before it."""
+        phase = self._place.phase
+        if before != AFTER:
+            self._held = [] if before == WITHIN or rest is not None else [*self._held, token]
+        if phase != AFTER:
+            return "", False
+        if rest is not None:
+            return self._text.push_text(rest.decode("utf-8", "replace"))
+        held, self._held = self._held or [token], []
+        _, text, stopped = self._text.push(held)
+        return text, stopped
+
+    @property
+    def kind(self) -> bool | None:
+        """What `Chunk.thought` says of a token that adds no text here, such as end-of-text."""
+        return None if self._place.phase != AFTER or self._text.blank else False
+
+
+class ReasoningText:
+    """The text of a thought, as it comes, without blanks around it and without its end tag."""
+
+    def __init__(self, thought: Thought | None) -> None:
+        self._thought, self._begun = thought, False
+        self._detokenizer = None if thought is None else Detokenizer(thought.tokenizer)
+        self._held = ""  # text that may belong to the end tag, or be the blanks before it
+
+    def begin(self, rest: bytes) -> str:
+        """Takes what follows the tag in the token that ends it."""
+        self._held = rest.decode("utf-8", "replace")
+        return self._shown(self._held)
+
+    def push(self, token: int, rest: bytes | None) -> str:
+        """Takes a token. `rest`: where it ends the thought, its bytes after the tag."""
+        assert self._thought is not None and self._detokenizer is not None
+        self._held += self._detokenizer.push(token)
+        end = self._thought.shown_end
+        if rest is None:
+            kept = len(end) if end and self._held.endswith(end) else _overlap(self._held, end)
+            return self._shown(self._held[: len(self._held) - kept])
+        self._held += self._detokenizer.finish()
+        if end:
+            self._held = self._held[: self._held.rfind(end)] if end in self._held else self._held
+        return self.finish()
+
+    def finish(self) -> str:
+        """Returns the rest."""
+        if self._detokenizer is not None:
+            self._held += self._detokenizer.finish()
+        rest = self._shown(self._held)
+        self._held = ""
+        return rest
+
+    def _shown(self, text: str) -> str:
+        """Takes `text`, but for blanks at both its ends, out of what is held at its beginning."""
+        shown = text.rstrip()
+        self._held = self._held[len(shown) :]
+        if not self._begun:
+            shown = shown.lstrip()
+            self._begun = bool(shown)
+            self._held = self._held if self._begun else self._held.lstrip()
+        return shown

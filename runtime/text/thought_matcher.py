@@ -1,0 +1,137 @@
+"""Follows an answer through its thought, for decoding under a grammar: the grammar begins after the thought, and a
+budget ends the thought. `tests/runtime/text/test_thought.py` covers this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from streamspec.runtime.sampling.grammar_state import Matcher
+from streamspec.runtime.text.thought import AFTER, BEFORE, WITHIN, Place, Thought
+
+
+class _At(NamedTuple):
+    """After some tokens. `begun`: tokens of the beginnings that are still possible, BEFORE; `forced`: those of the end
+    tag that the budget has brought; `opened`: those of the opening; `inner`: tokens that the inner grammar has."""
+
+    place: Place
+    begun: tuple[int, ...] = ()
+    forced: int = 0
+    opened: int = 0
+    inner: int = 0
+
+
+class ThoughtMatcher:
+    """A `Matcher` of a thought and what comes after it.
+
+    The thought has at most `budget` tokens, then its end tag is the only continuation; None: any number. After it come
+    the tokens `opening`, then what `inner` allows; None: anything. Where something is asked of the answer, a text
+    cannot end in a thought.
+    """
+
+    def __init__(
+        self,
+        thought: Thought | None,
+        place: Place,
+        size: int,
+        budget: int | None,
+        opening: Sequence[int] = (),
+        inner: Matcher | None = None,
+    ) -> None:
+        """`place`: where the answer begins. `size`: of the vocabulary. `thought`: None for an opening alone."""
+        self._thought, self._size, self._budget = thought, size, budget
+        self._opening, self._inner = tuple(opening), inner
+        self._free = not opening and inner is None
+        self._path = [_At(place)]
+
+    def allowed(self) -> tuple[np.ndarray, bool]:
+        at = self._path[-1]
+        phase = at.place.phase
+        if phase == WITHIN:
+            assert self._thought is not None
+            if self._over(at):
+                return self._only(self._thought.end[at.forced % len(self._thought.end)]), False
+            mask = np.ones(self._size, np.bool_)
+            if not self._free:
+                mask[self._thought.beyond(at.place.held)] = False
+            return mask, self._free
+        if phase == BEFORE and not self._free:
+            return self._beginnings(at)
+        if at.opened < len(self._opening):
+            return self._only(self._opening[at.opened]), False
+        return (np.ones(self._size, np.bool_), True) if self._inner is None else self._inner.allowed()
+
+    def consume(self, token: int) -> bool:
+        at = self._path[-1]
+        phase = at.place.phase
+        if phase == BEFORE and not self._free:
+            after = self._begin(at, token)
+        elif phase == AFTER:
+            after = self._follow(at, token)
+        else:
+            assert self._thought is not None
+            place, rest = self._thought.step(at.place, token)
+            over = phase == WITHIN and self._over(at)
+            wrong = rest and rest.strip() and not self._free
+            after = None if wrong else _At(place, forced=at.forced + over, inner=at.inner)
+        if after is not None:
+            self._path.append(after)
+        return after is not None
+
+    def back(self, tokens: int) -> None:
+        before = self._path[-1].inner
+        del self._path[len(self._path) - tokens :]
+        if self._inner is not None and (taken := before - self._path[-1].inner):
+            self._inner.back(taken)
+
+    def _over(self, at: _At) -> bool:
+        return self._budget is not None and at.place.inside - at.forced >= self._budget
+
+    def _only(self, token: int) -> np.ndarray:
+        return np.arange(self._size) == token
+
+    def _follow(self, at: _At, token: int) -> _At | None:
+        """Takes a token of the answer."""
+        after = at._replace(place=Place(AFTER, inside=at.place.inside), begun=())
+        if at.opened < len(self._opening):
+            return after._replace(opened=at.opened + 1) if token == self._opening[at.opened] else None
+        if self._inner is None:
+            return after
+        return after._replace(inner=at.inner + 1) if self._inner.consume(token) else None
+
+    # ---- before a thought that may come: its tag, or what is asked of the answer
+
+    @cached_property
+    def _ways(self) -> dict[tuple[int, ...], _At]:
+        """The tokens with which an answer may begin, and where it is after them; beside what `inner` allows."""
+        assert self._thought is not None
+        ways = {self._thought.begin: _At(Place(WITHIN))}
+        if self._thought.plain:
+            ways[self._thought.plain] = _At(Place(AFTER))
+        elif self._opening:
+            ways[self._opening] = _At(Place(AFTER), opened=len(self._opening))
+        return ways
+
+    def _inner_begins(self, at: _At) -> Matcher | None:
+        return self._inner if len(self._ways) == 1 and not at.begun else None
+
+    def _beginnings(self, at: _At) -> tuple[np.ndarray, bool]:
+        inner = self._inner_begins(at)
+        mask, ends = (np.zeros(self._size, np.bool_), False) if inner is None else inner.allowed()
+        for way in self._ways:
+            if way[: len(at.begun)] == at.begun:
+                mask[way[len(at.begun)]] = True
+        return mask, ends
+
+    def _begin(self, at: _At, token: int) -> _At | None:
+        inner = self._inner_begins(at)
+        if inner is not None and inner.allowed()[0][token]:
+            return self._follow(at, token)
+        begun = (*at.begun, token)
+        if begun in self._ways:
+            return self._ways[begun]
+        return at._replace(begun=begun) if any(way[: len(begun)] == begun for way in self._ways) else None

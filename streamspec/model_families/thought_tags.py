@@ -1,0 +1,37 @@
+"""Says how models mark what they think before an answer: one table for the runtime, the server and training.
+
+A row is chosen by the chat template, as a family's models differ: tags that a template does not name stay text.
+`tests/runtime/text/test_thought.py` covers this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ThoughtTags:
+    """The texts around a thought, special tokens included. `plain`: what an answer begins with that has no thought."""
+
+    begin: str
+    end: str
+    plain: str = ""
+
+
+TAGS = (
+    ThoughtTags(  # gpt-oss: channels
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<|channel|>final<|message|>",
+    ),
+    ThoughtTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ThoughtTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ThoughtTags("[THINK]", "[/THINK]"),  # Mistral
+    ThoughtTags("◁think▷", "◁/think▷"),  # Kimi VL
+    *(ThoughtTags(f"<{tag}>", f"</{tag}>") for tag in ("think", "thinking", "seed:think", "thought", "reasoning")),
+)
+
+
+def tags_of(template: str | None) -> ThoughtTags | None:
+    """Returns the tags that a chat template names, None where it names none."""
+    return next((tags for tags in TAGS if template and (tags.begin.rstrip() in template or tags.end in template)), None)
