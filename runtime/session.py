@@ -23,6 +23,7 @@ from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.draft_sources.registry import brought
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
@@ -357,7 +358,8 @@ class Session:
             found, expected = f"a prompt of {len(ids)} tokens", f"fewer than the context's {self.context_length}"
             raise ContextOverflow(found, expected, "shorten the prompt")
         options.sampling.check_vocabulary(self.manifest.model.vocab_size)
-        decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive)
+        policy = self.policy.with_sources(brought(options, self.tokenizer))
+        decoder = SpeculativeDecoder(self.runner, options, policy, self.adaptive)
 
         def prepare(control: CancelToken) -> None:
             if options.grammar is not None:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session
+from streamspec.runtime.draft_sources.prediction import predicted_tokens
 from streamspec.runtime.embeddings import MEAN
 from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
@@ -185,6 +186,8 @@ class Service:
         parsed = read(body, self.limits, grammars)
         base, adapter = self._model_of(parsed.model)
         parsed = parsed.beginning_with(base.sampling)
+        if (prediction := parsed.options[0].prediction) is not None:
+            parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
         ready = Prepared(parsed, base, adapter, _prompt(parsed), parsed.options)
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)

@@ -111,6 +111,26 @@ def test_several_answers_to_one_prompt(running: Make) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_prediction_are_counted_as_openai_defines(running: Make, stream: bool) -> None:
+    """The answer is "word word"; each letter is a token. Accepted are those of the prediction that it has."""
+    server = running()
+    for predicted, accepted in (("word word", 9), ("word we", 6), ("my word word!", 9), ("other", 0)):
+        fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        parts = [{"type": "text", "text": predicted[:3]}, {"type": "text", "text": predicted[3:]}]
+        for content in (predicted, parts):
+            answer = ask(server.client(), prediction={"type": "content", "content": content}, **fields)
+            usage = (list(answer)[-1] if stream else answer).usage
+            details, rejected = usage.completion_tokens_details, len(predicted) - accepted
+            assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, rejected)
+            assert usage.completion_tokens == 9 + rejected and usage.total_tokens == 17 + rejected
+            assert server.shared and server.shared.options[-1].prediction == predicted
+    usage = ask(server.client(), prediction={"type": "content", "content": "word we"}, n=2).usage
+    assert usage.completion_tokens == 2 * 10 and usage.completion_tokens_details.accepted_prediction_tokens == 12
+    usage = ask(server.client()).usage
+    assert usage.completion_tokens == 9 and usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_ends_all_of_its_answers(running: Make, stream: bool) -> None:
     server = running(step=0.01, limits={"sessions": 1})
     with pytest.raises(openai.APITimeoutError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.fields import Message, NamedTool, Strict, Tool
+from streamspec.serve.api.fields import Message, NamedTool, PredictedContent, Strict, Tool
 from streamspec.serve.api.tool_calls import Tools
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
@@ -34,7 +34,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
@@ -112,11 +111,12 @@ class Decoding(Strict):
 
 
 class Common(Decoding):
-    """Fields that chats and completions share."""
+    """Fields that chats and completions share; `prediction` of a completion is ours."""
 
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1)
+    prediction: PredictedContent | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -157,6 +157,7 @@ class ParsedRequest:
     echo: Mapping[str, Any] | None = None  # what the answer to `/v1/responses` repeats of its request
     repeats_prompt: bool = False  # a completion's text begins with its prompt
     given: Collection[str] = ()  # fields of `Sampling` that the request has
+    predicted: Sequence[int] = ()  # tokens of the options' `prediction`
 
     def beginning_with(self, defaults: Sampling) -> ParsedRequest:
         """Returns the request with `defaults` for what it does not say of sampling."""
@@ -249,6 +250,8 @@ def _parsed(
         )
     if request.n is not None and request.n > limits.choices:
         raise invalid(f"n {request.n}; expected at most {limits.choices}", "n", "too_large")
+    prediction = None if request.prediction is None else request.prediction.text
+    bounded(len(prediction or ""), limits.text, "prediction.content")
     given = _sampling(request)
     try:
         sampling = Sampling(**given)
@@ -260,6 +263,7 @@ def _parsed(
         speculate=request.speculate is not False,
         sampling=sampling,
         logprobs=logprobs,
+        prediction=prediction,
     )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     answers = _each(options, request.n or 1)

@@ -14,6 +14,7 @@ from math import isnan
 from typing import Any, NamedTuple
 
 from streamspec.runtime import Chunk, Logprob
+from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
 from streamspec.serve.api.chat_requests import ParsedRequest
@@ -38,6 +39,7 @@ class ResponseBuilder:
         self.waited = 0.0  # seconds for a session
         self._choices: list[Choice] = []
         self._calls = calls
+        self._predicted = request.predicted
         self._before = self._text_of(request.prompt) if request.repeats_prompt else ""
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
@@ -46,7 +48,8 @@ class ResponseBuilder:
         """
         if not self._choices or self._choices[-1].reason is not None:
             calls = self._calls and self._calls()
-            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), calls, self._before))
+            predicted = PredictionIndex(self._predicted)
+            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), calls, self._before, predicted))
         choice = self._choices[-1]
         body, record = choice.push(chunk)
         if choice.reason is not None:
@@ -84,12 +87,19 @@ class ResponseBuilder:
 
     def _usage(self) -> dict[str, Any]:
         each = [choice.last.stats for choice in self._choices if choice.last is not None]
-        prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each)
+        accepted = sum(choice.predicted.came for choice in self._choices)
+        rejected = len(self._predicted) * len(self._choices) - accepted
+        # A prediction's other tokens count as the completion's: so OpenAI defines it.
+        prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each) + rejected
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
             "prompt_tokens_details": {"cached_tokens": each[0].reused_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            },
         }
 
     def _frame(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
@@ -99,14 +109,22 @@ class ResponseBuilder:
 
 
 class Choice:
-    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far. `before`: its text's beginning."""
+    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far. `before`: its text's beginning.
+    `predicted`: follows it through its prediction."""
 
     def __init__(
-        self, chat: bool, tokenizer: Any, index: int, calls: CallParser | None = None, before: str = ""
+        self,
+        chat: bool,
+        tokenizer: Any,
+        index: int,
+        calls: CallParser | None = None,
+        before: str = "",
+        predicted: PredictionIndex | None = None,
     ) -> None:
         self._calls = calls
         self.chat, self.tokenizer, self.index = chat, tokenizer, index
         self.drafted = 0
+        self.predicted = predicted or PredictionIndex(())
         self.last: Chunk | None = None
         self.reason: str | None = None  # why it ended, in OpenAI's word
         self._pieces = TextDeltas(tokenizer)
@@ -117,6 +135,7 @@ class Choice:
         """Returns OpenAI's object of the chunk, and the record of its call."""
         first, self.last = self.last is None, chunk
         self.drafted += sum(chunk.drafted)
+        self.predicted.follow(chunk.token_ids)
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
         if chunk.logprobs is not None:

@@ -8,7 +8,11 @@ import json
 from typing import Any, get_type_hints
 
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, completion_create_params
+from openai.types.chat import (
+    ChatCompletionMessageParam,
+    ChatCompletionPredictionContentParam,
+    completion_create_params,
+)
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from pydantic import TypeAdapter
 
@@ -140,6 +144,20 @@ def test_penalties_and_biases_reach_the_runtime() -> None:
         assert sampling.logit_bias == {5: -100, 7: 1.5}
         assert (sampling.frequency_penalty, sampling.presence_penalty) == (-1, 0.5)
     assert not chat(logit_bias={}, frequency_penalty=0).options[0].sampling.adjusted
+
+
+@pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "te"}, {"type": "text", "text": "xt"}]])
+def test_a_prediction_reaches_the_runtime(content: Any) -> None:
+    given = {"type": "content", "content": content}
+    TypeAdapter(ChatCompletionPredictionContentParam).validate_python(given)  # the API has this shape
+    assert chat(prediction=given).options[0].prediction == "text" == completion(prediction=given).options[0].prediction
+    for wrong, param in (
+        ("text", "prediction"),
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": "x" * 101}, "prediction.content"),
+    ):
+        assert refused(chat, prediction=wrong).param == param
 
 
 def test_prompts_of_completions() -> None:
