@@ -255,6 +255,22 @@ def test_a_completion_that_repeats_its_prompt_says_how_likely_each_token_of_it_w
     assert silent.logprobs is None and silent.text == whole.choices[0].text
 
 
+def test_prompts_alone_are_scored_and_not_answered(server: Running) -> None:
+    asked = server.client().completions.create
+    given: Any = {"model": "base", "prompt": ["say it", "and more"], "logprobs": 2, "echo": True, "temperature": 0}
+    answered, scored = asked(**given, max_tokens=1), asked(**given, max_tokens=0)
+    for one, other, prompt in zip(scored.choices, answered.choices, given["prompt"], strict=True):
+        assert one.text == prompt and one.finish_reason == "length"
+        found, want = one.logprobs, other.logprobs
+        assert found is not None and want is not None
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(found, name) == getattr(want, name)[:-1]
+    assert scored.usage is not None and answered.usage is not None
+    assert scored.usage.completion_tokens == 0 and scored.usage.prompt_tokens == answered.usage.prompt_tokens
+    silent = asked(**given | {"logprobs": None}, max_tokens=0)
+    assert [choice.text for choice in silent.choices] == given["prompt"]
+
+
 @pytest.mark.parametrize("fields", [{"stream": True}, {"n": 2}])
 def test_a_prompt_is_repeated_in_one_whole_answer_alone(server: Running, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

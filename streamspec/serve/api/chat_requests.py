@@ -35,27 +35,33 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": (),
-    "verbosity": (),
     "web_search_options": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
     "moderation": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
 }
 ONLY_IN_COMPLETION = {
-    **{name: values for name, values in ONLY.items() if name != "echo"},
+    **{name: values for name, values in ONLY.items() if name not in ("echo", "suffix")},
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (),
 }
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (),
     "annotations": ([],),
     "audio": (),
     "function_call": (),
 }
+
+
+Verbosity = Literal["low", "medium", "high"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class CacheOptions(Strict):
+    """Says how a provider caches prompts. They change nothing (`Hinted`)."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class StreamOptions(Strict):
@@ -94,7 +100,7 @@ class Decoding(Strict):
     model: str
     stream: bool | None = None
     stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=0, lt=2**64)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
@@ -105,9 +111,14 @@ class Decoding(Strict):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     speculate: bool | None = None
     grammar: GrammarRequest | None = None
-    user: str | None = None  # changes nothing, as the next two
+    user: str | None = None  # changes nothing, as those that follow: nothing is stored, billed or shared
     safety_identifier: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
 
 class Common(Decoding):
@@ -130,6 +141,7 @@ class ChatRequest(Common):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    verbosity: Verbosity | None = None  # changes nothing: no template has it
 
 
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -139,13 +151,16 @@ class CompletionRequest(Common):
     """The body of `POST /v1/completions`."""
 
     prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = Field(None, ge=0)
+    suffix: str | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request in the runtime's terms. `prompt`: messages, text or token ids. `options`: of each answer to it."""
+    """A request in the runtime's terms. `prompt`: messages, text or token ids; `further`: other prompts of a
+    completion. `options`: of each answer, those to the first prompt before those to the next."""
 
     chat: bool
     model: str
@@ -158,6 +173,14 @@ class ParsedRequest:
     repeats_prompt: bool = False  # a completion's text begins with its prompt
     given: Collection[str] = ()  # fields of `Sampling` that the request has
     predicted: Sequence[int] = ()  # tokens of the options' `prediction`
+    further: Sequence[Any] = ()
+    suffix: str = ""  # that follows a completion
+    unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
+    truncates: bool = False  # a chat that is too long for the context loses its oldest turns
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [self.prompt, *self.further]
 
     def beginning_with(self, defaults: Sampling) -> ParsedRequest:
         """Returns the request with `defaults` for what it does not say of sampling."""
@@ -219,21 +242,27 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
     prompt: Any = request.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise invalid(f"{len(prompt)} prompts; expected one a request", "prompt")
-        prompt = prompt[0]
-    if not prompt:
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    if len(prompts) > limits.inputs:
+        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
+    if not all(prompts):
         raise invalid("an empty prompt; expected some text", "prompt")
-    bounded(len(prompt), limits.text, "prompt")
-    parsed = _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    bounded(len(request.suffix or ""), limits.text, "suffix")
+    if request.suffix and not isinstance(prompts[0], str):
+        raise invalid("suffix beside token ids; expected a text as the prompt", "suffix")
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens 0; expected at least 1, or echo beside it", "max_tokens")
+    parsed = _parsed(False, request, prompts[0], request.max_tokens, request.logprobs, limits)
     parsed = _constrained(parsed, request, limits, grammars)
+    options = parsed.options * len(prompts)
+    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "")
     if not request.echo:
         return parsed
-    if request.stream or len(parsed.options) > 1:
-        raise invalid("echo with a stream or several answers; expected one whole answer", "echo")
-    options = [replace(option, prompt_logprobs=option.logprobs) for option in parsed.options]
-    return replace(parsed, options=options, repeats_prompt=True)
+    if request.stream or (request.n or 1) > 1 or request.suffix:
+        raise invalid("echo with a stream, n or suffix; expected one whole answer to each prompt", "echo")
+    options = [replace(option, prompt_logprobs=option.logprobs) for option in options]
+    return replace(parsed, options=options, repeats_prompt=True, unanswered=request.max_tokens == 0)
 
 
 def _parsed(
@@ -258,7 +287,7 @@ def _parsed(
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
     options = GenerationOptions(
-        max_new_tokens=tokens or min(limits.default_tokens, limits.max_tokens),
+        max_new_tokens=min(limits.default_tokens, limits.max_tokens) if tokens is None else max(tokens, 1),
         stop=stops,
         speculate=request.speculate is not False,
         sampling=sampling,
@@ -281,6 +310,8 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
 def _sampling(request: Decoding) -> dict[str, Any]:
     """The fields of `Sampling` that the request has."""
     values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
+    if "seed" in values:
+        values["seed"] %= 2**64  # OpenAI's is a signed number
     if "logit_bias" in values:
         wrong = next((token for token in values["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
         if wrong is not None:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from typing import Any, NamedTuple
@@ -40,7 +41,9 @@ class ResponseBuilder:
         self._choices: list[Choice] = []
         self._calls = calls
         self._predicted = request.predicted
-        self._before = self._text_of(request.prompt) if request.repeats_prompt else ""
+        self._before = [self._text_of(prompt) if request.repeats_prompt else "" for prompt in request.prompts]
+        self._each = len(request.options) // len(request.prompts)  # answers to a prompt
+        self._unanswered = request.unanswered
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the object to send for it in a stream. What follows a chunk with a finish reason is the next
@@ -48,9 +51,13 @@ class ResponseBuilder:
         """
         if not self._choices or self._choices[-1].reason is not None:
             calls = self._calls and self._calls()
-            predicted = PredictionIndex(self._predicted)
-            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), calls, self._before, predicted))
+            index, predicted = len(self._choices), PredictionIndex(self._predicted)
+            before = self._before[index // self._each]
+            self._choices.append(Choice(self.chat, self.tokenizer, index, calls, before, predicted))
         choice = self._choices[-1]
+        if self._unanswered:  # the runtime writes one token at least
+            stats, logprobs = replace(chunk.stats, new_tokens=0), None if chunk.logprobs is None else list[Logprob]()
+            chunk = replace(chunk, text="", token_ids=[], drafted=[], stats=stats, logprobs=logprobs)
         body, record = choice.push(chunk)
         if choice.reason is not None:
             record |= counters(choice, self.waited, self.adapter)
@@ -90,12 +97,13 @@ class ResponseBuilder:
         accepted = sum(choice.predicted.came for choice in self._choices)
         rejected = len(self._predicted) * len(self._choices) - accepted
         # A prediction's other tokens count as the completion's: so OpenAI defines it.
-        prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each) + rejected
+        prompt = sum(stats.prompt_tokens for stats in each[:: self._each])
+        new = sum(stats.new_tokens for stats in each) + rejected
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
-            "prompt_tokens_details": {"cached_tokens": each[0].reused_tokens},
+            "prompt_tokens_details": {"cached_tokens": sum(stats.reused_tokens for stats in each[:: self._each])},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": rejected,
@@ -163,6 +171,8 @@ class Choice:
 
     def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:
         content = chat if self.chat else {"text": text}
+        if self.chat and logprobs is not None:
+            logprobs = logprobs | {"refusal": None}
         return {"index": self.index} | content | {"logprobs": logprobs, "finish_reason": self.reason}
 
     def _spell(self, of_prompt: list[Logprob], of_answer: list[Logprob]) -> dict[str, Any]:

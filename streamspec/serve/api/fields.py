@@ -76,6 +76,7 @@ class Message(Hinted):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    name: str | None = None  # for templates that show it
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
