@@ -15,19 +15,20 @@ from typing import Any
 from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates
 
 CODES = 0x110000  # characters, as `ngram.CODES`
-CONTINUATION, AFTER_EDIT = (
-    63,
-    12,
-)  # tokens offered where the text follows the prediction; of each place where it may go on
+CONTINUATION = 63  # tokens offered where the text follows the prediction,
+AFTER_EDIT = 12  # and from each place where it may go on after an edit
 SURE = 3  # tokens that agree, after which the text follows the prediction again
 ANCHORED = 8  # that must agree for the search to begin where they end
 BEGINNING = 4  # that the beginning counts for
 MOST_REPLACED = 4  # tokens that are taken to replace as many, or to be inserted
 MEASURED = 64  # tokens that agree from here on count as one
-# Acceptance by the tokens that agree before, from these counts on; where as many were replaced; inserted.
+# Acceptance by the tokens that agree before, from these counts on; after as many other tokens; after inserted ones; of
+# an edit that was made before; of the token in the place of one.
 LENGTHS = (2, 3, 4, 6, 9, 17, 33, MEASURED)
 ALONE = (0.40, 0.60, 0.75, 0.85, 0.90, 0.94, 0.96, 0.975, 0.985)
-REPLACED, INSERTED = len(ALONE), len(ALONE) + 1
+REPLACED, INSERTED, REPEATED, KEPT = range(len(ALONE), len(ALONE) + 4)
+LONGEST_EDIT = 8  # tokens, before and after, that are tried again where the same tokens come again
+NO_EDIT: tuple[list[int], list[int]] = ([], [])
 
 
 def _rates(alone: float) -> Rates:
@@ -35,7 +36,7 @@ def _rates(alone: float) -> Rates:
     return alone, max(alone, 0.95), alone * alone
 
 
-ASSUMED = tuple(map(_rates, (*ALONE, 0.35, 0.15)))
+ASSUMED = tuple(map(_rates, (*ALONE, 0.35, 0.15, 0.7, 0.25)))
 
 
 class PredictionIndex:
@@ -46,12 +47,13 @@ class PredictionIndex:
         self._characters = _as_text(prediction)
         self._in_answer = False
         self._end = ""  # of the answer
-        self._at, self._length, self._lost = (
+        self._at, self._length = (
             0,
             BEGINNING,
-            0,
-        )  # place, tokens that agree before it, tokens since it was left
+        )  # the place that the text has reached, and the tokens that agree before it
+        self._new: list[int] = []  # tokens since the text has left it there
         self._anchor = 0  # the last place that was certain
+        self._edits: dict[int, tuple[list[int], list[int]]] = {}  # by its first token what was replaced, and by what
         self._came = bytearray(len(prediction))
 
     @property
@@ -69,35 +71,42 @@ class PredictionIndex:
         """Adds tokens of the answer."""
         for token in tokens:
             self._end = (self._end + _as_text((token,)))[-MEASURED:]
-            if not self._lost and self._at < len(self._tokens) and self._tokens[self._at] == token:
-                self._came[self._at] = 1
-                self._at, self._length = self._at + 1, self._length + 1
-                continue
-            if not self._lost and self._length >= ANCHORED:
-                self._anchor = self._at
-            self._lost += 1
-            place = self._place(SURE)
-            if place >= 0:
-                self._at, self._length = place, self._agreeing(place)
-                back = min(self._length, self._lost)  # tokens before them had places of their own
-                self._came[place - back : place] = b"\1" * back
-                self._lost = 0
+            if not self._new:
+                if self._at < len(self._tokens) and self._tokens[self._at] == token:
+                    self._came[self._at] = 1
+                    self._at, self._length = self._at + 1, self._length + 1
+                    continue
+                self._anchor = self._at if self._length >= ANCHORED else self._anchor
+            self._new.append(token)
+            if (place := self._place(SURE)) >= 0:
+                self._resume(place)
+
+    def _resume(self, place: int) -> None:
+        """Goes on at `place`, and remembers the edit before it."""
+        length = self._agreeing(place)
+        back = min(length, len(self._new))  # tokens before them had places of their own
+        self._came[place - back : place] = b"\1" * back
+        old, new = list(self._tokens[self._at : place - back]), self._new[: len(self._new) - back]
+        if 0 < len(old) <= LONGEST_EDIT and len(new) <= LONGEST_EDIT:
+            self._edits[old[0]] = old, new
+        self._at, self._length, self._new = place, length, []
 
     def find(self, limit: int) -> Continuations | None:
-        """Returns what follows in the prediction, at most `limit` tokens deep: a chain or, after the text has left it,
-        what follows each place where it may go on. None where nothing does."""
+        """Returns what follows in the prediction, at most `limit` tokens deep: with the edits that were made before and
+        without them or, after the text has left it, from each place where it may go on. None where nothing follows."""
         tree = Continuations([], [], [])
-        if not self._lost:
-            self._add(tree, self._at, self._length, min(limit, CONTINUATION))
-        else:
-            most = min(limit, AFTER_EDIT)
-            for size in range(min(SURE, len(self._end)) - 1, 0, -1):
-                if (place := self._place(size)) >= 0:
-                    self._add(tree, place, self._agreeing(place), most)
-                    break
-            if self._lost <= MOST_REPLACED:
-                self._add(tree, self._anchor + self._lost, 0, most, REPLACED)
-                self._add(tree, self._anchor, 0, most, INSERTED)
+        if not self._new:
+            for edited in (True, False) if self._edits else (False,):
+                self._add(tree, self._at, self._length, min(limit, CONTINUATION), edited=edited)
+            return tree if tree.tokens else None
+        most = min(limit, AFTER_EDIT)
+        for size in range(min(SURE, len(self._end)) - 1, 0, -1):
+            if (place := self._place(size)) >= 0:
+                self._add(tree, place, self._agreeing(place), most)
+                break
+        if len(self._new) <= MOST_REPLACED:
+            self._add(tree, self._at + len(self._new), 0, most, REPLACED)
+            self._add(tree, self._at, 0, most, INSERTED)
         return tree if tree.tokens else None
 
     def _place(self, size: int) -> int:
@@ -117,19 +126,28 @@ class PredictionIndex:
             length += 1
         return length
 
-    def _add(self, tree: Continuations, place: int, length: int, most: int, first: int | None = None) -> None:
-        """Adds what follows `place` to `tree`, of which `length` tokens before it agree. `first`: the level of the
-        first token, where that says nothing."""
+    def _add(
+        self, tree: Continuations, place: int, length: int, most: int, first: int = -1, edited: bool = False
+    ) -> None:
+        """Adds what follows `place` to `tree`, `edited` as before or not; `length` tokens before it agree. `first`: the
+        level of the first token, where these say nothing."""
         tokens, parents, levels = tree
-        nodes, parent = {(parents[node], token): node for node, token in enumerate(tokens)}, -1
-        for depth, token in enumerate(self._tokens[place : place + most]):
-            node = nodes.get((parent, token))
-            if node is None:
-                node = len(tokens)
-                tokens.append(token)
-                parents.append(parent)
-                levels.append(bisect_right(LENGTHS, length + depth) if depth or first is None else first)
-            parent = node
+        nodes, parent, depth = {(parents[node], token): node for node, token in enumerate(tokens)}, -1, 0
+        while depth < most and place < len(self._tokens):
+            old, new = self._edits.get(self._tokens[place], NO_EDIT)
+            known = bool(old) and self._tokens[place : place + len(old)] == old
+            row, place = (new, place + len(old)) if known and edited else ([self._tokens[place]], place + 1)
+            for number, token in enumerate(row[: most - depth]):
+                level = bisect_right(LENGTHS, length + depth)
+                if known and not number:
+                    level = REPEATED if edited else KEPT
+                node = nodes.get((parent, token))
+                if node is None:
+                    node = len(tokens)
+                    tokens.append(token)
+                    parents.append(parent)
+                    levels.append(level if depth or first < 0 else first)
+                parent, depth = node, depth + 1
 
 
 def _as_text(tokens: Iterable[int]) -> str:

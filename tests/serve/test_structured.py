@@ -158,7 +158,9 @@ def test_grammars_that_make_no_sense_are_refused_by_name(server: Running, fields
 def test_log_probabilities_of_a_chat(server: Running, cold: Session) -> None:
     right = want(cold, max_new_tokens=12, logprobs=3)
     assert right.logprobs
-    whole = ask(server, max_tokens=12, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    logprobs = ask(server, max_tokens=12, logprobs=True, top_logprobs=3).choices[0].logprobs
+    assert logprobs.model_fields_set == {"content", "refusal"} and logprobs.refusal is None
+    whole = logprobs.content
     streamed = [
         entry
         for chunk in ask(server, max_tokens=12, logprobs=True, top_logprobs=3, stream=True)

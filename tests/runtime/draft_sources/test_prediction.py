@@ -23,8 +23,10 @@ from streamspec.runtime.draft_sources.prediction import (
     CODES,
     CONTINUATION,
     INSERTED,
+    KEPT,
     LENGTHS,
     MEASURED,
+    REPEATED,
     REPLACED,
     PredictionIndex,
     prediction_source,
@@ -114,6 +116,19 @@ def test_three_tokens_at_a_wrong_place_lead_no_further_away() -> None:
     prediction = [*FILE[:20], *FILE[30:50], 1, 2, 3, *FILE[50:60], *FILE[20:22]]
     index = following(prediction, *FILE[:20], 1, 2, 3, 60, 61, FILE[30], FILE[31], FILE[32])
     assert next(iter(paths(index))) == tuple(FILE[33:36])
+
+
+def test_an_edit_is_made_again_where_the_same_tokens_come_again() -> None:
+    """A name of two tokens is replaced by one of three; it is offered beside the old one."""
+    prediction = [*FILE[:10], 50, 51, *FILE[10:30], 50, 51, *FILE[30:40], 50, 52]
+    index = following(prediction, *FILE[:10], 1, 2, 3, *FILE[10:28])
+    again = following(prediction, *FILE[:10], 1, 2, 3, *FILE[10:30])
+    assert list(paths(index, 5)) == [(128, 129, 1, 2, 3), (128, 129, 50, 51, 130)]
+    assert paths(again) == {(1, 2, 3): REPEATED, (50, 51, 130): KEPT}
+    again.extend([1, 2, 3, *FILE[30:39]])
+    assert list(paths(again)) == [(139, 50, 52)]  # which is another name
+    gone = following([9, *FILE[:10], 9, *FILE[10:]], *FILE[:10])  # a deletion, which is made again
+    assert list(paths(gone)) == [(110, 111, 112), (9, 110, 111)]
 
 
 def test_tokens_that_came_are_counted_once() -> None:
