@@ -12,15 +12,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from streamspec.runtime.draft_sources.ngram import CODES
 from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates
 
-CODES = 0x110000  # characters, as `ngram.CODES`
 CONTINUATION = 63  # tokens offered where the text follows the prediction,
 AFTER_EDIT = 12  # and from each place where it may go on after an edit
 SURE = 3  # tokens that agree, after which the text follows the prediction again
 ANCHORED = 8  # that must agree for the search to begin where they end
 BEGINNING = 4  # that the beginning counts for
 MOST_REPLACED = 4  # tokens that are taken to replace as many, or to be inserted
+MOST_INSERTED = 16  # tokens after which a single one that agrees says nothing
 MEASURED = 64  # tokens that agree from here on count as one
 # Acceptance by the tokens that agree before, from these counts on; after as many other tokens; after inserted ones; of
 # an edit that was made before; of the token in the place of one.
@@ -33,7 +34,7 @@ NO_EDIT: tuple[list[int], list[int]] = ([], [])
 
 def _rates(alone: float) -> Rates:
     """Returns the rates of a token: a drafter that agrees is a further sign, one that differs is as often right."""
-    return alone, max(alone, 0.95), alone * alone
+    return alone, (1 + alone) / 2, alone * alone
 
 
 ASSUMED = tuple(map(_rates, (*ALONE, 0.35, 0.15, 0.7, 0.25)))
@@ -47,10 +48,7 @@ class PredictionIndex:
         self._characters = _as_text(prediction)
         self._in_answer = False
         self._end = ""  # of the answer
-        self._at, self._length = (
-            0,
-            BEGINNING,
-        )  # the place that the text has reached, and the tokens that agree before it
+        self._at, self._length = 0, BEGINNING  # the place that the text has reached; tokens that agree before it
         self._new: list[int] = []  # tokens since the text has left it there
         self._anchor = 0  # the last place that was certain
         self._edits: dict[int, tuple[list[int], list[int]]] = {}  # by its first token what was replaced, and by what
@@ -100,9 +98,10 @@ class PredictionIndex:
                 self._add(tree, self._at, self._length, min(limit, CONTINUATION), edited=edited)
             return tree if tree.tokens else None
         most = min(limit, AFTER_EDIT)
-        for size in range(min(SURE, len(self._end)) - 1, 0, -1):
+        doubt = int(len(self._new) > MOST_INSERTED)  # tokens that agree and say nothing
+        for size in range(min(SURE, len(self._end)) - 1, doubt, -1):
             if (place := self._place(size)) >= 0:
-                self._add(tree, place, self._agreeing(place), most)
+                self._add(tree, place, self._agreeing(place) - doubt, most)
                 break
         if len(self._new) <= MOST_REPLACED:
             self._add(tree, self._at + len(self._new), 0, most, REPLACED)

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import GenerationOptions, Grammar, load
+from streamspec.runtime.draft_sources.ngram import CODES
 from streamspec.runtime.draft_sources.prediction import (
     ANCHORED,
     ASSUMED,
     BEGINNING,
-    CODES,
     CONTINUATION,
     INSERTED,
     KEPT,
     LENGTHS,
     MEASURED,
+    MOST_INSERTED,
     REPEATED,
     REPLACED,
     PredictionIndex,
@@ -129,6 +130,13 @@ def test_an_edit_is_made_again_where_the_same_tokens_come_again() -> None:
     assert list(paths(again)) == [(139, 50, 52)]  # which is another name
     gone = following([9, *FILE[:10], 9, *FILE[10:]], *FILE[:10])  # a deletion, which is made again
     assert list(paths(gone)) == [(110, 111, 112), (9, 110, 111)]
+
+
+def test_one_token_that_agrees_says_nothing_after_a_long_insertion() -> None:
+    few, many = [1] * (MOST_INSERTED - 1), [1] * MOST_INSERTED
+    assert paths(following(FILE, *FILE[:10], *few, 150)) == {(151, 152, 153): 0}
+    assert paths(following(FILE, *FILE[:10], *many, 150)) == {}
+    assert paths(following(FILE, *FILE[:10], *many, 150, 151)) == {(152, 153, 154): 0}
 
 
 def test_tokens_that_came_are_counted_once() -> None:
