@@ -114,7 +114,7 @@ def test_of_equal_places_the_one_after_the_last_certain_place_is_taken() -> None
 
 
 def test_three_tokens_at_a_wrong_place_lead_no_further_away() -> None:
-    prediction = [*FILE[:20], *FILE[30:50], 1, 2, 3, *FILE[50:60], *FILE[20:22]]
+    prediction = [*FILE[:20], *FILE[30:50], 1, 2, 3, *FILE[50:60], *FILE[30:33], 7, 7]
     index = following(prediction, *FILE[:20], 1, 2, 3, 60, 61, FILE[30], FILE[31], FILE[32])
     assert next(iter(paths(index))) == tuple(FILE[33:36])
 
@@ -143,6 +143,7 @@ def test_tokens_that_came_are_counted_once() -> None:
     assert following(FILE, *FILE).came == len(FILE)
     assert following(FILE, *FILE[:50], 1, 2, *FILE[60:]).came == len(FILE) - 10
     assert following(FILE, *FILE[:50], *FILE[:50]).came == 50
+    assert following([0, 1, 0, 0, 0], 0, 0, 0).came == 3
     assert following(FILE, 1, 2, 3).came == following([], 1).came == 0
 
 
