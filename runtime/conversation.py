@@ -5,6 +5,7 @@ functions.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -42,14 +43,14 @@ def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], in
     """Drops the oldest turns until `tokens` of the rest are `enough` or fewer, or one turn is left. System messages
     stay. A turn begins with a user's message.
     """
-    left = list(messages)
-    while tokens(left) > enough:
-        begins = [i for i, m in enumerate(left) if m.get("role") == "user"]
-        if len(begins) < 2:
-            break
-        first, second = begins[:2]
-        left = [m for i, m in enumerate(left) if not (first <= i < second) or m.get("role") in SYSTEM]
-    return left
+    begins = [i for i, m in enumerate(messages) if m.get("role") == "user"] or [0]
+
+    def left(turns: int) -> list[Message]:
+        dropped = range(begins[0], begins[turns])
+        return [m for i, m in enumerate(messages) if i not in dropped or m.get("role") in SYSTEM]
+
+    fits = bisect_left(range(len(begins)), True, key=lambda turns: tokens(left(turns)) <= enough)
+    return left(min(fits, len(begins) - 1))
 
 
 def several(prompt: Any) -> bool:

@@ -57,6 +57,7 @@ class GenerationKwargs(TypedDict, total=False):
     thinking_token_budget: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     separate_reasoning: bool
+    prediction: str | None
     temperature: float
     top_k: int
     top_p: float
@@ -81,6 +82,7 @@ class GenerationOptions:
       and those of this many most probable tokens.
     - `prompt_logprobs`: the same of the prompt's tokens, in the first chunk. The whole prompt is then read anew.
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
+    - `prediction`: a text that the answer may repeat for the most part, such as a file that it edits, to draft from.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
     - `reasoning_effort`: "none", "minimal", "low", "medium", "high" or "xhigh": how long a model thinks before it
       answers (docs/guides/thinking.md). The chat template is told; where it knows no efforts, the thought has at most
@@ -104,6 +106,7 @@ class GenerationOptions:
         None, "Log-probabilities of the chosen token and of this many most probable ones.", flag=None
     )
     prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.", flag=None)
+    prediction: str | None = option(None, "Text that the answer may repeat for the most part.", flag=None)
     timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.", flag=None)
     progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.", flag=None)
     reasoning_effort: str | None = option(
@@ -159,6 +162,8 @@ class GenerationOptions:
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
                 raise ConfigError(f"{name} {count!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
         self._check_thinking()
+        if self.prediction is not None and not _is_text(self.prediction):
+            raise ConfigError(f"prediction {self.prediction!r:.40}", "text that UTF-8 can hold", "correct it")
         if self.timeout is not None and not (
             type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
         ):
@@ -338,6 +343,13 @@ def window_tokens(draft: str | Path | None) -> int:
         expected = f"{WINDOW}, or {WINDOW}:N with {MIN_WINDOW_TOKENS} tokens or more"
         raise ConfigError(f"draft {draft!r}", expected, "correct it")
     return int(count)
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def _is_number(value: object, *types: type) -> bool:

@@ -25,6 +25,7 @@ from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ModelRunner, StepRequest
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.draft_sources.registry import brought
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import SWITCHES, GenerationKwargs, GenerationOptions
@@ -392,7 +393,8 @@ class Session:
             found, expected = f"a prompt of {len(ids)} tokens", f"fewer than the context's {self.context_length}"
             raise ContextOverflow(found, expected, "shorten the prompt")
         options.sampling.check_vocabulary(self.manifest.model.vocab_size)
-        decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive)
+        policy = self.policy.with_sources(brought(options, self.tokenizer))
+        decoder = SpeculativeDecoder(self.runner, options, policy, self.adaptive)
         thought = self.thought if options.separate_reasoning else None
         budget = None if thought is None else options.thinking_budget(self.template)
         if self.thought is None and any(options.template_variables.get(name) is True for name in SWITCHES):

@@ -65,8 +65,9 @@ class Planner:
     @property
     def idle(self) -> bool:
         """Tells whether the next step is plain whatever is known, so that nothing is weighed for it: without drafts,
-        and while speculation pauses, but for what a grammar forces and for the drafter at the pause's end."""
-        paused = not self._controller.on and not self._controller.about_to_resume
+        and while speculation pauses, but for what a grammar forces, for sources that end pauses and for the drafter at
+        the pause's end."""
+        paused = not self._controller.on and not self._controller.about_to_resume and not self.sources.waking
         return self.rows == 1 or (paused and self._grammar is None)
 
     def step(self, new_tokens: Sequence[int], remaining: int, proposal: DraftProposal | None) -> StepPlan:
@@ -120,7 +121,10 @@ class Planner:
         pruning, priors = self.policy.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
-        return plan._replace(draft=draft, drafter=drafter, explored=explored, pruning=pruning, priors=priors)
+        paused = plan.paused and self.sources.others is None
+        return plan._replace(
+            draft=draft, drafter=drafter, explored=explored, paused=paused, pruning=pruning, priors=priors
+        )
 
     def _lessons(self, plan: StepPlan, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach a source, fewer than a step has; None for none."""
@@ -131,7 +135,8 @@ class Planner:
 
     def _likeliest(self, plan: StepPlan, room: int, rows: int, spare: int) -> Draft | None:
         """Returns the draft of at most `rows` rows that pays most, None if none does; `spare` further rows of the step
-        are taken by exploration. While speculation pauses only what a grammar forces is drafted."""
+        are taken by exploration. While speculation pauses only what a grammar forces is drafted, and what sources
+        propose that end pauses."""
         grammar, root = self._grammar, plan.draft.tokens[0]
         costs = None if plan.costs is None else plan.costs[spare:]
         others = self._continuations(plan, room, rows, costs)
@@ -153,11 +158,9 @@ class Planner:
         return draft if costs is None or drafter_runs_anyway or draft.pays(costs) else None
 
     def _continuations(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
-        """Returns what the sources propose, at most `room` tokens deep; nothing while speculation pauses."""
-        if plan.paused or room <= 0:
-            return self.sources.look_up(0)
-        found = self.sources.look_up(room)
-        if not self.sources.lasting:
+        """Returns what the sources propose, at most `room` tokens deep; while speculation pauses, those that end it."""
+        found = self.sources.look_up(room, plan.paused)
+        if plan.paused or room <= 0 or not self.sources.lasting:
             return found
         alone = self._grammar is not None
         return self.sources.graft(room, plan.draft.tokens[0], plan.proposal, min(rows, STEMS), costs, alone)
@@ -166,7 +169,7 @@ class Planner:
         """Tells whether there is anything to draft. Together with a drafter that no gate compares with them, sources
         alone are not drafted from."""
         compared = not self._runner.gamma or self.gate is not None
-        return not plan.paused and (plan.proposal is not None or (others is not None and compared))
+        return (plan.proposal is not None and not plan.paused) or (others is not None and compared)
 
     def _trial(self, plan: StepPlan) -> Trial | None:
         """Returns the trial with which the step may learn what rows cost; None for none."""

@@ -44,6 +44,10 @@ class DecodingPolicy:
     deepest: int = 0
     window: int = 0
 
+    def with_sources(self, more: tuple[DraftSource, ...]) -> DecodingPolicy:
+        """Returns this policy with further sources."""
+        return replace(self, sources=self.sources + more) if more else self
+
     def unlearned(self) -> DecodingPolicy:
         """Returns this policy with sources that know no answer given since the bundle was loaded. With it and a new
         `AdaptiveState` a session decodes as in a new process: it knows what steps cost here and nothing of texts."""

@@ -21,6 +21,7 @@ from streamspec.runtime.draft_sources.source import (
     LastingIndex,
     SourceCounts,
     Stems,
+    TextIndex,
     merged,
 )
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from streamspec.runtime.decoding.draft_tree_search import DraftCalibration, DraftSearch
 
 
+_Index = tuple[TextIndex, AcceptanceRates, int]  # with the rates and the bit of its source
 MOST_WAITING = 64  # calls that are put off: the next look-up, which makes them, is not to take long
 
 
@@ -38,18 +40,19 @@ class SourceLookup:
     What is read and learned waits for the next look-up: steps without one need not touch the sources' memory, which
     the model's weights have driven out of the caches.
 
-    `explorer`: bit of the source that has rows verified for what they teach, 0 for none. `found`: what the last look-up
+    `explorer`: bit of the source that has rows verified for what they teach, 0 for none. `waking`: the indices that are
+    asked while speculation pauses. `found`: what the last look-up
     brought; `others`: the same as one tree, None for nothing.
     """
 
     def __init__(self, sources: Sequence[DraftSource], learned: DraftCalibration, search: DraftSearch) -> None:
         self._learned, self._search = learned, search
         rated = [(source, learned.rates_of(source), 2 << i) for i, source in enumerate(sources)]
-        self._indices = [
-            (text_index, rates, bit)
-            for source, rates, bit in rated
-            if source.begin is not None and (text_index := source.begin()) is not None
-        ]
+        self._indices, self.waking = list[_Index](), list[_Index]()
+        for source, rates, bit in rated:
+            if source.begin is not None and (text_index := source.begin()) is not None:
+                self._indices.append((text_index, rates, bit))
+                self.waking += self._indices[-1:] if source.wakes else []
         self.lasting: list[tuple[LastingIndex, AcceptanceRates, int]] = [
             (index, rates, bit) for source, rates, bit in rated if (index := learned.lasting_index(source)) is not None
         ]
@@ -65,12 +68,14 @@ class SourceLookup:
         if self._indices or self.lasting:
             self._put_off(partial(self._read, tokens))
 
-    def look_up(self, room: int) -> CandidateTree | None:
-        """Returns what may follow by the sources of this text, at most `room` tokens deep."""
+    def look_up(self, room: int, paused: bool = False) -> CandidateTree | None:
+        """Returns what may follow by the sources of this text, at most `room` tokens deep; `paused`: by those that wake
+        speculation."""
         self.found.clear()
-        if room > 0:
+        indices = (self.waking if paused else self._indices) if room > 0 else []
+        if indices or (room > 0 and not paused):
             self._catch_up()
-        for index, rates, bit in self._indices if room > 0 else ():
+        for index, rates, bit in indices:
             if (continuations := index.find(room)) is not None:
                 self.found.append(Found(continuations, rates, bit))
         self.others = merged(self.found)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamspec.runtime.draft_sources.lookahead import LOOKAHEAD
 from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.draft_sources.prediction import prediction_source
 from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.draft_sources.store import AnswerStore, GrowingStore, past_source, store_source
@@ -34,10 +35,19 @@ SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
     "store": lambda data: None if data.store is None else store_source(data.store),
     "past_answers": lambda data: None if data.past is None else past_source(data.past),
 }
+# By the option of a generation that brings it: makes the source of that answer alone, with the tokenizer.
+OF_ANSWER: dict[str, Callable[[Any, Any], DraftSource | None]] = {"prediction": prediction_source}
 NO_DATA = SourceData()
 
 
 def chosen(options: Any, data: SourceData = NO_DATA) -> tuple[DraftSource, ...]:
     """Returns the sources that `options`, of `load`, leave on."""
     made = [make(data) for option, make in SOURCES.items() if getattr(options, option)]
+    return tuple(source for source in made if source is not None)
+
+
+def brought(options: Any, tokenizer: Any) -> tuple[DraftSource, ...]:
+    """Returns the sources that `options`, of a generation, bring."""
+    given = [(make, getattr(options, option)) for option, make in OF_ANSWER.items()]
+    made = [make(value, tokenizer) for make, value in given if value is not None]
     return tuple(source for source in made if source is not None)

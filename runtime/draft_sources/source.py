@@ -104,6 +104,7 @@ class DraftSource:
       session.
     - `keep`: takes the tokens of an answer that has ended.
     - `explores`: it has rows verified for what they teach; at most one source of a session does.
+    - `wakes`: it is asked while speculation pauses, too: what it proposes is likely enough to end the pause.
     - `fresh`: makes this source as it was before it saw a text. A source that remembers texts anywhere but in
       `lasting`, which each session makes anew, must have it.
     """
@@ -114,6 +115,7 @@ class DraftSource:
     keep: Callable[[Sequence[int]], None] | None = None
     lasting: Callable[[], LastingIndex] | None = None
     explores: bool = False
+    wakes: bool = False
     fresh: Callable[[], DraftSource] | None = None
 
     def __post_init__(self) -> None:

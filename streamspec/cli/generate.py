@@ -43,13 +43,19 @@ def command(
         list[str] | None,
         typer.Option(help="Answer with this text; repeated: with one of these texts."),
     ] = None,
+    prediction: Annotated[
+        Path | None, typer.Option(help="File of a text that the answer may repeat for the most part, to draft from.")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and what speculation did on stderr.")] = False,
 ) -> None:
     """Answer one prompt and stream the answer."""
     text = given_prompt(prompt, prompt_flag)
     from streamspec.runtime import load
 
-    options = replace(options, grammar=_grammar(json_schema, regex, choice), sampling=sampling)
+    grammar, predicted = _grammar(json_schema, regex, choice), None
+    if prediction is not None:
+        predicted = _text_of(prediction, "a text that the answer may repeat", "--prediction")
+    options = replace(options, grammar=grammar, sampling=sampling, prediction=predicted)
     loading = replace(loading, tree=rows or loading.tree, prepare_grammar=options.grammar is not None)
     session = load(folder_of(bundle, precision), loading)
     last, thinking = None, False
@@ -98,8 +104,13 @@ def _grammar(json_schema: Path | None, regex: str | None, choice: list[str] | No
     from streamspec.runtime import Grammar
 
     if json_schema is not None:
-        try:
-            return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{json_schema}: {error}", "a file with a JSON schema", "check --json-schema") from None
+        return Grammar.json_schema(_text_of(json_schema, "a JSON schema", "--json-schema"))
     return Grammar.regex(regex) if regex is not None else Grammar.choice(choice or [])
+
+
+def _text_of(file: Path, content: str, flag: str) -> str:
+    """Returns the text of a file that should hold `content`, by the flag that named it. Raises ConfigError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}", f"a file with {content}", f"check {flag}") from None

@@ -22,6 +22,8 @@ from starlette.routing import Route
 
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session
+from streamspec.runtime.conversation import forget
+from streamspec.runtime.draft_sources.prediction import predicted_tokens
 from streamspec.runtime.embeddings import MEAN
 from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
@@ -29,6 +31,7 @@ from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_co
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.embeddings_request import read_embeddings
+from streamspec.serve.api.fill_in_middle import between
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.api.tool_calls import CallParser
@@ -47,6 +50,7 @@ PAGE = {
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
 Answer = ResponseBuilder | ResponseObject
+Prompt = Callable[[Session], Any]
 Read = Callable[[bytes, Limits, CheckedGrammars], ParsedRequest]  # of a request's body
 
 
@@ -62,7 +66,7 @@ class Prepared:
     parsed: ParsedRequest
     base: Session
     adapter: str | None
-    prompt: Callable[[Session], Any]
+    prompts: list[Prompt]
     options: list[GenerationOptions]
     hint: list[int] | None = None
     calls: Callable[[], CallParser] | None = None
@@ -161,7 +165,7 @@ class Service:
         body, arrived = await request.body(), time.perf_counter()
         ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
         generation = QueuedRequest(
-            self.pool, ready.adapter, ready.prompt, ready.options, ready.hint, ready.base, arrived
+            self.pool, ready.adapter, ready.prompts, ready.options, ready.hint, ready.base, arrived
         )
         self.pool.enqueue(generation)
         answer, field, parsed = ready.answer(), ready.field, ready.parsed
@@ -185,19 +189,27 @@ class Service:
         parsed = read(body, self.limits, grammars)
         base, adapter = self._model_of(parsed.model)
         parsed = parsed.beginning_with(base.sampling)
-        ready = Prepared(parsed, base, adapter, _prompt(parsed), parsed.options)
+        if (prediction := parsed.options[0].prediction) is not None:
+            parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
+        suffix, tokenizer = parsed.suffix, base.tokenizer
+        prompts = [between(prompt, suffix, tokenizer) if suffix else prompt for prompt in parsed.prompts]
+        make = partial(_prompt, parsed)
+        ready = Prepared(parsed, base, adapter, [make(prompt) for prompt in prompts], parsed.options)
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
             ready.calls = partial(CallParser, form, tools)
             if tools.forced:
                 grammar = tools.grammar(form, grammars)
                 if base.thought is None:  # else the call's opening comes after the thought
-                    ready.prompt = _prompt(parsed, form.opening)
+                    make = partial(_prompt, parsed, opening=form.opening)
+                    ready.prompts = [make(parsed.prompt)]
                 else:
                     grammar = replace(grammar, opening=form.opening)
                 ready.options = [replace(options, grammar=grammar) for options in parsed.options]
+        if parsed.truncates:
+            ready.prompts = [_fitting(make, parsed)]
         try:
-            ready.hint = self.pool.encode(adapter, ready.prompt, base)
+            ready.hint = self.pool.encode(adapter, ready.prompts[0], base)
         except StreamspecError as error:
             raise _api_error(error, ready.field) from None
         return ready
@@ -320,17 +332,29 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
     return files
 
 
-def _prompt(parsed: ParsedRequest, opening: str = "") -> Callable[[Session], Any]:
+def _fitting(make: Callable[[Any], Prompt], parsed: ParsedRequest) -> Prompt:
+    """Makes the prompt without as many of the oldest turns as leave no room for the answer, as `Session.chat` does."""
+
+    def of(session: Session) -> Any:
+        context = session.context_length
+        room = min(parsed.options[0].max_new_tokens, context // 2)
+        turns = forget(parsed.prompt, lambda left: len(make(left)(session)), context - room)
+        return make(turns)(session)
+
+    return of
+
+
+def _prompt(parsed: ParsedRequest, prompt: Any, opening: str = "") -> Prompt:
     """Makes the prompt for a session, with the `opening` of a call that is forced. Text for completions is passed on as
     it is where the bundle's own format is a chat's."""
 
     def of(session: Session) -> Any:
-        if isinstance(parsed.prompt, str) and session.manifest.prompt_format.kind == "chat":
-            return list(session.tokenizer.encode(parsed.prompt).ids)
+        if isinstance(prompt, str) and session.manifest.prompt_format.kind == "chat":
+            return list(session.tokenizer.encode(prompt).ids)
         if not parsed.chat:
-            return parsed.prompt
+            return prompt
         tools = None if parsed.tools is None else parsed.tools.schemas
-        ids = session.encode(parsed.prompt, tools=tools, chat_template_kwargs=parsed.options[0].template_variables)
+        ids = session.encode(prompt, tools=tools, chat_template_kwargs=parsed.options[0].template_variables)
         return ids + list(session.tokenizer.encode(opening, add_special_tokens=False).ids) if opening else ids
 
     return of

@@ -27,7 +27,7 @@ class EmbeddingRequest(QueuedRequest):
     """Waits and runs as a generation does; reads and writes no conversation's cache."""
 
     def __init__(self, pool: Pool, adapter: str | None, texts: Sequence[Any], pooling: str, base: Session) -> None:
-        super().__init__(pool, adapter, lambda session: texts, (), None, base)
+        super().__init__(pool, adapter, (), (), None, base)
         self.texts, self.pooling = texts, pooling
 
     async def embedded(self) -> Embedded:

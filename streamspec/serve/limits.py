@@ -24,7 +24,7 @@ class Limits:
     body: int = 1 << 20  # bytes of a request
     header: int = 16 << 10  # bytes of its head
     choices: int = 8  # answers of one request
-    inputs: int = 256  # texts of one request for embeddings
+    inputs: int = 256  # texts of one request for embeddings, prompts of one for completions
     messages: int = 256
     text: int = 1 << 19  # characters of all messages or of a prompt
     stops: int = 4  # as OpenAI

@@ -97,7 +97,7 @@ class Counts:
 
 
 class QueuedRequest:
-    """The answers to one prompt, waiting or running, one after the other in one session. `Pool.enqueue` starts it.
+    """The answers to its prompts, waiting or running, one after the other in one session. `Pool.enqueue` starts it.
     Iterate `items`, the chunks of the answers; `cancel` when nobody reads any more.
     """
 
@@ -105,19 +105,20 @@ class QueuedRequest:
         self,
         pool: Pool,
         adapter: str | None,
-        prompt: Callable[[Session], Any],
+        prompts: Sequence[Callable[[Session], Any]],
         options: Sequence[GenerationOptions],
         hint: list[int] | None,
         base: Session | None = None,
         arrived: float | None = None,
     ) -> None:
-        """`options`: of each answer. `hint`: the prompt's tokens, to find the cache that holds most of them.
+        """`options`: of each answer, as many to each prompt. `hint`: the first prompt's tokens, to find the cache that
+        holds most of them.
         `base`: its bundle's session in `Pool.bases`, by default the first. `arrived`: when its time began, by
         `time.perf_counter`, by default now.
         """
         self.pool = pool
         self.adapter = adapter
-        self.prompt = prompt
+        self.prompts = prompts
         self.options = options
         self.hint = hint
         self.base: Session = pool.first if base is None else base
@@ -194,8 +195,9 @@ class QueuedRequest:
 
     def _answer(self, session: Session, loop: asyncio.AbstractEventLoop, ends: list[Stats]) -> None:
         """Answers, in the slot's thread, and adds the counts of each answer to `ends`."""
-        prompt = self.prompt(session)
-        for options in self.options:
+        prompts = [make(session) for make in self.prompts]
+        for number, options in enumerate(self.options):
+            prompt = prompts[number * len(prompts) // len(self.options)]
             self.running = stream = session.stream(prompt, replace(options, timeout=max(self.left, 0.001)))
             if self._cancelled:  # it may have been before there was a stream to end
                 stream.cancel()

@@ -83,3 +83,18 @@ def test_a_window_drafts_by_its_name_and_a_bundle_by_its_folder(
     result = run("b", "x", "--draft", "window:7")
     assert result.exit_code == 2 and "window:N with 128 tokens or more" in result.stderr
     assert result.stderr.count("\n") == 1 and len(drafts) == 3
+
+
+def test_a_prediction_is_the_text_of_a_file(monkeypatch: pytest.MonkeyPatch, asked: list[str], tmp_path: Path) -> None:
+    predictions = list[object]()
+    session = SimpleNamespace(stream=lambda text, options: predictions.append(options.prediction) or iter(()))
+    monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **__: session)
+    file = tmp_path / "module.py"
+    file.write_bytes("größer = 1\n".encode())
+    assert run("b", "x", "--prediction", file).exit_code == 0 == run("b", "x").exit_code
+    assert predictions == ["größer = 1\n", None]
+    file.write_bytes(b"\xff")
+    for wrong in (file, tmp_path / "none"):
+        result = run("b", "x", "--prediction", wrong)
+        assert result.exit_code == 2 and "a file with a text that the answer may repeat" in result.stderr
+        assert result.stderr.count("\n") == 1

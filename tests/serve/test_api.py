@@ -110,6 +110,50 @@ def test_several_answers_to_one_prompt(running: Make) -> None:
     assert "streamspec_new_tokens_total 66\n" in server.http().get("/metrics").text
 
 
+def test_several_prompts_are_answered_in_order(running: Make) -> None:
+    client = running().client()
+    asked: Any = {"model": "alpha", "prompt": ["say this", "now that"], "max_tokens": 6, "n": 2}
+    answer = client.completions.create(**asked)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [
+        *enumerate(["this t", "this t", "that t", "that t"])
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (16, 24, 40)
+    texts = [""] * 4
+    *chunks, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices] and last.usage.prompt_tokens == 16
+    echoed = client.completions.create(**asked | {"n": 1, "echo": True})
+    assert [choice.text for choice in echoed.choices] == ["say thisthis t", "now thatthat t"]
+
+
+def test_a_suffix_needs_a_model_that_fills_in_the_middle(running: Make) -> None:
+    with pytest.raises(openai.BadRequestError, match="tokens to fill in the middle") as caught:
+        running().client().completions.create(model="base", prompt="a", suffix="b")
+    assert caught.value.param == "suffix"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_prediction_are_counted_as_openai_defines(running: Make, stream: bool) -> None:
+    """The answer is "word word"; each letter is a token. Accepted are those of the prediction that it has."""
+    server = running()
+    for predicted, accepted in (("word word", 9), ("word we", 6), ("my word word!", 9), ("other", 0)):
+        fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        parts = [{"type": "text", "text": predicted[:3]}, {"type": "text", "text": predicted[3:]}]
+        for content in (predicted, parts):
+            answer = ask(server.client(), prediction={"type": "content", "content": content}, **fields)
+            usage = (list(answer)[-1] if stream else answer).usage
+            details, rejected = usage.completion_tokens_details, len(predicted) - accepted
+            assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, rejected)
+            assert usage.completion_tokens == 9 + rejected and usage.total_tokens == 17 + rejected
+            assert server.shared and server.shared.options[-1].prediction == predicted
+    usage = ask(server.client(), prediction={"type": "content", "content": "word we"}, n=2).usage
+    assert usage.completion_tokens == 2 * 10 and usage.completion_tokens_details.accepted_prediction_tokens == 12
+    usage = ask(server.client()).usage
+    assert usage.completion_tokens == 9 and usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_ends_all_of_its_answers(running: Make, stream: bool) -> None:
     server = running(step=0.01, limits={"sessions": 1})

@@ -133,7 +133,8 @@ def test_a_message_is_edited_and_sent_again(running: Make, visit: Open) -> None:
     with page.expect_request("**/v1/chat/completions") as asked:
         page.get_by_role("button", name="Send again").click()
     page.get_by_role("button", name="Regenerate").wait_for()
-    assert json.loads(asked.value.post_data)["messages"] == user("say three")
+    body = json.loads(asked.value.post_data)
+    assert body["messages"] == user("say three") and body["prediction"] == {"type": "content", "content": "one one o"}
     assert page.locator(".question .text").all_text_contents() == ["say three"]
     assert page.locator(".answer .text").all_text_contents() == ["three thr"]
 

@@ -27,7 +27,7 @@ def choose(slots: list[Slot], prompt: str, adapter: str | None = None, bases: An
         slot.base = pool.first
     pool.slots = slots
     hint, options = list(prompt.encode()), [GenerationOptions()]
-    return slots.index(pool._choose(QueuedRequest(pool, adapter, str, options, hint, pool.bases[which])))
+    return slots.index(pool._choose(QueuedRequest(pool, adapter, [str], options, hint, pool.bases[which])))
 
 
 @pytest.mark.parametrize(

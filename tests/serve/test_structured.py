@@ -158,7 +158,9 @@ def test_grammars_that_make_no_sense_are_refused_by_name(server: Running, fields
 def test_log_probabilities_of_a_chat(server: Running, cold: Session) -> None:
     right = want(cold, max_new_tokens=12, logprobs=3)
     assert right.logprobs
-    whole = ask(server, max_tokens=12, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    logprobs = ask(server, max_tokens=12, logprobs=True, top_logprobs=3).choices[0].logprobs
+    assert logprobs.model_fields_set == {"content", "refusal"} and logprobs.refusal is None
+    whole = logprobs.content
     streamed = [
         entry
         for chunk in ask(server, max_tokens=12, logprobs=True, top_logprobs=3, stream=True)
@@ -253,6 +255,22 @@ def test_a_completion_that_repeats_its_prompt_says_how_likely_each_token_of_it_w
     assert found.text_offset[: len(ids)] == [*range(len(ids))] and found.text_offset[len(ids)] == len(said)
     silent = asked(model="base", prompt=prompt, max_tokens=4, echo=True).choices[0]
     assert silent.logprobs is None and silent.text == whole.choices[0].text
+
+
+def test_prompts_alone_are_scored_and_not_answered(server: Running) -> None:
+    asked = server.client().completions.create
+    given: Any = {"model": "base", "prompt": ["say it", "and more"], "logprobs": 2, "echo": True, "temperature": 0}
+    answered, scored = asked(**given, max_tokens=1), asked(**given, max_tokens=0)
+    for one, other, prompt in zip(scored.choices, answered.choices, given["prompt"], strict=True):
+        assert one.text == prompt and one.finish_reason == "length"
+        found, want = one.logprobs, other.logprobs
+        assert found is not None and want is not None
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(found, name) == getattr(want, name)[:-1]
+    assert scored.usage is not None and answered.usage is not None
+    assert scored.usage.completion_tokens == 0 and scored.usage.prompt_tokens == answered.usage.prompt_tokens
+    silent = asked(**given | {"logprobs": None}, max_tokens=0)
+    assert [choice.text for choice in silent.choices] == given["prompt"]
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"n": 2}])

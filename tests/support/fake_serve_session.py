@@ -45,7 +45,7 @@ class FakeServeSession:
 
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
-        self.sampling, self.thought = Sampling(), None
+        self.sampling, self.thought, self.context_length = Sampling(), None, CONTEXT
         self.adapters, self.loaded = ["alpha", "beta"], True
         self.manifest = SimpleNamespace(
             prompt_format=SimpleNamespace(kind="raw"), model=SimpleNamespace(embeddings=False)
@@ -68,17 +68,16 @@ class FakeServeSession:
 
     def encode(self, prompt: Any, **variables: Any) -> list[int]:
         if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-            return prompt
+            return list(prompt)
         text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-        ids = list(TOKENIZER.encode(text).ids)
-        if len(ids) >= CONTEXT:
-            raise ContextOverflow(f"a prompt of {len(ids)} tokens", f"fewer than {CONTEXT}", "shorten the prompt")
-        return ids
+        return list(TOKENIZER.encode(text).ids)
 
     def stream(
         self, prompt: Any, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> FakeStream:
         ids, options = self.encode(prompt), GenerationOptions.of(options, **keywords)
+        if len(ids) >= CONTEXT:
+            raise ContextOverflow(f"a prompt of {len(ids)} tokens", f"fewer than {CONTEXT}", "shorten the prompt")
         self.shared.options.append(options)
         if options.stops == ["refuse"]:
             raise ConfigError("a stop string", "another", "correct it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.fields import Message, NamedTool, Strict, Tool
+from streamspec.serve.api.fields import Message, NamedTool, PredictedContent, Strict, Tool
 from streamspec.serve.api.tool_calls import Tools
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
@@ -34,25 +34,17 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
-    "verbosity": (),
     "web_search_options": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
     "moderation": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
 }
 ONLY_IN_COMPLETION = {
-    **{name: values for name, values in ONLY.items() if name != "echo"},
+    **{name: values for name, values in ONLY.items() if name not in ("echo", "suffix")},
     "reasoning_effort": (),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (),
 }
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (),
     "annotations": ([],),
     "audio": (),
     "function_call": (),
@@ -60,6 +52,17 @@ ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity = Literal["low", "medium", "high"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class CacheOptions(Strict):
+    """Says how a provider caches prompts. They change nothing (`Hinted`)."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class StreamOptions(Strict):
@@ -98,7 +101,7 @@ class Decoding(Strict):
     model: str
     stream: bool | None = None
     stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=0, lt=2**64)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
@@ -109,17 +112,23 @@ class Decoding(Strict):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     speculate: bool | None = None
     grammar: GrammarRequest | None = None
-    user: str | None = None  # changes nothing, as the next two
+    user: str | None = None  # changes nothing, as those that follow: nothing is stored, billed or shared
     safety_identifier: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
 
 class Common(Decoding):
-    """Fields that chats and completions share."""
+    """Fields that chats and completions share; `prediction` of a completion is ours."""
 
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1)
+    prediction: PredictedContent | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -143,6 +152,7 @@ class ChatRequest(Common, Thinking):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    verbosity: Verbosity | None = None  # changes nothing: no template has it
 
 
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -152,13 +162,16 @@ class CompletionRequest(Common):
     """The body of `POST /v1/completions`."""
 
     prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = Field(None, ge=0)
+    suffix: str | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request in the runtime's terms. `prompt`: messages, text or token ids. `options`: of each answer to it."""
+    """A request in the runtime's terms. `prompt`: messages, text or token ids; `further`: other prompts of a
+    completion. `options`: of each answer, those to the first prompt before those to the next."""
 
     chat: bool
     model: str
@@ -170,6 +183,15 @@ class ParsedRequest:
     echo: Mapping[str, Any] | None = None  # what the answer to `/v1/responses` repeats of its request
     repeats_prompt: bool = False  # a completion's text begins with its prompt
     given: Collection[str] = ()  # fields of `Sampling` that the request has
+    predicted: Sequence[int] = ()  # tokens of the options' `prediction`
+    further: Sequence[Any] = ()
+    suffix: str = ""  # that follows a completion
+    unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
+    truncates: bool = False  # a chat that is too long for the context loses its oldest turns
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [self.prompt, *self.further]
 
     def beginning_with(self, defaults: Sampling) -> ParsedRequest:
         """Returns the request with `defaults` for what it does not say of sampling."""
@@ -246,22 +268,28 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
     prompt: Any = request.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise invalid(f"{len(prompt)} prompts; expected one a request", "prompt")
-        prompt = prompt[0]
-    if not prompt:
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    if len(prompts) > limits.inputs:
+        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
+    if not all(prompts):
         raise invalid("an empty prompt; expected some text", "prompt")
-    bounded(len(prompt), limits.text, "prompt")
-    parsed = _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    bounded(len(request.suffix or ""), limits.text, "suffix")
+    if request.suffix and not isinstance(prompts[0], str):
+        raise invalid("suffix beside token ids; expected a text as the prompt", "suffix")
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens 0; expected at least 1, or echo beside it", "max_tokens")
+    parsed = _parsed(False, request, prompts[0], request.max_tokens, request.logprobs, limits)
     parsed = replace(parsed, options=[replace(option, separate_reasoning=False) for option in parsed.options])
     parsed = _constrained(parsed, request, limits, grammars)
+    options = parsed.options * len(prompts)
+    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "")
     if not request.echo:
         return parsed
-    if request.stream or len(parsed.options) > 1:
-        raise invalid("echo with a stream or several answers; expected one whole answer", "echo")
-    options = [replace(option, prompt_logprobs=option.logprobs) for option in parsed.options]
-    return replace(parsed, options=options, repeats_prompt=True)
+    if request.stream or (request.n or 1) > 1 or request.suffix:
+        raise invalid("echo with a stream, n or suffix; expected one whole answer to each prompt", "echo")
+    options = [replace(option, prompt_logprobs=option.logprobs) for option in options]
+    return replace(parsed, options=options, repeats_prompt=True, unanswered=request.max_tokens == 0)
 
 
 def _parsed(
@@ -278,17 +306,20 @@ def _parsed(
         )
     if request.n is not None and request.n > limits.choices:
         raise invalid(f"n {request.n}; expected at most {limits.choices}", "n", "too_large")
+    prediction = None if request.prediction is None else request.prediction.text
+    bounded(len(prediction or ""), limits.text, "prediction.content")
     given = _sampling(request)
     try:
         sampling = Sampling(**given)
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
     options = GenerationOptions(
-        max_new_tokens=tokens or min(limits.default_tokens, limits.max_tokens),
+        max_new_tokens=min(limits.default_tokens, limits.max_tokens) if tokens is None else max(tokens, 1),
         stop=stops,
         speculate=request.speculate is not False,
         sampling=sampling,
         logprobs=logprobs,
+        prediction=prediction,
     )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     answers = _each(options, request.n or 1)
@@ -306,6 +337,8 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
 def _sampling(request: Decoding) -> dict[str, Any]:
     """The fields of `Sampling` that the request has."""
     values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
+    if "seed" in values:
+        values["seed"] %= 2**64  # OpenAI's is a signed number
     if "logit_bias" in values:
         wrong = next((token for token in values["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
         if wrong is not None:

@@ -8,11 +8,13 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
+from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
 from streamspec.serve.api.chat_requests import ParsedRequest
@@ -37,7 +39,10 @@ class ResponseBuilder:
         self.waited = 0.0  # seconds for a session
         self._choices: list[Choice] = []
         self._calls = calls
-        self._before = self._text_of(request.prompt) if request.repeats_prompt else ""
+        self._predicted = request.predicted
+        self._before = [self._text_of(prompt) if request.repeats_prompt else "" for prompt in request.prompts]
+        self._each = len(request.options) // len(request.prompts)  # answers to a prompt
+        self._unanswered = request.unanswered
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the object to send for it in a stream. What follows a chunk with a finish reason is the next
@@ -45,8 +50,13 @@ class ResponseBuilder:
         """
         if not self._choices or self._choices[-1].reason is not None:
             calls = self._calls and self._calls()
-            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), calls, self._before))
+            index, predicted = len(self._choices), PredictionIndex(self._predicted)
+            before = self._before[index // self._each]
+            self._choices.append(Choice(self.chat, self.tokenizer, index, calls, before, predicted))
         choice = self._choices[-1]
+        if self._unanswered:  # the runtime writes one token at least
+            stats, logprobs = replace(chunk.stats, new_tokens=0), None if chunk.logprobs is None else list[Logprob]()
+            chunk = replace(chunk, text="", token_ids=[], drafted=[], stats=stats, logprobs=logprobs)
         body, record = choice.push(chunk)
         if choice.reason is not None:
             record |= counters(choice, self.waited, self.adapter)
@@ -83,13 +93,21 @@ class ResponseBuilder:
 
     def _usage(self) -> dict[str, Any]:
         each = [choice.last.stats for choice in self._choices if choice.last is not None]
-        prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each)
+        accepted = sum(choice.predicted.came for choice in self._choices)
+        rejected = len(self._predicted) * len(self._choices) - accepted
+        # A prediction's other tokens count as the completion's: so OpenAI defines it.
+        prompt = sum(stats.prompt_tokens for stats in each[:: self._each])
+        new = sum(stats.new_tokens for stats in each) + rejected
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
-            "prompt_tokens_details": {"cached_tokens": each[0].reused_tokens},
-            "completion_tokens_details": {"reasoning_tokens": sum(stats.reasoning_tokens for stats in each)},
+            "prompt_tokens_details": {"cached_tokens": sum(stats.reused_tokens for stats in each[:: self._each])},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(stats.reasoning_tokens for stats in each),
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            },
         }
 
     def _frame(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
@@ -99,14 +117,22 @@ class ResponseBuilder:
 
 
 class Choice:
-    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far. `before`: its text's beginning."""
+    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far. `before`: its text's beginning.
+    `predicted`: follows it through its prediction."""
 
     def __init__(
-        self, chat: bool, tokenizer: Any, index: int, calls: CallParser | None = None, before: str = ""
+        self,
+        chat: bool,
+        tokenizer: Any,
+        index: int,
+        calls: CallParser | None = None,
+        before: str = "",
+        predicted: PredictionIndex | None = None,
     ) -> None:
         self._calls = calls
         self.chat, self.tokenizer, self.index = chat, tokenizer, index
         self.drafted = 0
+        self.predicted = predicted or PredictionIndex(())
         self.last: Chunk | None = None
         self.reason: str | None = None  # why it ended, in OpenAI's word
         self._pieces = ThoughtDeltas(tokenizer)
@@ -118,6 +144,7 @@ class Choice:
         """Returns OpenAI's object of the chunk, and the record of its call."""
         first, self.last = self.last is None, chunk
         self.drafted += sum(chunk.drafted)
+        self.predicted.follow(chunk.token_ids)
         pieces = self._pieces.push(chunk)
         self._reasoning += chunk.reasoning
         logprobs = None
@@ -151,6 +178,8 @@ class Choice:
 
     def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:
         content = chat if self.chat else {"text": text}
+        if self.chat and logprobs is not None:
+            logprobs = logprobs | {"refusal": None}
         return {"index": self.index} | content | {"logprobs": logprobs, "finish_reason": self.reason}
 
     def _spell(self, of_prompt: list[Logprob], of_answer: list[Logprob]) -> dict[str, Any]:

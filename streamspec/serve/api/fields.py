@@ -45,6 +45,17 @@ class Refusal(Hinted):
 Part = Annotated[Text | Refusal, Field(discriminator="type")]
 
 
+class PredictedContent(Strict):
+    """What the answer is expected to be for the most part."""
+
+    type: Literal["content"]
+    content: str | list[Text]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class CalledFunction(Strict):
     """The function of a call and its arguments as JSON."""
 
@@ -65,6 +76,7 @@ class Message(Hinted):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    name: str | None = None  # for templates that show it
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -18,6 +18,7 @@ from streamspec.serve.api.chat_requests import (
     Effort,
     ParsedRequest,
     Thinking,
+    Verbosity,
     in_runtime_terms,
 )
 from streamspec.serve.api.checked_grammars import CheckedGrammars
@@ -34,17 +35,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "image": (),
     "max_tool_calls": (),
-    "metadata": ({},),
     "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "truncation": ("disabled",),
 }
-ONLY_IN_ITEM: dict[str, tuple[Any, ...]] = {"phase": (), "caller": (), "namespace": (), "async": (False,)}
+ONLY_IN_ITEM: dict[str, tuple[Any, ...]] = {"caller": (), "namespace": (), "async": (False,)}
 ONLY_IN_TOOL: dict[str, tuple[Any, ...]] = {
     "allowed_callers": (["direct"],),
     "async": (False,),
@@ -81,6 +76,7 @@ class InputMessage(Strict):
     content: str | list[Annotated[ItemText | Refusal, Field(discriminator="type")]]
     id: str | None = None
     status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None  # changes nothing: no template has it
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Appends it to the messages of a chat, an answer to its thought."""
@@ -188,7 +184,7 @@ class TextOptions(Strict):
     """The options of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None  # as a chat's
 
 
 class Obfuscation(Strict):
@@ -219,6 +215,7 @@ class ResponsesRequest(Decoding, Thinking):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     stream_options: Obfuscation | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -233,7 +230,7 @@ def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None
         parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits, grammars)
     except ApiError as error:
         raise _renamed(error) from None
-    return replace(parsed, echo=_echo(request))
+    return replace(parsed, echo=_echo(request), truncates=request.truncation == "auto")
 
 
 def _function(tool: Any, where: str) -> Any:
@@ -314,10 +311,10 @@ def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
         "user": request.user,
         "background": False,
         "max_tool_calls": None,
-        "metadata": {},
+        "metadata": request.metadata or {},
         "previous_response_id": None,
         "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
     }

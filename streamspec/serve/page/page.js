@@ -43,7 +43,8 @@ function choose() {
   $("others").hidden = !on.length;
 }
 
-async function send(text) {
+/** `prediction`: an earlier answer, which this one may repeat for the most part. */
+async function send(text, prediction) {
   if (running || !text.trim()) return;
   complain("");
   if (!$("model").length) await connect(); // it was not there, or knew us not, when the page was opened
@@ -54,7 +55,7 @@ async function send(text) {
   conversation ??= { id: crypto.randomUUID(), at: Date.now() };
   const turn = append(text);
   down(true);
-  await run(turn);
+  await run(turn, prediction);
 }
 
 /** Adds a turn: its message, and an answer that is still empty. */
@@ -98,7 +99,7 @@ function rewrite(turn) {
       dropped.question.remove();
       dropped.answer.element.remove();
     }
-    send(field.value);
+    send(field.value, turn.answer.text);
   });
   turn.question.classList.add("rewriting");
   turn.question.append(form);
@@ -109,15 +110,15 @@ async function again() {
   const turn = turns.at(-1);
   if (running || !turn) return;
   complain("");
-  const old = turn.answer.element;
+  const { element, text } = turn.answer;
   turn.answer = new Answer($("model").length > 1 ? $("model").value : "");
-  old.replaceWith(turn.answer.element);
+  element.replaceWith(turn.answer.element);
   $("message").focus();
-  await run(turn);
+  await run(turn, text);
 }
 
-async function run(turn) {
-  const answer = turn.answer, body = request();
+async function run(turn, prediction) {
+  const answer = turn.answer, body = { ...request(), ...(prediction && { prediction: { type: "content", content: prediction } }) };
   let follow = true;
   running = new AbortController();
   busy(true);

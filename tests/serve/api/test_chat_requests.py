@@ -6,19 +6,33 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, completion_create_params
-from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.chat import (
+    ChatCompletionMessageParam,
+    ChatCompletionPredictionContentParam,
+    completion_create_params,
+)
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+from openai.types.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseOutputMessageParam,
+    ResponseTextConfigParam,
+)
+from openai.types.responses.response_create_params import ResponseCreateParamsBase, ResponseCreateParamsStreaming
 from pydantic import TypeAdapter
 
 from streamspec.errors import ConfigError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.serve.api.chat_requests import ONLY, ParsedRequest, read_chat, read_completion
+from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
 
+REFUSED = ("audio", "moderation", "web_search_options", "conversation", "previous_response_id", "background")
 LIMITS = Limits(max_tokens=500, default_tokens=50, messages=3, text=100, grammar=200)
 
 
@@ -143,12 +157,100 @@ def test_penalties_and_biases_reach_the_runtime() -> None:
     assert not chat(logit_bias={}, frequency_penalty=0).options[0].sampling.adjusted
 
 
+@pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "te"}, {"type": "text", "text": "xt"}]])
+def test_a_prediction_reaches_the_runtime(content: Any) -> None:
+    given = {"type": "content", "content": content}
+    TypeAdapter(ChatCompletionPredictionContentParam).validate_python(given)  # the API has this shape
+    assert chat(prediction=given).options[0].prediction == "text" == completion(prediction=given).options[0].prediction
+    for wrong, param in (
+        ("text", "prediction"),
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": "x" * 101}, "prediction.content"),
+    ):
+        assert refused(chat, prediction=wrong).param == param
+
+
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"user": "me", "safety_identifier": "a"},
+    {"metadata": {"job": "7"}},
+    {"store": True},
+    {"store": False},
+    *({"service_tier": tier} for tier in ("auto", "default", "flex", "scale", "priority", "fast")),
+    {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}},
+    {"prompt_cache_retention": "in_memory", "prompt_cache_options": {"ttl": "30m"}},
+]
+
+
+@pytest.mark.parametrize("fields", [*WITHOUT_EFFECT, *({"verbosity": level} for level in ("low", "medium", "high"))])
+def test_fields_that_mean_nothing_to_a_local_server_change_nothing(fields: dict[str, Any]) -> None:
+    params = completion_create_params.CompletionCreateParamsNonStreaming
+    TypeAdapter(params).validate_python({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields})
+    assert chat(**fields) == chat()
+    if "verbosity" not in fields:
+        assert completion(**fields) == completion()
+
+
+def test_their_types_are_the_apis() -> None:
+    for fields in (
+        {"metadata": {"a": 1}},
+        {"metadata": {"a" * 65: "b"}},
+        {"metadata": {str(i): "" for i in range(17)}},
+        {"store": "yes"},
+        {"service_tier": "best"},
+        {"prompt_cache_retention": "1h"},
+        {"prompt_cache_options": {"mode": "both"}},
+        {"prompt_cache_options": {"size": 1}},
+        {"verbosity": "none"},
+    ):
+        assert (refused(chat, **fields).param or "").startswith(next(iter(fields)))
+
+
+def test_the_name_of_a_participant_reaches_templates_that_show_it() -> None:
+    message = {"role": "user", "content": "hi", "name": "bob"}
+    TypeAdapter(ChatCompletionMessageParam).validate_python(message)
+    prompt = chat(messages=[message]).prompt
+    shown = PromptFormat("chat").render(prompt, "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}")
+    assert shown == "bob: hi" and PromptFormat("raw").render(prompt) == "hi"
+
+
+def test_seeds_are_signed_numbers() -> None:
+    assert chat(seed=-1, temperature=1).options[0].sampling.seed == 2**64 - 1
+    assert chat(seed=-(2**63), temperature=1).options == chat(seed=2**63, temperature=1).options
+    assert [one.sampling.seed for one in chat(n=2, seed=-1, temperature=1).options] == [2**64 - 1, 0]
+
+
+def test_several_prompts_have_their_answers_in_order() -> None:
+    for prompts in (["one", "two"], [[1], [2, 3]]):
+        parsed = completion(prompt=prompts, n=2, seed=3, temperature=1)
+        assert parsed.prompts == prompts
+        assert [one.sampling.seed for one in parsed.options] == [3, 4, 3, 4]
+    assert completion(prompt=["one", "two"], echo=True, logprobs=1).repeats_prompt
+    assert refused(completion, prompt=["a"] * 257).code == "too_large"
+    assert refused(completion, prompt=["x" * 60] * 2).code == "too_large"
+
+
+def test_only_the_prompt_may_be_asked_for() -> None:
+    parsed = completion(max_tokens=0, echo=True, logprobs=1)
+    assert parsed.unanswered and parsed.options[0].max_new_tokens == 1 and parsed.options[0].prompt_logprobs == 1
+    assert not completion(max_tokens=1, echo=True).unanswered
+    assert refused(completion, max_tokens=0).message == "max_tokens 0; expected at least 1, or echo beside it"
+    assert refused(chat, max_tokens=0).param == "max_tokens"
+
+
+def test_a_suffix_goes_with_texts() -> None:
+    assert completion(suffix="end").suffix == "end" and completion(suffix="").suffix == completion().suffix == ""
+    assert refused(completion, suffix="a", prompt=[1, 2]).param == "suffix"
+    assert refused(completion, suffix="a", echo=True).param == "echo"
+    assert refused(completion, suffix="x" * 101).code == "too_large"
+
+
 def test_prompts_of_completions() -> None:
     assert (
         completion(prompt=["one"]).prompt == "one"
         and completion(prompt=[1, 2]).prompt == [1, 2] == completion(prompt=[[1, 2]]).prompt
     )
-    for prompt in (["one", "two"], [[1], [2]], "", [], [""], None, 5, [1, "a"], [-1], [True], {"a": 1}, "x" * 101):
+    for prompt in (["one", ""], [[1], []], "", [], [""], None, 5, [1, "a"], [-1], [True], {"a": 1}, "x" * 101):
         assert (refused(completion, prompt=prompt).param or "").startswith("prompt")
 
 
@@ -192,16 +294,46 @@ def test_what_the_api_has_and_this_server_does_not_is_named() -> None:
     assert error.param == "messages.0.refusal"
 
 
+def response(**fields: Any) -> ParsedRequest:
+    return read_responses(json.dumps({"model": "m", "input": "hi"} | fields).encode(), LIMITS)
+
+
+def said(**fields: Any) -> ParsedRequest:
+    return chat(messages=[{"role": "assistant", "content": "hi"} | fields])
+
+
+def item(**fields: Any) -> ParsedRequest:
+    return response(input=[{"role": "assistant", "content": "hi"} | fields])
+
+
 @pytest.mark.parametrize(
     ("params", "read"),
-    [(completion_create_params.CompletionCreateParamsBase, chat), (CompletionCreateParamsBase, completion)],
+    [
+        (completion_create_params.CompletionCreateParamsBase, chat),
+        (completion_create_params.CompletionCreateParamsStreaming, chat),
+        (CompletionCreateParamsBase, completion),
+        (CompletionCreateParamsStreaming, completion),
+        (ResponseCreateParamsBase, response),
+        (ResponseCreateParamsStreaming, response),
+        *((message, said) for message in get_args(ChatCompletionMessageParam)),
+        (EasyInputMessageParam, item),
+        (ResponseOutputMessageParam, item),
+        (ChatCompletionPredictionContentParam, lambda **fields: chat(prediction={"type": "content"} | fields)),
+        (ChatCompletionStreamOptionsParam, lambda **fields: chat(stream=True, stream_options=fields)),
+        (completion_create_params.PromptCacheOptions, lambda **fields: chat(prompt_cache_options=fields)),
+        (ResponseTextConfigParam, lambda **fields: response(text=fields)),
+        (FunctionToolParam, lambda **fields: response(tools=[{"type": "function", "name": "f"} | fields])),
+    ],
 )
-def test_every_field_of_the_api_is_known_by_name(params: type, read: Any) -> None:
+def test_every_field_of_the_api_is_taken_or_refused_by_name(params: type, read: Any) -> None:
+    """A field that the openai package gets is an unknown one here until someone decides what it means."""
     for name in get_type_hints(params):
         try:
             read(**{name: None})
         except ApiError as error:
             assert error.code != "unknown_field", name
+        if name in REFUSED:
+            assert refused(read, **{name: "something else"}).code == "unsupported_value"
 
 
 def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> None:
@@ -217,14 +349,12 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         {"n": 0},
         {"presence_penalty": 2.5},
         {"frequency_penalty": False},
-        {"store": True},
         {"tools": [{}]},
         {"logit_bias": {"five": 1}},
         {"logit_bias": {"5": 101}},
         {"echo": 0},
     ):
         assert refused(completion, **fields).param == next(iter(fields))
-    assert refused(chat, messages=[{"role": "user", "content": "a", "name": "bob"}]).param == "messages.0.name"
     said = {"role": "assistant", "content": "a", "tool_calls": [{}]}
     assert (refused(chat, messages=[said]).param or "").startswith("messages.0.tool_calls.0.")
 
@@ -242,7 +372,7 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 1.0}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -185,6 +185,32 @@ def test_without_a_stream_a_failure_is_a_status(running: Callable[..., Running])
         server.client().responses.retrieve("resp_1")
 
 
+def test_an_input_that_is_too_long_loses_its_oldest_turns_on_request(running: Callable[..., Running]) -> None:
+    server = running()
+    old = [*user("x" * 2500), {"role": "assistant", "content": "y" * 1500}, *user("old"), *user("z" * 90 + " word")]
+    for truncation in (None, "disabled"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server, input=old, instructions="be brief", truncation=truncation)
+        assert caught.value.code == "context_length_exceeded"
+    response = ask(server, input=old, instructions="be brief", truncation="auto", max_output_tokens=9)
+    assert response.output_text == "word word" and response.truncation == "auto"
+    left = len("\n".join(["be brief", "old", "z" * 90 + " word"]))
+    assert response.usage.input_tokens == left
+    short = ask(server, input="say word", truncation="auto", max_output_tokens=9)
+    assert short.usage.input_tokens == len("say word")
+    alone = ask(server, input="z" * 4080 + " word", truncation="auto", max_output_tokens=9)  # one turn is left
+    assert alone.usage.input_tokens == 4085
+
+
+def test_fields_without_effect_are_echoed_as_the_api_has_them(running: Callable[..., Running]) -> None:
+    given: Any = {"metadata": {"job": "7"}, "store": True, "service_tier": "flex", "prompt_cache_retention": "24h"}
+    response = ask(running(), **given, text={"verbosity": "low"})
+    assert response.metadata == {"job": "7"} and response.store is False and response.service_tier == "default"
+    assert response.text.verbosity == "low" and response.truncation == "disabled"
+    said = {"role": "assistant", "content": "a", "phase": "commentary"}
+    assert read(input=[said, *user("hi")]).prompt == read(input=[{**said, "phase": None}, *user("hi")]).prompt
+
+
 def read(**fields: Any) -> Any:
     return read_responses(json.dumps({"model": "m", "input": "hi"} | fields).encode(), LIMITS)
 
@@ -278,7 +304,10 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}}, "text.format.schema"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"text": {"verbosity": "none"}}, "text.verbosity"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"input": [{"role": "assistant", "content": "a", "phase": "end"}]}, "input.0.phase"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools.0.defer_loading"),
