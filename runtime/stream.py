@@ -221,7 +221,7 @@ def _answer(
         for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
             piece = text.push(done.tokens[:-1] if ended else done.tokens)
-            tokens = done.tokens[: piece.count] if piece.stopped else done.tokens
+            tokens = done.tokens[: piece.counted] if piece.stopped else done.tokens
             reason = "stop" if piece.stopped else done.finish_reason
             if reason and not piece.stopped:
                 piece = text.finish(piece)

@@ -15,9 +15,11 @@ import numpy as np
 from onnx import TensorProto
 
 from streamspec.errors import ConfigError
+from streamspec.export.file_blocks.block_kind import BlockKind
+from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.layout import TILE, Unpacked
 from streamspec.export.native.precisions import TILED, TiledInt8
-from streamspec.export.native.stored_blocks import KINDS, SUPER, BlockKind, Tiles, packed
+from streamspec.export.native.stored_blocks import SUPER, Tiles, packed
 from streamspec.export.ops.builder import Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.lora_inputs import LowRank

@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, ConfigError
-from streamspec.export.native.stored_blocks import KINDS, decode
+from streamspec.export.file_blocks.kinds import KINDS, decode
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import PlainSource, StoredBlocks

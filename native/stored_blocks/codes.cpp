@@ -1,5 +1,5 @@
 // Reads the codes of a GGUF file's blocks: into the tiles of the operators, and times their scales
-// into float32. What export/native/stored_blocks.py says in numpy, in a tenth of the time; a test
+// into float32. What export/file_blocks/ says in numpy, in a tenth of the time; a test
 // compares the two.
 #include <algorithm>
 #include <cstring>

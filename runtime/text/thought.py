@@ -51,7 +51,7 @@ class Thought:
     @property
     def _spelt(self) -> bool:
         spelt = ((self._begin, self.begin), (self._end, self.end), (self._plain, self.plain))
-        return all(tag in b"".join(map(self.bytes, ids)) for tag, ids in spelt)
+        return all(tag in b"".join(map(self.bytes_of, ids)) for tag, ids in spelt)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Returns the tokens of a text, in which special tokens are themselves."""
@@ -59,12 +59,12 @@ class Thought:
 
     def after(self, prompt: Sequence[int]) -> Place:
         """Returns where an answer begins: within a thought that the prompt opens, or after one that it closes."""
-        end = b"".join(map(self.bytes, prompt[-TAIL:])).rstrip()
+        end = b"".join(map(self.bytes_of, prompt[-TAIL:])).rstrip()
         if end.endswith(self._begin.rstrip()):
             return Place(WITHIN)
         return Place(AFTER if end.endswith(self._end) else BEFORE)
 
-    def bytes(self, token: int) -> bytes:
+    def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token, special ones included."""
         return self._bytes(token) or b""
 
@@ -84,13 +84,13 @@ class Thought:
 
     @cached_property
     def _vocabulary(self) -> list[bytes]:
-        return [self.bytes(token) for token in range(self.tokenizer.get_vocab_size())]
+        return [self.bytes_of(token) for token in range(self.tokenizer.get_vocab_size())]
 
     def step(self, place: Place, token: int) -> tuple[Place, bytes | None]:
         """Returns where the answer is after one more token, and the token's bytes after a tag; None where none ends."""
         if place.phase == AFTER:
             return place, None
-        data = place.held + self.bytes(token)
+        data = place.held + self.bytes_of(token)
         if place.phase == WITHIN:
             return self._within(place, data)
         said = data.lstrip()
@@ -113,11 +113,11 @@ class Thought:
 
 
 class AnswerPiece(NamedTuple):
-    """What tokens add to an answer. `count`: how many of them count; `text`, `reasoning`: what may be shown of the
+    """What tokens add to an answer. `counted`: how many of them count; `text`, `reasoning`: what may be shown of the
     answer and of its thought; `stopped`: whether a stop string ended with the last that counts. `thought`: of each that
     counts, as `Chunk` has it; None where thoughts are not told apart."""
 
-    count: int
+    counted: int
     text: str
     stopped: bool
     reasoning: str = ""

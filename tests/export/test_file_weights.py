@@ -12,9 +12,9 @@ from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import Target
+from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.file_weights import FileWeights
 from streamspec.export.native.operators import NativeOps, native_ops
-from streamspec.export.native.stored_blocks import KINDS
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.runtime.hardware import native_library

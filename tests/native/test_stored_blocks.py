@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from streamspec.errors import ConfigError
+from streamspec.export.file_blocks.kinds import KINDS, decode
 from streamspec.export.native.layout import TILE
-from streamspec.export.native.stored_blocks import KINDS, decode, packed
+from streamspec.export.native.stored_blocks import packed
 from streamspec.runtime.hardware import native_library
 from tests.support.gguf_blocks import ggml_type, random_blocks, values
 from tests.support.native_cases import Array, OperatorCase, of_blocks

@@ -11,7 +11,8 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from streamspec.export.native.stored_blocks import KINDS, packed
+from streamspec.export.file_blocks.kinds import KINDS
+from streamspec.export.native.stored_blocks import packed
 from streamspec.export.spec.weight_source import StoredBlocks
 from tests.support.gguf_blocks import random_blocks
 

@@ -1,5 +1,5 @@
-"""Reads the codes of a GGUF file's blocks: by the native library where it is there (native/stored_blocks/), else by
-numpy. tests/native/test_stored_blocks.py compares the two."""
+"""Reads the blocks of a GGUF file: by the native library where it is there (native/stored_blocks/), else by numpy.
+tests/native/test_stored_blocks.py compares the two."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamspec.export.native.layout import TILE, pack_int4, pack_int6, pack_int8
 from streamspec.export.ops.builder import Array
-from streamspec.export.quantization.arithmetic import CHUNK, pack
 from streamspec.runtime.hardware import native_library
 
 Sides = tuple[Array, Array | None, Array | None, Array | None]  # scales, multipliers, minima, their multipliers
-NOTHING = {4: 0, 6: 32, 8: 0}  # the code, by bits, of rows that fill up a tile
 
 
 class Bits(NamedTuple):
@@ -54,20 +51,13 @@ class BlockKind:
         low = _read(blocks, self.low)
         return low if self.high is None else low | _read(blocks, self.high) << self.low.width
 
-    def tile_codes(self, blocks: Array, order: Array) -> Array:
-        """Codes as the operators read them, of blocks [outputs, blocks]. `order` int64 [tiles, 32]: the row of each
-        output, below zero for none."""
-        path = native_library.library()
-        if path is None:
-            step = max(1, CHUNK // (TILE * blocks.shape[1] * self.weights))
-            return np.concatenate([self._packed(blocks, order[at : at + step]) for at in range(0, len(order), step)])
-        inputs = blocks.shape[1] * self.weights
-        groups = (inputs // 16, 2, 3, 16, 4) if self.bits == 6 else (inputs * self.bits // 32, TILE, 4)
-        out, order = np.empty((len(order), *groups), np.uint8), np.ascontiguousarray(order, np.int64)
-        _opened(path).streamspec_tile_codes(
+    def tile_codes(self, library: Path, blocks: Array, order: Array, out: Array) -> None:
+        """Lays codes of blocks [outputs, blocks] out in tiles, by the native `library`: `out` uint8 [tiles, ..] as
+        `export.native.layout` says. `order` int64 [tiles, 32]: the row of each output, below zero for none."""
+        order = np.ascontiguousarray(order, np.int64)
+        _opened(library).streamspec_tile_codes(
             blocks.ctypes, order.ctypes, len(order), blocks.shape[1], self._native(), self.bits, out.ctypes
         )
-        return out
 
     def decode(self, blocks: Array, scales: Array, minima: Array | None, out: Array) -> None:
         """Writes the weights of blocks [outputs, blocks]: `out` float32 [outputs, inputs], contiguous; scale * code -
@@ -90,14 +80,6 @@ class BlockKind:
             values.ctypes,
             out.ctypes,
         )
-
-    def _packed(self, blocks: Array, order: Array) -> Array:
-        rows = order.reshape(-1)
-        codes = self.codes(blocks[rows]).reshape(len(rows), -1)
-        codes[rows < 0] = NOTHING[self.bits]
-        if self.bits == 8:
-            return pack_int8(codes.view(np.int8)).view(np.uint8)
-        return pack_int6(codes.view(np.int8) - np.int8(32)) if self.bits == 6 else pack_int4(pack(codes))
 
     def _values(self) -> Array:
         """float32 [256]: what each code stands for."""

@@ -1,0 +1,1 @@
+"""The blocks of quantized weights in GGUF files: what they hold, and how they are decoded."""
