@@ -50,7 +50,7 @@ from streamspec.serve import Limits
 from streamspec.serve.api.chat_requests import read_chat
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.tool_calls import CallForm, CallParser, forced_prompt
+from streamspec.serve.api.tool_calls import CallForm, CallParser
 from streamspec.serve.errors import ApiError
 
 IDLE, ROUND, SETTLED = 2, 60, 60  # seconds: to unload, between rests, that a rest may take
@@ -125,8 +125,9 @@ def alone(session: Session, body: dict[str, Any]) -> Answers | None:
         prompt, options, calls = parsed.prompt, parsed.options, None
         if parsed.tools is not None:
             form = CallForm.of(session)
-            prompt, calls = forced_prompt(form, parsed.tools, prompt)(session), partial(CallParser, form, parsed.tools)
+            prompt, calls = session.encode(prompt, tools=parsed.tools.schemas), partial(CallParser, form, parsed.tools)
             if parsed.tools.forced:
+                prompt += session.tokenizer.encode(form.opening, add_special_tokens=False).ids
                 options = [replace(one, grammar=parsed.tools.grammar(form, CheckedGrammars())) for one in options]
         answer = ResponseBuilder(parsed, None, session.tokenizer, calls)
         for one in options:
