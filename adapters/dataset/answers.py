@@ -12,9 +12,9 @@ from typing import Any
 
 from streamspec.data import Message
 from streamspec.errors import DataError, StreamspecError
-from streamspec.model_families.thought_tags import tags_of
 from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.prompt.prompt_format import THOUGHTS, PromptFormat, function_name
+from streamspec.prompt.thought_tags import tags_of
 
 PROBE = "ok"  # an answer that no template changes
 Tools = Sequence[Mapping[str, Any]] | None

@@ -1,6 +1,6 @@
 """Finds what a model thinks before it answers, token by token, and keeps it apart from the text of the answer.
 
-The tags around a thought (`streamspec.model_families.thought_tags`) may be tokens of their own or be spelled in
+The tags around a thought (`streamspec.prompt.thought_tags`) may be tokens of their own or be spelled in
 several, and the prompt may have opened the thought. Tags are found in the tokens' bytes, so that a text and a grammar
 (`thought_matcher`) see the border at the same token.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from streamspec.model_families.thought_tags import ThoughtTags, tags_of
+from streamspec.prompt.thought_tags import ThoughtTags, tags_of
 from streamspec.runtime.text.detokenize import Detokenizer, TextStream, _overlap
 from streamspec.runtime.text.token_bytes import TokenBytes
 

@@ -194,8 +194,8 @@ def test_a_swap_while_a_prompt_is_encoded_is_noticed(session: Session, monkeypat
     session.swap("tuned")
     encode = session.encode
 
-    def swapping(prompt: Any) -> list[int]:
-        ids = encode(prompt)
+    def swapping(prompt: Any, **variables: Any) -> list[int]:
+        ids = encode(prompt, **variables)
         session.swap("drafts")
         return ids
 

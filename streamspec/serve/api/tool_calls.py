@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.model_families.thought_tags import TAGS, tags_of
+from streamspec.prompt.thought_tags import TAGS, tags_of
 from streamspec.runtime import Grammar, Session
 from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
 from streamspec.serve.api.checked_grammars import CheckedGrammars

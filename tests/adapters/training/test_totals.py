@@ -209,7 +209,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "medusa staged": ({"method": "medusa", "target_adapter": "base", "own_heads": True}, ("streams",)),
     "jakiro": (JAKIRO | {"target_adapter": "base", "last_state_weight": 3.0}, ("streams",)),
     "jakiro one pass": (JAKIRO | {"target_adapter": "base", "unroll": 1, "experts": 3}, ("streams",)),
-    "jakiro serial": (JAKIRO | {"target_adapter": "base", "parallel": False, "epochs": 2.0}, ("streams",)),
+    "jakiro serial": (JAKIRO | {"target_adapter": "base", "parallel": False}, ("streams",)),
     "eagle": ({"method": "eagle", "target_adapter": "base", "random_unroll": False}, ("streams",)),
     "mtp": ({"method": "mtp", "target_adapter": "base"}, ("streams",)),
     "hydra": ({"method": "hydra", "target_adapter": "base"}, ("streams",)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers
 
 from streamspec.errors import ConfigError
-from streamspec.model_families.thought_tags import TAGS, tags_of
+from streamspec.prompt.thought_tags import TAGS, tags_of
 from streamspec.runtime import Completion, Grammar
 from streamspec.runtime.text.thought import AnswerText, Thought
 from tests.support.byte_tokenizers import byte_fallback
