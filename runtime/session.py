@@ -398,11 +398,8 @@ class Session:
         thought = self.thought if options.separate_reasoning else None
         budget = None if thought is None else options.thinking_budget(self.template)
         if self.thought is None and any(options.template_variables.get(name) is True for name in SWITCHES):
-            found, fix = (
-                "a thought of a prompt format without thoughts",
-                "leave reasoning_effort and enable_thinking out",
-            )
-            raise ConfigError(found, "a model that thinks", fix)
+            found = "a thought of a prompt format without thoughts"
+            raise ConfigError(found, "a model that thinks", "leave reasoning_effort and enable_thinking out")
 
         def prepare(control: CancelToken) -> None:
             if options.grammar is not None or budget is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from transformers import PreTrainedModel
 
@@ -370,3 +372,19 @@ def made(case: str, **fields: Any) -> tuple[PreTrainedModel, str, dict[str, Any]
     shape = {"vocab_size": VOCABULARY} if model_type == "gpt2" else SHAPE
     model = files.tiny_model(model_type, **(shape | own | fields))
     return model, architecture, files.sizes(model, **keys), files.stored(model, architecture) | tensors
+
+
+def in_blocks(path: Path, kind: str) -> tuple[Path, dict[str, np.ndarray]]:
+    """A file whose linear maps and tables are random blocks of a kind, and their values as the `gguf` package decodes
+    them, by the names of its tensors."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16}
+    model, architecture, keys, _ = made("llama with biases", **sizes)
+    stored, number = files.stored(model, architecture), gguf.GGMLQuantizationType[kind]
+    (block, size), random = gguf.GGML_QUANT_SIZES[number], np.random.default_rng(0)
+    raw = {
+        name: random.integers(0, 60, (values.shape[0], values.shape[1] // block * size), np.uint8)
+        for name, values in stored.items()
+        if values.ndim == 2
+    }
+    files.write_gguf(path, architecture, keys, stored | raw, kinds=dict.fromkeys(raw, number))
+    return path, {name: gguf.dequantize(values, number) for name, values in raw.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf as package
 import numpy as np
 import pytest
 
@@ -13,8 +12,7 @@ from streamspec.errors import BaseModelError
 from streamspec.export.weights import checkpoint
 from streamspec.export.weights.target import resolve_readable
 from streamspec.runtime.hardware import native_library
-from tests.support import gguf_files as files
-from tests.support.gguf_cases import made
+from tests.support.gguf_cases import in_blocks
 
 WEIGHTS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -29,19 +27,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 
     def open_(kind: str) -> tuple[checkpoint.Checkpoint, dict[str, np.ndarray]]:
         monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
-        sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16}
-        model, architecture, keys, _ = made("llama with biases", **sizes)
-        stored, number = files.stored(model, architecture), package.GGMLQuantizationType[kind]
-        block, size = package.GGML_QUANT_SIZES[number]
-        rng = np.random.default_rng(0)
-        raw = {
-            name: rng.integers(0, 60, (values.shape[0], values.shape[1] // block * size), np.uint8)
-            for name, values in stored.items()
-            if values.ndim == 2
-        }
-        kinds = dict.fromkeys(raw, number)
-        path = files.write_gguf(tmp_path / f"{kind}.gguf", architecture, keys, stored | raw, kinds=kinds)
-        truth = {name: package.dequantize(raw[WEIGHTS[name]], number) for name in WEIGHTS}
+        path, values = in_blocks(tmp_path / f"{kind}.gguf", kind)
+        truth = {name: values[stored] for name, stored in WEIGHTS.items()}
         return checkpoint.open_checkpoint(resolve_readable(path, lambda line: None)), truth
 
     return open_

@@ -32,7 +32,7 @@ from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
 from streamspec.model_families.families import RECURRENT
 from tests.support import gguf_files as files
-from tests.support.gguf_cases import CASES, VOCABULARY, made
+from tests.support.gguf_cases import CASES, VOCABULARY, in_blocks, made
 from tests.support.gguf_positions import GEMMA3_ROPE, LENGTH
 
 
@@ -95,21 +95,7 @@ def test_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16"])
 def test_quantized_weights_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> None:
-    model, architecture, keys, _ = made(
-        "llama with biases", hidden_size=256, intermediate_size=256, num_attention_heads=16
-    )
-    number = package.GGMLQuantizationType[kind]
-    stored = files.stored(model, architecture)
-    block, size = package.GGML_QUANT_SIZES[number]
-    random = np.random.default_rng(0)
-    raw = {
-        name: random.integers(0, 60, (values.shape[0], values.shape[1] // block * size), np.uint8)
-        for name, values in stored.items()
-        if values.ndim == 2
-    }
-    truth = {name: package.dequantize(values, number) for name, values in raw.items()}
-    kinds = dict.fromkeys(raw, number)
-    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, stored | raw, kinds=kinds)
+    path, truth = in_blocks(tmp_path / "m.gguf", kind)
     found = converted(path).state_dict()
     assert np.array_equal(found["model.embed_tokens.weight"].numpy(), truth["token_embd.weight"])
     assert np.array_equal(found["model.layers.1.mlp.down_proj.weight"].numpy(), truth["blk.1.ffn_down.weight"])
