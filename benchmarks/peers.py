@@ -17,9 +17,8 @@ the tables into pages, below each `<!-- table: NAME -->`; `speed_figure.py` then
 table.
 
 Tasks: `e2e` and `wikisql` (test prompts of `--data`, streamspec's shipped adapters), `chat` (a question of each
-category of Spec-Bench, the untouched base), names of base_shapes.py (random weights, plain steps only), and those of
-`--model NAME=BASE`: another base, chat's questions, plain steps only. In a run all engines stay loaded: where memory is
-short, `--bits 4` and `--bits 8` measure one precision each.
+category of Spec-Bench, the untouched base). In a run all engines stay loaded: where memory is short, `--bits 4` and
+`--bits 8` measure one precision each. A larger model, whose file both engines read: `same_file.py`.
 
 `--bundle TASK:NAME=FOLDER[@CHECKOUT]` measures other bundles of streamspec's than those `prepare` exports; CHECKOUT
 runs them with other code. The first one of a task is what all sides are compared with.
@@ -36,11 +35,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from base_shapes import BASES
 from peer_engines import convert, figures, pages, prompts, runs
 from peer_engines.install import installers, program, python, say
 from peer_engines.process import Worker
-from peer_engines.sides import BITS, ENGINES, JUDGE, OURS, Bundle, Settings, Side, parse_bundle, parse_model, sides_of
+from peer_engines.sides import BITS, ENGINES, JUDGE, OURS, Bundle, Settings, Side, parse_bundle, sides_of
 
 HERE = Path(__file__).resolve().parent
 ADAPTERS = {"e2e": "e2e", "wikisql": "wikisql", "chat": "chat"}
@@ -49,26 +47,16 @@ PRECISIONS = ("int8", "int4")  # of streamspec's own bundles
 
 
 def parts(arguments: argparse.Namespace, task: str) -> tuple[str, Path | None]:
-    """The base of a task, empty for a shape, and the adapter of its bundles."""
-    models = dict(arguments.model)
-    if task in models or task in BASES:
-        return models.get(task, ""), None
+    """The base of a task, and the adapter of its bundles."""
     return arguments.base, arguments.adapters / ADAPTERS[task]
-
-
-def plain_only(task: str) -> bool:
-    """Whether nothing is drafted in a task: those of streamspec's adapters and chat alone are measured so."""
-    return task not in ADAPTERS
 
 
 def converter(arguments: argparse.Namespace, task: str) -> convert.Converter:
     """Knows where the weights of a task are, and how they are made."""
     work, (base, adapter) = arguments.work.resolve(), parts(arguments, task)
-    if not base:
-        return convert.Converter(work, task, convert.make_shape(task), "bf16")
     merged = None if task == "chat" else adapter  # chat's adapter only drafts
     source = Path(base).resolve() if base.endswith(".gguf") and merged is None else None
-    return convert.Converter(work, task, lambda folder: convert.merge(base, merged, folder), "f32", source)
+    return convert.Converter(work, task, lambda folder: convert.merge(base, merged, folder), source)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -84,7 +72,7 @@ def prepare(arguments: argparse.Namespace) -> None:
                 say(f"{name} is not installed: {error}; see {work / 'logs'}")
     for task in arguments.tasks:
         made = converter(arguments, task)
-        for side in sides_of(ready, (), plain_only(task), arguments.bits):
+        for side in sides_of(ready, (), arguments.bits):
             try:
                 made.convert(side.engine, side.weights)
             except (subprocess.CalledProcessError, OSError) as error:
@@ -95,7 +83,7 @@ def prepare(arguments: argparse.Namespace) -> None:
                     made.export(*parts(arguments, task), precision)
                 except subprocess.CalledProcessError as error:
                     say(f"{task}: {OURS} {precision} is not exported: {error}; see {work / 'logs'}")
-        made.drop_intermediate(checkpoint=task in BASES)
+        made.drop_intermediate()
 
 
 def bundles_of(arguments: argparse.Namespace, made: convert.Converter, task: str) -> list[Bundle]:
@@ -138,13 +126,10 @@ def run_task(arguments: argparse.Namespace, work: Path, store: runs.Store, name:
     bundles = bundles_of(arguments, made, name)
     if not bundles:
         sys.exit(f"no bundle of {name} in {made.models}; expected some by prepare or --bundle")
-    every = sides_of(arguments.engines, bundles, plain_only(name), arguments.bits)
+    every = sides_of(arguments.engines, bundles, arguments.bits)
     sides = [side for side in every if there(work, made, side)]
     manifest = read_manifest(bundles[0].folder)
-    if name in BASES:
-        task = prompts.random_task(name, manifest.model.vocab_size, arguments.prompts)
-    else:
-        task = prompts.task_of(name, arguments.data, bundles[0].folder, arguments.prompts, arguments.tuning)
+    task = prompts.task_of(name, arguments.data, bundles[0].folder, arguments.prompts, arguments.tuning)
     eos = list(manifest.model.eos_token_ids)
     cache = arguments.out.with_suffix(".cache")
 
@@ -166,7 +151,7 @@ def run_task(arguments: argparse.Namespace, work: Path, store: runs.Store, name:
     finally:
         measurement.close()
         store.save()
-    if name not in BASES and there(work, made, Side(JUDGE, "fp32", "plain", 32)):
+    if there(work, made, Side(JUDGE, "fp32", "plain", 32)):
         measurement.judge()
 
 
@@ -232,8 +217,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--work", type=Path, required=True, help="folder of environments, weights and logs")
     shared.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    shared.add_argument("--tasks", nargs="+", choices=(*TASKS, *BASES), help="default: the first three, or --model's")
-    shared.add_argument("--model", action="append", default=[], type=parse_model, metavar="NAME=BASE")
+    shared.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     shared.add_argument("--bits", nargs="+", type=int, choices=sorted(set(BITS.values())), default=[])
     shared.add_argument("--base", default="smollm2-135m")
     shared.add_argument("--adapters", type=Path, default=HERE / "adapters", help="folder with an adapter for each task")
@@ -244,9 +228,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     two = commands.add_parser("run", parents=[shared])
     two.add_argument("--data", type=Path, required=True, help="folder with e2e/, wikisql/ and spec_bench/")
     two.add_argument("--out", type=Path, required=True, help="JSON file of figures")
-    two.add_argument(
-        "--prompts", type=positive, default=20, help="of a task; chat has at most one a category, a shape 4"
-    )
+    two.add_argument("--prompts", type=positive, default=20, help="of a task; chat has at most one a category")
     two.add_argument("--tuning", type=positive, default=8, help="other prompts, for peers' settings (default: 8)")
     two.add_argument("--repetitions", type=positive, default=5)
     two.add_argument("--block", type=positive, default=5, help="prompts that an engine answers before the next one")
@@ -265,12 +247,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     three.add_argument("file", type=Path)
     three.add_argument("--into", type=Path, nargs="+", default=[], metavar="PAGE", help="pages to write tables into")
     three.set_defaults(run=table)
-    found = parser.parse_args(given)
-    if "model" in found:
-        found.tasks = [*(found.tasks or (() if found.model else TASKS)), *(name for name, _ in found.model)]
-        if taken := [name for name, _ in found.model if found.tasks.count(name) > 1 or name in (*TASKS, *BASES)]:
-            parser.error(f"--model {taken[0]}: the name of another task; expected one of its own")
-    return found
+    return parser.parse_args(given)
 
 
 def main() -> None:

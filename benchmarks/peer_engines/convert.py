@@ -1,8 +1,8 @@
 """Writes the weights of a task in every engine's format, from one checkpoint, once.
 
-A task's checkpoint is the base with the adapter that PEFT merges into it in fp32, or the untouched base; a shape's has
-random weights in bfloat16. Where an untouched base is a GGUF file, llama.cpp's tool reads that: of a tokenizer that was
-converted it does not know which one it is.
+A task's checkpoint is the base with the adapter that PEFT merges into it in fp32, or the untouched base. Where an
+untouched base is a GGUF file, llama.cpp's tool reads that: of a tokenizer that was converted it does not know which
+one it is.
 """
 
 from __future__ import annotations
@@ -38,14 +38,11 @@ def merge(base: str, adapter: Path | None, folder: Path) -> None:
 
 
 class Converter:
-    """The files of one task or shape below `work`. What is there already is not made again."""
+    """The files of one task below `work`. What is there already is not made again."""
 
-    def __init__(
-        self, work: Path, name: str, make: Callable[[Path], None], gguf: str, source: Path | None = None
-    ) -> None:
-        """`make` writes the checkpoint into a folder; `gguf`: the type of llama.cpp's file before it is quantised, or
-        `source`: the file itself."""
-        self.work, self.name, self._make, self._gguf, self._source = work, name, make, gguf, source
+    def __init__(self, work: Path, name: str, make: Callable[[Path], None], source: Path | None = None) -> None:
+        """`make` writes the checkpoint into a folder; `source`: a GGUF file that llama.cpp's tool quantises instead."""
+        self.work, self.name, self._make, self._source = work, name, make, source
         self.checkpoint = work / "checkpoints" / name
         self.models = work / "models" / name
 
@@ -77,9 +74,8 @@ class Converter:
         """Exports a bundle."""
         target = self.models / f"streamspec-{precision}"
         if not (target / "manifest.json").exists():
-            source = base if base else str(self.made_checkpoint())
             say(f"{self.name}: streamspec {precision}")
-            command = [sys.executable, "-m", "streamspec", "export", "--base", source, "--precision", precision]
+            command = [sys.executable, "-m", "streamspec", "export", "--base", base, "--precision", precision]
             chosen = [] if adapter is None else ["--adapter", adapter]
             log = self._log("streamspec", precision)
             call([*command, *chosen, "--out", target], log)
@@ -94,21 +90,19 @@ class Converter:
             partial.rename(self.checkpoint)
         return self.checkpoint
 
-    def drop_intermediate(self, checkpoint: bool) -> None:
-        """Deletes llama.cpp's file before quantisation, and the checkpoint too if asked to."""
-        (self.models / f"{self._gguf}.gguf").unlink(missing_ok=True)
-        if checkpoint:
-            shutil.rmtree(self.checkpoint, ignore_errors=True)
+    def drop_intermediate(self) -> None:
+        """Deletes llama.cpp's file before quantisation."""
+        (self.models / "f32.gguf").unlink(missing_ok=True)
 
     def _log(self, engine: str, precision: str) -> Path:
         return self.work / "logs" / f"convert-{self.name}-{engine}-{precision}.log"
 
     def _llama(self, checkpoint: Path, precision: str, target: Path, log: Path) -> None:
-        whole = self._source or self.models / f"{self._gguf}.gguf"
+        whole = self._source or self.models / "f32.gguf"
         if not whole.exists():
             partial = whole.with_name(f"partial-{whole.name}")
             script = self.work / "llama.cpp" / "convert_hf_to_gguf.py"
-            command = [python(self.work, "transformers"), script, checkpoint, "--outtype", self._gguf]
+            command = [python(self.work, "transformers"), script, checkpoint, "--outtype", "f32"]
             call([*command, "--outfile", partial], log)
             partial.rename(whole)
         again = ["--allow-requantize"] if self._source else []
@@ -124,17 +118,6 @@ class Converter:
         options = ["--task", "text-generation-with-past", "--weight-format", precision]
         options += ["--group-size", str(GROUP), "--ratio", "1.0"] if precision == "int4" else []
         call([*command, "--model", checkpoint, *options, target], log)
-
-
-def make_shape(name: str) -> Callable[[Path], None]:
-    """Returns what writes random weights of a published model's shape."""
-
-    def write(folder: Path) -> None:
-        from big_models import make
-
-        make(name, str(folder))
-
-    return write
 
 
 def vocabulary(checkpoint: Path) -> int:

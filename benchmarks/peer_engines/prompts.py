@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LONG = 500  # tokens of the prompt whose reading is timed
-RANDOM_PROMPTS, RANDOM_TOKENS = 4, 64  # of models with random weights
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class Task:
 
 
 LIMITS = {"e2e": 96, "wikisql": 96, "chat": 128}
-RANDOM_LIMIT = 48
 
 
 def spread(rows: Sequence[Any], count: int) -> list[Any]:
@@ -66,7 +63,7 @@ def texts_of(task: str, data: Path, count: int, tuning: int) -> tuple[list[str],
 
 
 def task_of(name: str, data: Path, folder: Path, count: int, tuning: int) -> Task:
-    """Prompts of a task, rendered and encoded as the bundle in `folder` does. One without texts gets chat's."""
+    """Prompts of a task, rendered and encoded as the bundle in `folder` does."""
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
 
@@ -80,20 +77,10 @@ def task_of(name: str, data: Path, folder: Path, count: int, tuning: int) -> Tas
         rendered = layout.render(text, template, specials)
         return list(tokenizer.encode(rendered, add_special_tokens=layout.add_special_tokens).ids)
 
-    kind = name if name in LIMITS else "chat"
-    measured, others = texts_of(kind, data, count, tuning)
+    measured, others = texts_of(name, data, count, tuning)
     filler, words = list[int](), [*others, *measured]
     for text in (words[i % len(words)] for i in range(LONG)):
         if len(filler) >= LONG:
             break
         filler += encode(text)
-    return Task(name, list(map(encode, measured)), list(map(encode, others)), filler[:LONG], LIMITS[kind])
-
-
-def random_task(name: str, vocabulary: int, count: int = RANDOM_PROMPTS) -> Task:
-    """Random tokens, for models with random weights: answers mean nothing, steps cost what they cost."""
-    draw = random.Random(0)
-    measured = [
-        [draw.randrange(3, vocabulary) for _ in range(RANDOM_TOKENS)] for _ in range(min(count, RANDOM_PROMPTS))
-    ]
-    return Task(name, measured, [], [draw.randrange(3, vocabulary) for _ in range(LONG)], RANDOM_LIMIT)
+    return Task(name, list(map(encode, measured)), list(map(encode, others)), filler[:LONG], LIMITS[name])

@@ -113,23 +113,17 @@ class Side:
         return self.engine != OURS
 
 
-def sides_of(
-    engines: Sequence[str], bundles: Sequence[Bundle], plain_only: bool = False, bits: Sequence[int] = ()
-) -> list[Side]:
+def sides_of(engines: Sequence[str], bundles: Sequence[Bundle], bits: Sequence[int] = ()) -> list[Side]:
     """All sides of a task, those of some `bits` alone if given. The first is the one that the others are compared with:
     the first bundle's default."""
     found = []
     for bundle in bundles if OURS in engines else ():
-        for mode in (PLAIN,) if plain_only else (DEFAULT, PLAIN, NGRAMS):
+        for mode in (DEFAULT, PLAIN, NGRAMS):
             found.append(Side(OURS, bundle.name, mode, bundle.bits, bundle))
     for name in (name for name in ENGINES if name in engines and name != OURS):
         engine = ENGINES[name]
-        if plain_only and name in (JUDGE, "openvino"):
-            continue
         for precision in engine.precisions:
-            if plain_only and precision == "Q4_K_M":
-                continue
-            modes = (PLAIN, NGRAMS) if precision in engine.speculates and not plain_only else (PLAIN,)
+            modes = (PLAIN, NGRAMS) if precision in engine.speculates else (PLAIN,)
             found += [Side(name, precision, mode, BITS[precision]) for mode in modes]
     return [side for side in found if not bits or side.bits in bits]
 
@@ -141,11 +135,3 @@ def parse_bundle(text: str) -> tuple[str, str, Path, Path | None]:
         raise argparse.ArgumentTypeError(f"{text!r}; expected TASK:NAME=FOLDER or TASK:NAME=FOLDER@CHECKOUT")
     task, name, folder, other = found.groups()
     return task, name, Path(folder).resolve(), Path(other).resolve() if other else None
-
-
-def parse_model(text: str) -> tuple[str, str]:
-    """Reads `NAME=BASE`: the name of a task, and a base as streamspec finds one."""
-    found = re.fullmatch(r"([\w.-]+)=(.+)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected NAME=BASE")
-    return found[1], found[2]

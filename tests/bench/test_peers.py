@@ -260,11 +260,8 @@ def test_every_engine_is_a_side_plain_and_with_what_it_drafts() -> None:
     assert names[:3] == [f"{OURS} default", f"{OURS} plain", f"{OURS} n-grams"]
     assert {"llama.cpp Q4_0 plain", "llama.cpp Q4_0 n-grams", "llama.cpp Q4_K_M plain"} < set(names)
     assert "llama.cpp Q4_K_M n-grams" not in names
-    shapes = sides.sides_of(list(sides.ENGINES), [bundle], plain_only=True)
-    assert {one.mode for one in shapes} == {"plain"}
-    assert {one.engine for one in shapes} == {"streamspec", "llama.cpp", "onnxruntime-genai"}
-    four = sides.sides_of(list(sides.ENGINES), [bundle], plain_only=True, bits=[4])
-    assert [one.name for one in four] == ["llama.cpp Q4_0 plain", "onnxruntime-genai int4 plain"]
+    four = sides.sides_of(list(sides.ENGINES), [bundle], bits=[4])
+    assert {one.weights for one in four} == {"Q4_0", "Q4_K_M", "int4"}
     flags = sides.llama_flags("ngram-mod", 4, 16)["flags"]
     assert flags == ["--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4", "--spec-ngram-mod-n-max", "16"]
 
@@ -437,12 +434,6 @@ def test_prompts_for_tuning_are_not_measured(tmp_path: Path) -> None:
     assert prompts.texts_of("chat", tmp_path, 20, 2) == (["a0", "b0", "c0"], ["a1", "b1"])
 
 
-def test_random_prompts_are_the_same_ones_however_many() -> None:
-    some, all_ = (prompts.random_task("llama-3.2-1b", 1000, count) for count in (2, 20))
-    assert len(all_.measured) == 4 and some.measured == all_.measured[:2]
-    assert {len(prompt) for prompt in all_.measured} == {64} and max(map(max, all_.measured)) < 1000
-
-
 def test_a_tool_that_needs_too_much_memory_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "MEMORY", 256e6 / (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     for size, right in ((1, True), (512, False)):
@@ -469,23 +460,6 @@ def test_only_so_many_settings_are_tried(tmp_path: Path) -> None:
     assert [settings for _, settings in tried] == list(sides.ENGINES["onnxruntime-genai"].settings[:2])
 
 
-def test_another_base_is_a_task_of_its_own_without_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["prepare", "--work", str(tmp_path), "--model", "gemma=a/b.gguf", "--bits", "4"]
-    found = peers.parsed(given)
-    assert found.tasks == ["gemma"] and peers.precisions(found) == ["int4"]
-    assert peers.parsed([*given, "--tasks", "chat"]).tasks == ["chat", "gemma"]
-    assert peers.parsed(["prepare", "--work", str(tmp_path)]).tasks == ["e2e", "wikisql", "chat"]
-    assert peers.parts(found, "gemma") == ("a/b.gguf", None) and peers.parts(found, "llama-3.2-1b") == ("", None)
-    assert [task for task in (*peers.TASKS, "gemma", "llama-3.2-1b") if peers.plain_only(task)] == [
-        "gemma",
-        "llama-3.2-1b",
-    ]
-    for name in ("chat=x", "llama-3.2-1b=x", "nothing"):
-        with pytest.raises(SystemExit):
-            peers.parsed([*given, "--model", name])
-    assert "expected one of its own" in (said := capsys.readouterr().err) and "expected NAME=BASE" in said
-
-
 def test_llamas_tool_reads_an_untouched_bases_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
 
@@ -500,8 +474,6 @@ def test_llamas_tool_reads_an_untouched_bases_own_file(tmp_path: Path, monkeypat
         "prepare",
         "--work",
         str(tmp_path),
-        "--model",
-        f"gemma={own}",
         "--base",
         str(own),
         "--tasks",
@@ -512,7 +484,7 @@ def test_llamas_tool_reads_an_untouched_bases_own_file(tmp_path: Path, monkeypat
         made = peers.converter(peers.parsed(given), task)
         made.checkpoint.mkdir(parents=True)
         made.convert("llama.cpp", "Q4_0")
-        made.drop_intermediate(checkpoint=False)
+        made.drop_intermediate()
         assert made.path("llama.cpp", "Q4_0").exists()
-    assert ["--allow-requantize" in command and str(own) in command for command in called] == [True, False, False, True]
+    assert ["--allow-requantize" in command and str(own) in command for command in called] == [True, False, False]
     assert own.exists()  # an intermediate file is deleted, a base's own is not
