@@ -14,6 +14,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
 from streamspec.errors import ResourceError
+from streamspec.passed_checks import PassedChecks
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
@@ -51,7 +52,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
       CPU).
     - `tree`: "auto" measures the cost of a step on this machine once and then drafts as many rows as pay at each step,
       or none; a number fixes the rows; "plain" turns speculation off.
-    - `verify`: False skips the hashes of the bundle's files, not their sizes.
+    - `verify`: False skips the hashes of the bundle's files, not their sizes. Weights that have not changed since a
+      load on this machine hashed them are not hashed again.
     - `spin`: worker threads spin for up to a millisecond while they wait, which is faster and uses more power.
     - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
     - `ngram`: also drafts from n-grams of the text.
@@ -91,9 +93,10 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     options = LoadOptions.of(options, **keywords)
     bundles, cpu_bundle, draft = _read(Path(bundle), options)
     folder, manifest = bundles[0]
+    passed = PassedChecks(options.cache_dir)
     with ExitStack() as checked:
         for each in bundles:
-            checked.enter_context(verified(*each, options.verify))
+            checked.enter_context(verified(*each, options.verify, passed))
             check_graphs(*each)
         # From here on: the library lets no other Python run, and opening the graph needs none.
         reading = Background(lambda: read_tokenizer(folder))
@@ -103,7 +106,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         if provider.bundle:  # of the same tokenizer and template
             folder, manifest = bundles[-1]
         data = _source_data(folder, manifest, options, draft)
-    runner.model.hashes = options.verify
+    runner.model.hashes, runner.model.passed = options.verify, passed
     if options.context is not None:
         runner = runner.fork(options.context)
     if options.batch > 1 and draft is None and manifest.swappable is None:

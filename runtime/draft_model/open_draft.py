@@ -12,6 +12,7 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import check_graphs, shortened
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import CONV
+from streamspec.passed_checks import PassedChecks
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_model.window import WindowDraftRunner
@@ -80,13 +81,14 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
         return WindowDraftRunner(runner, options.window)
     model = runner.model
     folder, same_files = (model.path.parent, True) if options.short else (Path(options.draft), False)
-    with verified(folder, draft, options.verify and not same_files):  # the target's files were, a moment ago
+    passed = PassedChecks(options.cache_dir)
+    with verified(folder, draft, options.verify and not same_files, passed):  # the target's files were, a moment ago
         check_graphs(folder, draft)
         if same_files:
             graph = folder / SHORT_OF[model.path.name]
             second = OrtRunner(LoadedModel(graph, draft, runner.threads, runner.provider, options.spin))
         else:
             second, _ = open_runner(folder, draft, options)
-    second.model.hashes = options.verify and not same_files
+    second.model.hashes, second.model.passed = options.verify and not same_files, passed
     runner.model.companion = second.model
     return TwoModelRunner(runner, second)

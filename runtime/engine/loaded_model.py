@@ -21,6 +21,7 @@ from streamspec.bundle.model_section import SHORT
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.passed_checks import PassedChecks
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.scheduler import FairLock
@@ -98,6 +99,7 @@ class LoadedModel:
         self.sharing: CallSharing | None = None  # calls that sequences share
         self.companion: LoadedModel | None = None  # is unloaded and opened again with this one
         self.hashes = True  # whether files are hashed again before they are opened again
+        self.passed: PassedChecks | None = None  # which then need not be
         self._runners: WeakSet[Unloadable] = WeakSet()
         self._open_sessions()
 
@@ -121,7 +123,7 @@ class LoadedModel:
 
     def _reopen(self) -> None:
         try:
-            with verified(self.path.parent, self.manifest, self.hashes):
+            with verified(self.path.parent, self.manifest, self.hashes, self.passed):
                 check_graphs(self.path.parent, self.manifest)
                 self._open_sessions()
                 for runner in list(self._runners):

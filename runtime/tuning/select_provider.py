@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from streamspec import __version__
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError, one_line
+from streamspec.passed_checks import PassedChecks, file_state
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import native_library
-from streamspec.runtime.hardware.cpu import physical_cores
+from streamspec.runtime.hardware.cpu import cpu_model, physical_cores
 from streamspec.runtime.hardware.providers import (
     AUTO,
     CPU,
@@ -41,7 +43,8 @@ def open_runner(
     used, cannot load the graph or leaves too much to the CPU, ProviderError; where it computes wrongly, BundleError.
     """
     if options.provider != AUTO:
-        runner = open_on(folder, manifest, options.provider, options.threads, options.spin)
+        passed = PassedChecks(options.cache_dir)
+        runner = open_on(folder, manifest, options.provider, options.threads, options.spin, passed)
         return runner, _choice(runner)
     search = _ProviderSearch(folder, manifest, options, cpu_bundle)
     runner = search.best()
@@ -57,30 +60,58 @@ def _choice(runner: OrtRunner, passed_over: tuple[tuple[str, str], ...] = ()) ->
 
 
 def open_on(
-    folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
+    folder: Path,
+    manifest: Manifest,
+    provider: str,
+    threads: int | None = None,
+    spin: bool = True,
+    passed: PassedChecks | None = None,
 ) -> OrtRunner:
-    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`. A graph that
+    """Opens the bundle in `folder` on this provider and runs the self-test, unless `passed` knows that a CPU passed it
+    with the same files and libraries; raises as `open_runner`. A graph that
     cannot be captured, or then computes wrongly, gives way to the ordinary one, where the provider runs that; the model
     says why."""
     chosen, why_not = named(provider), ""
     if chosen.capture is not None and chosen.captured in manifest.files:
         try:
-            return _checked(folder / chosen.captured, manifest, threads, chosen.name, spin, capture=True)
+            return _checked(folder / chosen.captured, manifest, threads, chosen.name, spin, True, passed)
         except StreamspecError as error:
             if not chosen.dynamic:
                 raise
             why_not = one_line(f"{error.found}; {error.fix}", 300)
-    runner = _checked(folder / chosen.graph, manifest, threads, chosen.name, spin, capture=False)
+    runner = _checked(folder / chosen.graph, manifest, threads, chosen.name, spin, False, passed)
     runner.model.why_not_captured = why_not
     return runner
 
 
 def _checked(
-    graph: Path, manifest: Manifest, threads: int | None, provider: str, spin: bool, capture: bool
+    graph: Path,
+    manifest: Manifest,
+    threads: int | None,
+    provider: str,
+    spin: bool,
+    capture: bool,
+    passed: PassedChecks | None,
 ) -> OrtRunner:
     runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin, capture=capture))
-    check_numerics(runner, manifest)
+    check = _rests_on(runner, manifest) if passed is not None and on_cpu(provider) else None
+    if passed is None or check is None:
+        check_numerics(runner, manifest)
+    elif check not in passed:
+        check_numerics(runner, manifest)
+        passed.add(check)
     return runner
+
+
+def _rests_on(runner: OrtRunner, manifest: Manifest) -> tuple[object, ...] | None:
+    """Returns all that decides what the self-test finds on a CPU; None where a file changes right now."""
+    model, library = runner.model, native_library.library()
+    paths = [*(model.path.parent / name for name in sorted(manifest.files)), *([library] if library else [])]
+    files = [file_state(path) for path in paths]
+    if None in files:
+        return None
+    kernels = cpu_model(), native_library.kernels(), model.version, __version__
+    return "self-test", runner.provider, model.threads, model.path.name, kernels, files, manifest.to_json()
 
 
 def speed(calibration: Calibration) -> float:
@@ -98,7 +129,7 @@ class _ProviderSearch:
         self.bundle = folder, manifest
         self.cpu_bundle = cpu_bundle
         self.spin = options.spin
-        self.cache_dir = options.cache_dir
+        self.cache_dir, self.passed = options.cache_dir, PassedChecks(options.cache_dir)
         self.threads = options.threads if options.threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
         if cpu_bundle is not None:
@@ -162,7 +193,7 @@ class _ProviderSearch:
             return None
 
     def _open(self, name: str) -> OrtRunner:
-        return open_on(*self._bundle_for(name), name, self.threads, self.spin)
+        return open_on(*self._bundle_for(name), name, self.threads, self.spin, self.passed)
 
     def _bundle_for(self, provider: str) -> tuple[Path, Manifest]:
         return self.cpu_bundle if self.cpu_bundle is not None and on_cpu(provider) else self.bundle

@@ -18,6 +18,7 @@ from streamspec.background import Background
 from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest
 from streamspec.errors import BundleError
 from streamspec.json_fields import MAX_JSON
+from streamspec.passed_checks import PassedChecks, file_state
 
 WEIGHTS = ".data"  # how their file's name ends
 PIECE = 1 << 20  # bytes read at once
@@ -73,21 +74,36 @@ def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: boo
 
 
 @contextmanager
-def verified(folder: Path, manifest: Manifest, hashes: bool = True) -> Iterator[None]:
+def verified(
+    folder: Path, manifest: Manifest, hashes: bool = True, passed: PassedChecks | None = None
+) -> Iterator[None]:
     """Verifies files as `verify_files` does, but hashes the weights while the body runs, which
-    opens them: their numbers decide nothing before the body has ended. Raises BundleError; for a
-    wrong hash also where the body failed first."""
+    opens them: their numbers decide nothing before the body has ended. Weights whose hash `passed`
+    knows, and that have not changed since, are not hashed again. Raises BundleError; for a wrong
+    hash also where the body failed first."""
     files = _listed(folder, manifest)
     check_files(files, manifest.files, False, COPY_AGAIN)
     large = {name: info for name, info in manifest.files.items() if name.endswith(WEIGHTS)}
     check_files(files, {name: info for name, info in manifest.files.items() if name not in large}, hashes, COPY_AGAIN)
-    hashing = Background(lambda: check_files(files, large, hashes, COPY_AGAIN))
+    hashing = Background(lambda: _check_weights(files, large, hashes, passed))
     try:
         yield
     except Exception:
         hashing.result()
         raise
     hashing.result()
+
+
+def _check_weights(
+    files: Mapping[str, Path], expected: Mapping[str, FileInfo], hashes: bool, passed: PassedChecks | None
+) -> None:
+    for name, info in expected.items():
+        state = file_state(files[name])
+        check = ("sha256", info.sha256, state)
+        if passed is None or state is None or check not in passed:
+            check_files(files, {name: info}, hashes, COPY_AGAIN)
+            if hashes and passed is not None and state is not None and file_state(files[name]) == state:
+                passed.add(check)
 
 
 def _listed(folder: Path, manifest: Manifest) -> dict[str, Path]:

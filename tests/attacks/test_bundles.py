@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamspec.bundle import files
 from streamspec.bundle.files import read_manifest, verified, verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, OLDEST_FORMAT, Manifest, StaticInfo, check_name
 from streamspec.errors import BundleError
+from streamspec.passed_checks import PassedChecks
 from tests.support.manifests import FILES, manifest, write_bundle
 
 GONE = object()
@@ -246,6 +249,30 @@ def test_weights_are_hashed_beside_what_opens_them_and_everything_else_before(bu
     with pytest.raises(BundleError, match=r"model\.onnx\.data has 0 bytes"), verified(bundle, read_manifest(bundle)):
         opened.append("cut off")
     assert opened == ["right", *["weights"] * 3, "unasked"]
+
+
+def test_weights_are_hashed_once_until_they_change(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed, weights, now = PassedChecks(tmp_path / "cache"), bundle / "model.onnx.data", time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    hashed = list[str]()
+    whole = files.sha256_file
+    monkeypatch.setattr(files, "sha256_file", lambda path: hashed.append(path.name) or whole(path))
+    for times in (1, 1, 2):
+        with verified(bundle, read_manifest(bundle), passed=passed if times == 1 else None):
+            pass
+        assert hashed.count("model.onnx.data") == times and hashed.count("model.onnx") > times - 1
+    when = weights.stat()
+    weights.write_bytes(b"weightZ")
+    os.utime(weights, ns=(when.st_atime_ns, when.st_mtime_ns))
+    for _ in range(2):  # and what is wrong is never noted
+        with pytest.raises(BundleError, match="sha256"), verified(bundle, read_manifest(bundle), passed=passed):
+            pass
+    with verified(bundle, read_manifest(bundle), hashes=False, passed=passed):
+        pass
+    with pytest.raises(BundleError, match="sha256"), verified(bundle, read_manifest(bundle), passed=passed):
+        pass
 
 
 def test_sizes_are_checked_before_hashes(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

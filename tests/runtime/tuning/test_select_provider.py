@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamspec.errors import BundleError
-from streamspec.runtime import LoadOptions
+from streamspec.runtime import LoadOptions, load
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.tuning import select_provider
 
@@ -19,7 +22,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the providers that are opened, of those that fit: native and cpu."""
     names: list[str] = []
 
-    def open_on(folder: Path, manifest: Any, name: str, threads: int, spin: bool) -> Any:
+    def open_on(folder: Path, manifest: Any, name: str, *rest: Any) -> Any:
         names.append(name)
         return SimpleNamespace(provider=name)
 
@@ -77,3 +80,27 @@ def test_a_device_that_is_slower_than_the_cpu_is_passed_over(
         assert search.best().provider == wanted
         (other,) = {"cuda", "cpu"} - {wanted}
         assert "tokens/s expected" in search.passed_over[other] and opened[-2:] == ["cuda", "cpu"]
+
+
+def test_a_cpu_is_tested_once_for_the_same_files(
+    bundles: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tested = tmp_path / "bundle", list[str]()
+    shutil.copytree(bundles("fp32"), folder)
+    monkeypatch.setattr(select_provider, "check_numerics", lambda runner, manifest: tested.append(runner.provider))
+    now = time.time
+
+    def opened(cache: str, seconds: float = 3600, **options: Any) -> list[str]:
+        monkeypatch.setattr(time, "time", lambda: now() + seconds)
+        tested.clear()
+        load(folder, provider="cpu", tree="plain", cache_dir=tmp_path / cache, **options).close()
+        return list(tested)
+
+    assert opened("new", seconds=0) == ["cpu"] and opened("new", seconds=0) == ["cpu"]  # the files are as old as this
+    assert opened("cache") == ["cpu"] and opened("cache") == [] and opened("cache", verify=False) == []
+    assert opened("cache", threads=3) == ["cpu"] and opened("other") == ["cpu"]
+    weights = folder / "model.onnx.data"
+    weights.write_bytes(weights.read_bytes())
+    assert opened("cache") == ["cpu"] and opened("cache") == []
+    monkeypatch.setattr(select_provider, "on_cpu", lambda provider: False)
+    assert opened("cache") == ["cpu"]  # drivers change without a file of ours
