@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
+from streamspec.adapters.base_models.delta_rule import delta_rule
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
 
@@ -177,7 +178,8 @@ class HFDecoder:
         layer, family = self.layer(index), self.family
         assert family.attention_norm and family.mlp_norm
         normed = layer.get_submodule(family.attention_norm)(hidden)
-        hidden = hidden + short_conv(conv, normed, mask, cache, index)
+        mixing = delta_rule if family.recurrent else short_conv
+        hidden = hidden + mixing(conv, normed, mask, cache, index)
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
         return hidden + mlp(layer.get_submodule(family.mlp_norm)(hidden))
 
