@@ -20,8 +20,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
-from streamspec.adapters.base_models.delta_rule import delta_rule
-from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
+from streamspec.adapters.base_models.token_mixers.delta_rule import delta_rule
+from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
 
 # Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.

@@ -1,6 +1,6 @@
 """Writes short convolutions as nodes: layers that mix a row's input with those of the rows before it.
 
-    y = C sum_k w_k u_k        u = B x        (LFM2, arXiv 2511.23404; `adapters/base_models/short_conv.py`)
+    y = C sum_k w_k u_k        u = B x        (LFM2, arXiv 2511.23404; `token_mixers/short_conv.py`)
 
 The rows before a row of a draft tree are its ancestors and then the newest committed rows. The inputs u lie in the
 KV cache as the keys of one head as wide as the model, so rollback, shared prefixes and compaction are those of keys.

@@ -2,6 +2,7 @@
 
 Hugging Face's module takes the rows to be one text after another. Here a row starts from the state after the last row
 that its attention mask lets it see, and its convolution mixes the last ones that it sees.
+tests/export/graphs/test_dynamic_step_graph.py covers it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from streamspec.adapters.base_models.short_conv import last_seen
+from streamspec.adapters.base_models.token_mixers.short_conv import last_seen
 
 L2_EPS = 1e-6
 
