@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 KEY, VALUE = "key", "value"
-UPDATE, INPUT, DECAY, STATE = "update", "input", "decay", "state"  # of a layer with a recurrent state
+UPDATE, INPUT, DECAY, STATE, MARK = "update", "input", "decay", "state", "mark"  # of a layer with a recurrent state
 DTYPES = ("float32", "float16")
 # Slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple. A ring has whole
 # blocks, so that a token's slot lies in the same block whoever wrote it.
@@ -37,7 +37,7 @@ ATTENTION, CONV, RECURRENT, SHARED, NONE = "attention", "conv", "recurrent", "sh
 LAYER_KINDS = {
     ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
     CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
-    RECURRENT: CacheKind((KEY, VALUE, UPDATE, INPUT, DECAY, STATE), "Hkv", "D"),  # `export/layers/recurrent_state.py`
+    RECURRENT: CacheKind((KEY, VALUE, UPDATE, INPUT, DECAY, STATE, MARK), "Hkv", "D"),  # export/layers
     SHARED: CacheKind((), "Hkv", "D"),  # nothing: the layer attends to what one below keeps
     NONE: CacheKind((), "Hkv", "D"),  # nothing: the layer has no attention
 }

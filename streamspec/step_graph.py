@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.layer_cache import ATTENTION, DECAY, INPUT, KEY, LAYER_KINDS, STATE, UPDATE, VALUE, LayerCache
+from streamspec.layer_cache import ATTENTION, DECAY, INPUT, KEY, LAYER_KINDS, MARK, STATE, UPDATE, VALUE, LayerCache
 
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
@@ -39,7 +39,7 @@ STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where stream
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
 CACHE_KINDS = KEY, VALUE
-CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE  # the first of them are those of any layer
+CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK  # the first of them are those of any layer
 EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
 ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"  # compaction
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to

@@ -13,7 +13,7 @@ whatever the call, and adds what came since, which is attention without a softma
 where A has the j < p of the same run of eight tokens and the sum in w those before it. So w is kept as well, and a call
 takes a step for each run that it touches, not for each row. Sums run over all slots, of which masked ones add exact
 zeros, in the products of `attention`: a row is the same bit for bit alone and in any tree. The state after a block of
-64 tokens lies in slices beside its rows, which no call moves any more; each call computes that of the newest block.
+64 tokens lies in slices beside its rows, which no call moves any more; the first call after a block computes it.
 docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md has the proof. tests/export/layers/
 test_recurrent_state.py covers it.
 """
@@ -29,7 +29,7 @@ from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_ro
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import StateSizes
-from streamspec.layer_cache import DECAY, INPUT, KEY, STATE, STATE_BLOCK, UPDATE, VALUE
+from streamspec.layer_cache import DECAY, INPUT, KEY, MARK, STATE, STATE_BLOCK, UPDATE, VALUE
 from streamspec.step_graph import PAST_LENGTH, past, present
 
 L2_EPS = 1e-6  # below the root of a sum of squares, as transformers has it
@@ -65,7 +65,10 @@ class StateRows:
         self.newest = g.op("Div", PAST_LENGTH, block)  # blocks before the call
         begin = g.op("Sub", g.op("Div", g.op("Add", positions, one), block), one)
         begin = g.op("Max", g.op("Min", begin, self.newest), zero)
-        self.newer = g.op("Unsqueeze", g.op("Equal", begin, self.newest), one)
+        newer = g.op("Equal", begin, self.newest)
+        self.newer = g.op("Unsqueeze", newer, one)
+        counted = g.op("Cast", newer, to=TensorProto.INT64)
+        self.any_newer = g.op("Greater", g.op("ReduceMax", counted, keepdims=0), zero)
         start = g.op("Unsqueeze", g.op("Mul", begin, block), g.ints(0))
 
         in_call = g.op("Gather", g.op("Transpose", g.op("Equal", tree_mask, g.number(0))), row, axis=0)
@@ -172,7 +175,6 @@ class RecurrentLayer:
         before_keys, before_queries = self._from_state(both, since)
         new = self._deltas(of_keys, g.op("Sub", v, before_keys), steps, self._solved(keys, logs))
         deltas = self.cache.keep(new, self.layer, VALUE)
-        self._keep_state()
         return g.op("Add", before_queries, g.contrib("FusedMatMul", of_queries, deltas, transA=1))
 
     def _weights(self, fading: str, products: str, mask: str) -> str:
@@ -198,52 +200,89 @@ class RecurrentLayer:
 
     def _from_state(self, both: str, since: str) -> tuple[str, str]:
         """S^T k and S^T q [1, heads, n, width] of rows [1, key heads, 2 n, key width], faded to each."""
-        g, sizes, rows = self.g, self.sizes, self.rows
-        wide, out = g.op("Unsqueeze", both, g.ints(2)), []
-        for state in self._states():
-            grouped = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
-            product = g.op("Reshape", g.op("MatMul", wide, grouped), g.ints(1, sizes.heads, -1, sizes.width))
-            out.append(g.ops("Split", product, out=(None, None), axis=2, num_outputs=2))
-        newest, older = out
-        picked = (g.op("Where", rows.newer, a, b) for a, b in zip(newest, older, strict=True))
-        keys, queries = (g.op("Mul", since, side) for side in picked)
+        g, rows = self.g, self.rows
+        older, newest = self._older(g), self._keep_newest()
+        found = self._products(g, both, older)
+        some, none = (Scope(g.store, f"{g.label}/{name}") for name in ("newer", "older"))
+        at = rows.block(some, 0)
+        whole = some.op("Slice", newest, at, some.op("Add", at, some.ints(STATE_BLOCK)), some.ints(2))
+        # Of no block it is what lies there, which counts nothing.
+        whole = some.op("Mul", self._as_state(some, whole), rows.exists(some, 0))
+        picked = [
+            some.op("Where", rows.newer, new, old)
+            for new, old in zip(self._products(some, both, whole), found, strict=True)
+        ]
+        types = (TensorProto.FLOAT,) * 2
+        branches = {
+            "then_branch": some.branch(picked, types),
+            "else_branch": none.branch([none.op("Identity", side) for side in found], types),
+        }
+        sides = g.ops("If", rows.any_newer, out=(None, None), **branches)
+        keys, queries = (g.op("Mul", since, side) for side in sides)
         return keys, queries
 
-    def _states(self) -> tuple[str, str]:
-        """The states [1, heads, key width, width] after the newest whole block and after the one before it."""
-        g, sizes, rows = self.g, self.sizes, self.rows
-        if not hasattr(self, "_computed"):
-            at = rows.block(g, 1)
-            end = g.op("Add", at, g.ints(STATE_BLOCK))
-            slices = g.op("Slice", past(self.layer, STATE), at, end, g.ints(2))
-            older = g.op("Reshape", slices, g.ints(1, sizes.heads, sizes.key_width, sizes.width))
-            older = g.op("Mul", older, rows.exists(g, 1))
-            keys, logs, deltas = (self._block(kind) for kind in (KEY, DECAY, VALUE))
-            table = g.store.once("recurrent.after", _after_in_block)
-            flat = g.op("Reshape", logs, g.ints(STATE_BLOCK, 2 * sizes.heads))
-            flat = g.op("Slice", flat, g.ints(0), g.ints(sizes.heads), g.ints(1))
-            fading = g.op("Exp", g.contrib("FusedMatMul", flat, table, transA=1))  # [heads, 64 + 16]
-            each = g.op("Slice", fading, g.ints(0), g.ints(STATE_BLOCK), g.ints(1))
-            whole = g.op("Slice", fading, g.ints(STATE_BLOCK), g.ints(STATE_BLOCK + 1), g.ints(1))
-            each = g.op("Reshape", each, g.ints(1, sizes.key_heads, self.group, STATE_BLOCK, 1))
-            faded = g.op("Mul", g.op("Unsqueeze", keys, g.ints(2)), each)
-            faded = g.op("Reshape", faded, g.ints(1, sizes.heads, STATE_BLOCK, sizes.key_width))
-            added = g.contrib("FusedMatMul", faded, deltas, transA=1)
-            kept = g.op("Mul", older, g.op("Reshape", whole, g.ints(1, sizes.heads, 1, 1)))
-            newest = g.op("Mul", g.op("Add", kept, added), rows.exists(g, 0))
-            self._computed = newest, older
-        return self._computed
+    def _products(self, g: Scope, both: str, state: str) -> tuple[str, ...]:
+        """S^T k and S^T q [1, heads, n, width]."""
+        sizes, wide = self.sizes, g.op("Unsqueeze", both, g.ints(2))
+        grouped = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
+        product = g.op("Reshape", g.op("MatMul", wide, grouped), g.ints(1, sizes.heads, -1, sizes.width))
+        return g.ops("Split", product, out=(None, None), axis=2, num_outputs=2)
 
-    def _block(self, kind: str) -> str:
+    def _as_state(self, g: Scope, slices: str) -> str:
+        return g.op("Reshape", slices, g.ints(1, self.sizes.heads, self.sizes.key_width, self.sizes.width))
+
+    def _older(self, g: Scope) -> str:
+        """The states [1, heads, key width, width] after the block before the newest whole one."""
+        at = self.rows.block(g, 1)
+        slices = g.op("Slice", past(self.layer, STATE), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
+        return g.op("Mul", self._as_state(g, slices), self.rows.exists(g, 1))
+
+    def _keep_newest(self) -> str:
+        """The cache of states with those after the newest whole block, which the first call after it computes."""
+        g, rows = self.g, self.rows
+        at, exists = rows.block(g, 0), rows.exists(g, 0)
+        last = g.op("Add", at, g.ints(STATE_BLOCK - 1))
+        mark = g.op("Slice", past(self.layer, MARK), last, g.op("Add", last, g.ints(1)), g.ints(2))
+        due = g.op("Squeeze", g.op("Less", g.op("Squeeze", mark, g.ints(0, 1, 2)), exists))
+        # A call's rows have no marks; a block's are set after the old one was read, whose memory they share.
+        shape = g.op("Concat", g.ints(1, 1), g.op("Shape", rows.run), g.ints(1), axis=0)
+        none = g.op("Expand", g.number(0), shape)
+        marks = g.op("TensorScatter", past(self.layer, MARK), none, PAST_LENGTH, axis=2, mode="circular")
+        there = g.op("Mul", g.op("Max", mark, exists), exists)
+        whole = g.op("Expand", there, g.ints(1, 1, STATE_BLOCK, 1))
+        g.op("TensorScatter", marks, whole, at, out=present(self.layer, MARK), axis=2, mode="circular")
+
+        compute, leave = (Scope(g.store, f"{g.label}/{name}") for name in ("state", "kept"))
+        nothing = leave.op("Slice", past(self.layer, STATE), g.ints(0), g.ints(0), g.ints(2))
+        branches = {
+            "then_branch": compute.branch([self._newest(compute)], (TensorProto.FLOAT,)),
+            "else_branch": leave.branch([nothing], (TensorProto.FLOAT,)),
+        }
+        slices = g.op("If", due, **branches)
+        name, out = past(self.layer, STATE), present(self.layer, STATE)
+        return g.op("TensorScatter", name, slices, at, out=out, axis=2, mode="circular")
+
+    def _newest(self, g: Scope) -> str:
+        """The slices [1, 1, 64, ..] of the states after the newest whole block."""
+        sizes = self.sizes
+        keys, logs, deltas = (self._block(g, kind) for kind in (KEY, DECAY, VALUE))
+        table = g.store.once("recurrent.after", _after_in_block)
+        flat = g.op("Reshape", logs, g.ints(STATE_BLOCK, 2 * sizes.heads))
+        flat = g.op("Slice", flat, g.ints(0), g.ints(sizes.heads), g.ints(1))
+        fading = g.op("Exp", g.contrib("FusedMatMul", flat, table, transA=1))  # [heads, 64 + 16]
+        each = g.op("Slice", fading, g.ints(0), g.ints(STATE_BLOCK), g.ints(1))
+        whole = g.op("Slice", fading, g.ints(STATE_BLOCK), g.ints(STATE_BLOCK + 1), g.ints(1))
+        each = g.op("Reshape", each, g.ints(1, sizes.key_heads, self.group, STATE_BLOCK, 1))
+        faded = g.op("Mul", g.op("Unsqueeze", keys, g.ints(2)), each)
+        faded = g.op("Reshape", faded, g.ints(1, sizes.heads, STATE_BLOCK, sizes.key_width))
+        added = g.contrib("FusedMatMul", faded, deltas, transA=1)
+        kept = g.op("Mul", self._older(g), g.op("Reshape", whole, g.ints(1, sizes.heads, 1, 1)))
+        return g.op("Reshape", g.op("Add", kept, added), g.ints(1, 1, STATE_BLOCK, -1))
+
+    def _block(self, g: Scope, kind: str) -> str:
         """The rows of the newest whole block in a part of the cache."""
-        g, at = self.g, self.rows.block(self.g, 0)
+        at = self.rows.block(g, 0)
         return g.op("Slice", past(self.layer, kind), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
-
-    def _keep_state(self) -> None:
-        g = self.g
-        slices = g.op("Reshape", self._states()[0], g.ints(1, 1, STATE_BLOCK, -1))
-        name, at = past(self.layer, STATE), self.rows.block(g, 0)
-        g.op("TensorScatter", name, slices, at, out=present(self.layer, STATE), axis=2, mode="circular")
 
     def _solved(self, keys: str, logs: str) -> str:
         """(1 + A)^-1 - 1 of a call's rows, transposed: [1, heads, c, n]."""

@@ -59,10 +59,10 @@ class StateSizes(NamedTuple):
     @property
     def parts(self) -> tuple[int, ...]:
         """Sizes of a layer's cache (`LayerCache.parts`): keys, what is added to states, the same before it is solved,
-        inputs of the convolution, decays with steps, and slices of the states."""
+        inputs of the convolution, decays with steps, slices of the states, and a mark of those that are there."""
         inputs, slices = 2 * self.keys + self.values, self.key_width * self.values // STATE_BLOCK
         added = self.heads, self.width
-        return self.key_heads, self.key_width, *added, *added, 1, inputs, 1, 2 * self.heads, 1, slices
+        return self.key_heads, self.key_width, *added, *added, 1, inputs, 1, 2 * self.heads, 1, slices, 1, 1
 
 
 @dataclass(frozen=True)
