@@ -206,9 +206,13 @@ class HFDecoder:
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Lists that the block's end fills with K and V [B, Hkv, T, D] that the layers from `first` on attend to, out
-        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing.
+        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing; of layers with a
+        recurrent state, which no drafter reads, nothing at all.
         """
         keys, values = list[Tensor](), list[Tensor]()
+        if self.family.recurrent:
+            yield keys, values
+            return
         with ExitStack() as stack:
             inputs = [
                 None if (conv := self.conv(index)) is None else stack.enter_context(watched_inputs(conv))

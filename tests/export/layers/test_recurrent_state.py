@@ -4,6 +4,7 @@ conversations. tests/export/graphs compares their graphs with PyTorch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 
 from streamspec import load
 from streamspec.adapters.train import train
@@ -24,7 +26,7 @@ from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_WINDOW, SUM_BLO
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support import tiny_exports
-from tests.support.tiny_models import tiny_model, tiny_tokenizer
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 FAMILY = "qwen3_5_text"
 CONTEXT, PROMPT, NEW = 2048, 300, 331
@@ -200,7 +202,7 @@ def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("asked", "named"),
     [
         ({"target": Target(static=True)}, "--static"),
         ({"target": Target("cuda")}, "--target cuda"),
@@ -210,10 +212,10 @@ def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_done_yet_is_refused_before_any_work(
-    options: dict[str, Any], named: str, base: Path, tmp_path: Path
+    asked: dict[str, Any], named: str, base: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"{named} for {FAMILY}, whose layers keep a recurrent state; expected"):
-        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **options)
+        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
     assert not list(tmp_path.iterdir())
 
 
@@ -225,3 +227,17 @@ def test_no_drafter_is_trained_and_no_swappable_bundle_made(base: Path, tmp_path
     with pytest.raises(ConfigError, match=f"a swappable bundle for {FAMILY}, whose layers"):
         export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+
+
+def test_a_fine_tuned_base_is_what_peft_computes(base: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora"))
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
+    ids = session.encode(TEXT)
+    tuned = PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = tuned(torch.tensor([ids])).logits[0].numpy()
+    known = np.isfinite(ours := session.score(ids))
+    assert np.abs(ours[known] - expected[known]).max() < 1e-4 * expected.std()
