@@ -26,6 +26,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.files import read_manifest
 from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.model_families import FAMILIES
 from streamspec.option_fields import flag
 
 FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
@@ -74,6 +75,10 @@ def check_answers_from(place: str) -> None:
 
 def check_layers(config: TrainConfig, family: str, layers: int) -> int:
     """Refuses options that a base of this family and number of layers cannot have; returns its number of MSA layers."""
+    described = FAMILIES.get(family)
+    if described is not None and described.recurrent is not None and config.drafter.model is not None:
+        found = f"a drafter of {family}, whose layers keep a recurrent state"
+        raise ConfigError(found, "a base of attention or short convolutions", "train --method lora, or another base")
     config.drafter.check_base(config.resolved, family, layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:

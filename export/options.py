@@ -16,6 +16,7 @@ from streamspec.export.deployment_target import PLAIN_CPU, Target
 from streamspec.export.held_out import HeldOut
 from streamspec.export.quantization.method import METHODS
 from streamspec.layer_cache import DTYPES
+from streamspec.model_families import FAMILIES
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.step_graph import EAGER
@@ -182,11 +183,32 @@ class ExportOptions:
         }
         return [flag for flag, value in of_bundles.items() if value]
 
+    def check_state(self, model_type: str, drafts: bool) -> None:
+        """Raises ConfigError for what layers of this family cannot do where they keep a recurrent state. `drafts`:
+        whether the adapter has a drafter."""
+        asked = {
+            "a drafter": drafts or self.drafter is not None,
+            "--self-draft": self.self_draft is not None,
+            self.target.flag: self.target != PLAIN_CPU,
+            f"--kv-cache-dtype {self.kv_cache_dtype}": self.kv_cache_dtype != DTYPES[0],
+        }
+        for found in [name for name, given in asked.items() if given]:
+            check_state(model_type, found)
+
     def check_unused(self, kind: str) -> None:
         """Raises ConfigError for an option that only an ordinary bundle takes, beside the flag `kind` of another kind
         of export, such as `--swappable`."""
         if flags := self.bundle_flags:
             raise ConfigError(f"{kind} and {flags[0]}", "one of them", "leave one out")
+
+
+def check_state(model_type: str, found: str) -> None:
+    """Raises ConfigError for `found` where layers of this family keep a recurrent state."""
+    family = FAMILIES.get(model_type)
+    if family is not None and family.recurrent is not None:
+        found = f"{found} for {model_type}, whose layers keep a recurrent state"
+        expected = "a plain bundle for CPUs: tokens are drafted without a drafter"
+        raise ConfigError(found, expected, "leave it out, or choose another base")
 
 
 def check_cache_dtype(dtype: str) -> None:

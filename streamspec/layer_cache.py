@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 KEY, VALUE = "key", "value"
+UPDATE, INPUT, DECAY, STATE, MARK = "update", "input", "decay", "state", "mark"  # of a layer with a recurrent state
 DTYPES = ("float32", "float16")
 # Slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple. A ring has whole
 # blocks, so that a token's slot lies in the same block whoever wrote it.
@@ -19,6 +20,9 @@ SUM_BLOCK = 128
 # Slots of a ring beyond its window, for the rows of a call and for what is taken back: an answer of the default length
 # and its last draft.
 LEAST_SLACK = 320
+# A recurrent state is kept at every token of this number's multiples, and a call has at most as many rows.
+STATE_BLOCK = 64
+STATE_WINDOW = 3 * STATE_BLOCK  # tokens back to the oldest that a row needs; with a call's rows the ring is full
 
 
 class CacheKind(NamedTuple):
@@ -29,10 +33,11 @@ class CacheKind(NamedTuple):
     width: str
 
 
-ATTENTION, CONV, SHARED, NONE = "attention", "conv", "shared", "none"
+ATTENTION, CONV, RECURRENT, SHARED, NONE = "attention", "conv", "recurrent", "shared", "none"
 LAYER_KINDS = {
     ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
     CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
+    RECURRENT: CacheKind((KEY, VALUE, UPDATE, INPUT, DECAY, STATE, MARK), "Hkv", "D"),  # export/layers
     SHARED: CacheKind((), "Hkv", "D"),  # nothing: the layer attends to what one below keeps
     NONE: CacheKind((), "Hkv", "D"),  # nothing: the layer has no attention
 }
@@ -42,17 +47,26 @@ LAYER_KINDS = {
 class LayerCache:
     """One layer's share of the cache. `window`: how many tokens back its rows see, themselves included, where it keeps
     no more than that needs; None: all tokens are kept. `kind`: of `LAYER_KINDS`; `dtype`: of `DTYPES`; `heads`,
-    `width`: of its keys where they differ from the model's, else 0."""
+    `width`: of its keys where they differ from the model's, else 0; `parts`: of all its parts, heads and width in turn,
+    where they differ from each other."""
 
     kind: str = ATTENTION
     window: int | None = None
     dtype: str = DTYPES[0]
     heads: int = 0
     width: int = 0
+    parts: tuple[int, ...] = ()
 
     def slots(self, limit: int) -> int:
         """Slots where the sequence has at most `limit` rows."""
-        return limit if self.window is None else min(limit, window_slots(self.window))
+        return limit if self.window is None else min(limit, self._ring(self.window))
+
+    def size(self, part: int) -> tuple[int, int]:
+        """Heads and their width of one of its parts; 0: the model's."""
+        return self.parts[2 * part : 2 * part + 2] or (self.heads, self.width)  # type: ignore[return-value]
+
+    def _ring(self, window: int) -> int:
+        return window + STATE_BLOCK if self.kind == RECURRENT else window_slots(window)
 
 
 def window_slots(window: int) -> int:
@@ -68,14 +82,16 @@ def layer_caches(
     sizes: Sequence[tuple[int, int]] = (),
     sources: Sequence[int] = (),
     bare: Sequence[int] = (),
+    recurrent: tuple[int, ...] = (),
 ) -> tuple[LayerCache, ...]:
     """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
     (None: all): a ring where that takes fewer slots.
 
     `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
     attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
-    keys it attends to; `bare`: layers without attention. Returns an empty tuple where all layers
-    keep everything in the first of `DTYPES`, as in bundles without the section.
+    keys it attends to; `bare`: layers without attention; `recurrent`: `LayerCache.parts` of the
+    layers with such convolutions, where they keep a recurrent state. Returns an empty tuple where
+    all layers keep everything in the first of `DTYPES`, as in bundles without the section.
     """
     taps = taps or [0] * len(windows)
     seen = [count or window for window, count in zip(windows, taps, strict=True)]
@@ -83,13 +99,21 @@ def layer_caches(
     kinds = [CONV if count else ATTENTION for count in taps]
     sizes = sizes or [(0, 0)] * len(windows)
     caches = tuple(LayerCache(kind, ring, dtype, *size) for kind, ring, size in zip(kinds, rings, sizes, strict=True))
+    if recurrent:
+        state = LayerCache(RECURRENT, STATE_WINDOW, parts=recurrent)
+        caches = tuple(state if cache.kind == CONV else cache for cache in caches)
     borrowed = {layer for layer, source in enumerate(sources) if source != layer}
     caches = tuple(LayerCache(SHARED, None, dtype) if i in borrowed else cache for i, cache in enumerate(caches))
     caches = tuple(LayerCache(NONE, None, dtype) if i in bare else cache for i, cache in enumerate(caches))
     return () if set(caches) == {LayerCache()} else caches
 
 
-NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own", NONE: "nothing"}
+NOT_KEYS = {
+    CONV: "a convolution's inputs",
+    RECURRENT: "a recurrent state",
+    SHARED: "nothing of their own",
+    NONE: "nothing",
+}
 
 
 def in_words(caches: Sequence[LayerCache]) -> str:

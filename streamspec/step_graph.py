@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.layer_cache import ATTENTION, KEY, LAYER_KINDS, VALUE, LayerCache
+from streamspec.layer_cache import ATTENTION, DECAY, INPUT, KEY, LAYER_KINDS, MARK, STATE, UPDATE, VALUE, LayerCache
 
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
@@ -39,6 +39,7 @@ STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where stream
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
 CACHE_KINDS = KEY, VALUE
+CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK  # the first of them are those of any layer
 EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
 ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"  # compaction
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to
@@ -176,11 +177,13 @@ class GraphFeatures:
             known |= dict.fromkeys("nrs", self.rows) | {"m": self.draft_rows or self.gamma, "rows": self.draft_rows}
         return known | ({EVERY_TOKEN: self.slots} if self.slots else {})
 
-    def cache_sizes(self, layer: int, sizes: Mapping[str, int]) -> dict[str, int | str]:
-        """`sizes` for the cache of a layer: a ring's slots are `S` and its window, or their number where `S` is one."""
+    def cache_sizes(self, layer: int, sizes: Mapping[str, int], part: str = KEY) -> dict[str, int | str]:
+        """`sizes` for a part of a layer's cache: a ring's slots are `S` and its window, or their number where `S` is
+        one."""
         cache = self.cache(layer)
         kind = LAYER_KINDS[cache.kind]
-        own: dict[str, int | str] = {"Hkv": cache.heads or sizes[kind.heads], "D": cache.width or sizes[kind.width]}
+        heads, width = cache.size(kind.parts.index(part)) if part in kind.parts else (0, 0)
+        own: dict[str, int | str] = {"Hkv": heads or sizes[kind.heads], "D": width or sizes[kind.width]}
         if cache.window is not None:
             all_slots = sizes.get(EVERY_TOKEN)
             own[EVERY_TOKEN] = ring_symbol(cache.window) if all_slots is None else cache.slots(all_slots)
@@ -396,6 +399,6 @@ def _expanded(rows: Iterable[GraphTensor], kind: str, features: GraphFeatures) -
         replace(row.resolved(own), name=row.name.format(layer=layer, kind=part), dtype=features.cache(layer).dtype)
         for row in cache
         for layer in range(features.cache_layers)
-        for own in (features.cache_sizes(layer, sizes),)
         for part in LAYER_KINDS[features.cache(layer).kind].parts
+        for own in (features.cache_sizes(layer, sizes, part),)
     ]

@@ -20,7 +20,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
-from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
+from streamspec.adapters.base_models.token_mixers.delta_rule import delta_rule
+from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
 
 # Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.
@@ -177,7 +178,8 @@ class HFDecoder:
         layer, family = self.layer(index), self.family
         assert family.attention_norm and family.mlp_norm
         normed = layer.get_submodule(family.attention_norm)(hidden)
-        hidden = hidden + short_conv(conv, normed, mask, cache, index)
+        mixing = delta_rule if family.recurrent else short_conv
+        hidden = hidden + mixing(conv, normed, mask, cache, index)
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
         return hidden + mlp(layer.get_submodule(family.mlp_norm)(hidden))
 
@@ -204,9 +206,13 @@ class HFDecoder:
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Lists that the block's end fills with K and V [B, Hkv, T, D] that the layers from `first` on attend to, out
-        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing.
+        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing; of layers with a
+        recurrent state, which no drafter reads, nothing at all.
         """
         keys, values = list[Tensor](), list[Tensor]()
+        if self.family.recurrent:
+            yield keys, values
+            return
         with ExitStack() as stack:
             inputs = [
                 None if (conv := self.conv(index)) is None else stack.enter_context(watched_inputs(conv))

@@ -27,6 +27,8 @@ from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
+from streamspec.export.layers.heads import GatedQueries, Linear
+from streamspec.export.layers.recurrent_state import RecurrentLayer, StateRows
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
@@ -109,6 +111,7 @@ class _Batch:
     biases_below: dict[int | None, str] = field(default_factory=dict)  # over keys of layers below the early exit
     rings: dict[int, Ring] = field(default_factory=dict)  # by window
     before: RowsBefore | None = None  # where there are convolutions
+    states: StateRows | None = None  # where there are recurrent states
 
 
 class _Layers(ConvolvingStack):
@@ -161,6 +164,12 @@ class _Layers(ConvolvingStack):
         self._going_on = self.batch.rows
 
     def attention(self, layer: int, state: LayerRows) -> str:
+        if not self.spec.family.gated_queries:
+            return self._attended(layer, state, self.linear)
+        gated = GatedQueries(self.spec.at(layer), self.linear)
+        return gated.applied(self.g, self._attended(layer, state, gated))
+
+    def _attended(self, layer: int, state: LayerRows, linear: Linear) -> str:
         batch, decoder, native = self.batch, self.decoder, self.decoder.native
         window, ring, source = self.spec.windows[layer], self.spec.ring(layer), self.spec.source(layer)
         if self.below is not None and source < self.exit_layer:
@@ -170,14 +179,14 @@ class _Layers(ConvolvingStack):
             used = "" if ring is None else batch.rings[ring].used
         sizes = self.spec.at(layer)
         if native is not None and native.attends(sizes):
-            heads = decoder.packed_heads(self.g, state.normed, batch.rows, layer, state.rotary, decoder.linear)
+            heads = decoder.packed_heads(self.g, state.normed, batch.rows, layer, state.rotary, linear)
             if source != layer:
                 self.presents.append(self.presents[source])
                 return native.draft_attention(self.g, sizes, heads, bias, self.presents[layer], own=False)
             mixed, written = native.attention(self.g, sizes, heads, bias, layer, self.several)
             self.presents.append(written)
             return mixed
-        q, *sides = self.heads(layer, state)
+        q, *sides = self.heads(layer, state, linear)
         with self.g.named("attention"):
             self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             key, value = self.presents[layer]
@@ -186,6 +195,18 @@ class _Layers(ConvolvingStack):
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         kinds = zip(sides, CACHE_KINDS, strict=True)
         return tuple(self.batch.attention.append(rows, layer, kind, own) for rows, kind in kinds)
+
+    def convolution(self, layer: int, state: LayerRows) -> str:
+        if self.spec.state is None:
+            return super().convolution(layer, state)
+        g, batch = self.g, self.batch
+        if batch.states is None:
+            with g.named("states"):
+                slots, before = g.op("Shape", past(layer, KEY), start=2, end=3), self.rows_before()
+                batch.states = StateRows(g, slots, batch.visible, batch.positions, batch.tree_mask, before)
+        with g.named("recurrent"):
+            self.presents.append(())
+            return RecurrentLayer(g, self.decoder, batch.attention, batch.states, layer).mix(state.normed, self.rows())
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)

@@ -138,10 +138,10 @@ class LayerStack(ABC):
         """The main rows int64 `rows` of x [1, n, ..], and eager streams, if any."""
         return self.g.op("Gather", x, rows, axis=1) if self.joined is None else self.joined.picked(self.g, x, rows)
 
-    def heads(self, layer: int, state: LayerRows) -> tuple[str, str, str]:
+    def heads(self, layer: int, state: LayerRows, linear: Linear | None = None) -> tuple[str, str, str]:
         """Rotated q, k and v of the main rows."""
         rows, decoder = self.all_rows(), self.decoder
-        heads = decoder.queries_keys_values(self.g, state.normed, rows, layer, state.rotary, self.linear)
+        heads = decoder.queries_keys_values(self.g, state.normed, rows, layer, state.rotary, linear or self.linear)
         return heads if self.joined is None else self.joined.main_heads(self.g, heads)
 
     def with_streams(self, layer: int, mixed: str) -> str:

@@ -29,6 +29,27 @@ class Linear(Protocol):
     ) -> str: ...
 
 
+class GatedQueries:
+    """Applies the maps of a layer whose queries come with a gate of what attention returns, and keeps the gate."""
+
+    def __init__(self, spec: DecoderSpec, linear: Linear) -> None:
+        self.linear, self.queries = linear, spec.heads * spec.head_dim
+        self.others = 2 * spec.kv_heads * spec.head_dim
+        self.gate = ""
+
+    def __call__(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
+    ) -> str:
+        mapped = self.linear(g, x, rows, layer, modules, activated)
+        widths = g.ints(self.queries, self.queries, self.others)
+        q, self.gate, others = g.ops("Split", mapped, widths, out=(None,) * 3, axis=-1)
+        return g.op("Concat", q, others, axis=-1)
+
+    def applied(self, g: Scope, mixed: str) -> str:
+        """`mixed` [1, n, Hq*D] times the gate."""
+        return g.op("Mul", mixed, g.op("Sigmoid", self.gate))
+
+
 class AttentionHeads:
     """The part of a decoder between a layer's norm and its attention."""
 

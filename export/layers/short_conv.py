@@ -1,6 +1,6 @@
 """Writes short convolutions as nodes: layers that mix a row's input with those of the rows before it.
 
-    y = C sum_k w_k u_k        u = B x        (LFM2, arXiv 2511.23404; `adapters/base_models/short_conv.py`)
+    y = C sum_k w_k u_k        u = B x        (LFM2, arXiv 2511.23404; `token_mixers/short_conv.py`)
 
 The rows before a row of a draft tree are its ancestors and then the newest committed rows. The inputs u lie in the
 KV cache as the keys of one head as wide as the model, so rollback, shared prefixes and compaction are those of keys.
@@ -37,6 +37,7 @@ class RowsBefore:
             seen = g.op("Equal", tree_mask, g.number(0))
             ancestors = g.op("And", seen, g.op("Less", column, row))
             depth = g.op("ReduceSum", g.op("Cast", ancestors, to=TensorProto.INT64), g.ints(1), keepdims=0)
+            self.depth = depth  # int64 [n]: ancestors in the call
             parent = g.op("ReduceMax", g.op("Where", ancestors, column, none), g.ints(1), keepdims=0)
             self.numbers, at = [g.op("Add", PAST_LENGTH, rows)], rows
             for back in range(1, taps):
@@ -114,7 +115,9 @@ def mixed_streams(decoder: Decoder, g: Scope, own: str, rows: Rows, main: str, l
 
 def tap_weights(decoder: Decoder, g: Scope, layer: int) -> list[str]:
     """[H] each: the weights of the row itself, of the row before it, ..."""
-    name = decoder.spec.weight_name(layer, f"{decoder.spec.family.conv}.conv.weight")
+    family = decoder.spec.family
+    taps = family.recurrent.taps if family.recurrent else "conv"
+    name = decoder.spec.weight_name(layer, f"{family.conv}.{taps}.weight")
     labels = [f"{name}.{back}" for back in range(decoder.spec.taps[layer])]
     if labels[0] not in g.store:
         weight = decoder.source.weight(name)  # [H, 1, taps], the row itself last

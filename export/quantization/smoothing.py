@@ -66,8 +66,8 @@ class Group:
 def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
     family, (before, after) = spec.family, spec.mixer(layer)
-    # A convolution is linear in the last part of its input map; values under a norm or a limit are not.
-    bent = family.value_norm or spec.clip is not None
+    # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
+    bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
     groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
     if family.attention_norm and spec.mlp_norm:
         groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]

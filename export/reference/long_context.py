@@ -82,6 +82,8 @@ def plan(reference: Reference, spec: DecoderSpec) -> tuple[LongText | None, str 
         if length := parameters.get("original_max_position_embeddings"):
             limits.setdefault(int(length), "original rope length")
     limits = {limit: limits[limit] for limit in sorted(limits) if limit + AFTER <= spec.context_length}
+    if spec.state is not None and limits:
+        return None, f"rows after {' and '.join(f'the {name} of {limit:,}' for limit, name in limits.items())}: states"
     row_bytes = 8 * spec.layers * spec.kv_heads * spec.head_dim
     fitting = {limit: name for limit, name in limits.items() if (limit + AFTER) * row_bytes <= CACHE_BYTES}
     left = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner, joined_chunks
+from streamspec.layer_cache import STATE_BLOCK, STATE_WINDOW
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.step_graph import (
@@ -41,6 +42,7 @@ from streamspec.step_graph import (
     new_rows,
     past,
     renamed,
+    ring_symbol,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +106,9 @@ class GraphRunner:
         caches = {value.name: value for value in inputs if is_cache(value.name)}
         first = caches[past(0, KEY)]
         dtype = np.float16 if first.type == "tensor(float16)" else np.float32
-        shapes = {name: (1, value.shape[1], capacity, value.shape[3]) for name, value in caches.items()}
+        slots = {name: slots_for(value.shape[2], capacity) for name, value in caches.items()}
+        shapes = {name: (1, value.shape[1], slots[name], value.shape[3]) for name, value in caches.items()}
+        self.most = most_rows(value.shape[2] for value in caches.values())
         whole = np.zeros((len(caches), *shapes[first.name]), dtype)
         self.cache = whole.reshape(len(caches) // 2, 2, *whole.shape[1:]) if len(set(shapes.values())) == 1 else None
         self.buffers = {
@@ -161,14 +165,51 @@ class GraphRunner:
     def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
         """A causal chunk; `length` grows by it."""
         n = len(tokens)
+        if n > self.most:
+            return self._in_parts(tokens, **options)
         mask = np.where(np.tri(n, dtype=bool), 0, MASKED)
         out = self.step(tokens, np.arange(n), mask, **options)
         self.length += n
         return out
 
+    def _in_parts(self, tokens: Array, rows: Array | None = None, **_: Any) -> Any:
+        """A causal chunk of more rows than a call has, of a graph without a drafter."""
+        parts = [self.prefill(tokens[at : at + self.most]) for at in range(0, len(tokens), self.most)]
+        return _Joined(parts, rows)
+
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
         self.length += count
+
+
+class _Joined(Mapping[str, Array]):
+    """What calls of successive rows return of all of them, or of `rows`; nothing is read before it is asked for."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Array]], rows: Array | None) -> None:
+        self.parts, self.rows = parts, slice(None) if rows is None else rows
+
+    def __getitem__(self, name: str) -> Array:
+        joined: Array = np.concatenate([part[name] for part in self.parts])[self.rows]
+        return joined
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts[0])
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+
+def slots_for(symbol: int | str, capacity: int) -> int:
+    """Slots of a layer's cache, whose dimension is called `symbol`, for `capacity` tokens: states take a whole ring."""
+    return max(capacity, STATE_WINDOW + STATE_BLOCK) if symbol == ring_symbol(STATE_WINDOW) else capacity
+
+
+def most_rows(symbols: Iterable[int | str]) -> int:
+    """Rows of a call at most, where slots of caches are called so."""
+    return STATE_BLOCK if ring_symbol(STATE_WINDOW) in symbols else 1 << 30
 
 
 def run_bound(

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper
 
 from streamspec.export.ops.builder import Array, read_names
-from streamspec.export.runners.graph_runner import GraphRunner, open_model, run_bound, with_logits
+from streamspec.export.runners.graph_runner import GraphRunner, most_rows, open_model, run_bound, slots_for, with_logits
 from streamspec.progress import track
 from streamspec.step_graph import is_cache
 
@@ -129,8 +129,12 @@ class LayerwiseGraph:
 
     def _caches(self, part: _Part, capacity: int) -> dict[str, Array]:
         caches = {name: self.inputs[name] for name in sorted(part.reads) if is_cache(name)}
-        sizes = {name: [side.dim_value for side in value.type.tensor_type.shape.dim] for name, value in caches.items()}
-        return {name: np.zeros((1, sizes[name][1], capacity, sizes[name][3]), _type(caches[name])) for name in caches}
+        found = dict[str, Array]()
+        for name, value in caches.items():
+            _, heads, slots, width = value.type.tensor_type.shape.dim
+            shape = 1, heads.dim_value, slots_for(slots.dim_param, capacity), width.dim_value
+            found[name] = np.zeros(shape, _type(value))
+        return found
 
     def _cut(self) -> list[_Part]:
         fixed = set(self.initializers) - set(self.inputs)
@@ -189,6 +193,8 @@ class LayerwiseRunner(GraphRunner):
 
     def __init__(self, graph: LayerwiseGraph, capacity: int) -> None:
         self.graph, self.capacity, self.length = graph, capacity, 0
+        caches = (value for name, value in graph.inputs.items() if is_cache(name))
+        self.most = most_rows(value.type.tensor_type.shape.dim[2].dim_param for value in caches)
 
     def _run(self, feed: Mapping[str, Array]) -> Any:
         call = _Recorded(self, {name: value for name, value in feed.items() if name in self.graph.inputs})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.layer_cache import DTYPES, LayerCache, layer_caches
+from streamspec.layer_cache import DTYPES, STATE_BLOCK, LayerCache, layer_caches
 from streamspec.model_families import Family
 
 
@@ -35,6 +35,34 @@ class Skipped(NamedTuple):
 
 
 NOTHING_SKIPPED = Skipped()
+
+
+class StateSizes(NamedTuple):
+    """Sizes of recurrent states [key width, value width], one for each of the value heads; a key head belongs to
+    several."""
+
+    key_heads: int
+    heads: int
+    key_width: int
+    width: int
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys of a row, or of all its queries."""
+        return self.key_heads * self.key_width
+
+    @property
+    def values(self) -> int:
+        """Numbers of all values of a row."""
+        return self.heads * self.width
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Sizes of a layer's cache (`LayerCache.parts`): keys, what is added to states, the same before it is solved,
+        inputs of the convolution, decays with steps, slices of the states, and a mark of those that are there."""
+        inputs, slices = 2 * self.keys + self.values, self.key_width * self.values // STATE_BLOCK
+        added = self.heads, self.width
+        return self.key_heads, self.key_width, *added, *added, 1, inputs, 1, 2 * self.heads, 1, slices, 1, 1
 
 
 @dataclass(frozen=True)
@@ -91,6 +119,7 @@ class DecoderSpec:
     numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
     no_attention: tuple[int, ...] = ()  # layers of a short graph that are their MLP alone
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
+    state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
 
@@ -100,7 +129,8 @@ class DecoderSpec:
         own = [(size.kv_heads, size.head_dim) for size in self.sizes]
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
         windows, context, sources = self.windows, self.context_length, self.kv_sources
-        return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention)
+        state = self.state.parts if self.state else ()
+        return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention, state)
 
     def at(self, layer: int) -> DecoderSpec:
         """The spec with the sizes of `layer`, for the nodes of that layer."""
@@ -136,7 +166,8 @@ class DecoderSpec:
 
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""
-        return tuple(modules) == self.family.qkv
+        family = self.family
+        return tuple(modules) == (family.conv_in if self.state and modules[0] in family.conv_in else family.qkv)
 
     def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
@@ -192,9 +223,11 @@ class DecoderSpec:
         return self.widths[module][1]
 
     def row_order(self, module: str) -> NDArray[np.int64] | None:
-        """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all keys, all
-        values); None where it is the same.
+        """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all their gates, all
+        keys, all values); None where it is the same.
         """
+        if self.family.gated_queries and module == self.family.qkv[0]:
+            return np.arange(self.out_width(module)).reshape(self.heads, 2, -1).swapaxes(0, 1).reshape(-1)
         if not (self.family.interleaved and module in self.family.qkv):
             return None
         return np.arange(self.out_width(module)).reshape(self.heads, 3, self.head_dim).swapaxes(0, 1).reshape(-1)
@@ -204,7 +237,8 @@ class DecoderSpec:
         as the graph has it: rows in its order, norms with the one that is added.
         """
         module = name.rpartition(".")[0]
-        if array.ndim == 1 and self.family.one_added and name.endswith(".weight"):
+        plain = self.family.recurrent is not None and name.startswith(f"{self.family.conv}.")
+        if array.ndim == 1 and self.family.one_added and name.endswith(".weight") and not plain:
             return array + 1
         order = self.row_order(module) if module in self.widths else None
         return array if order is None else array[order]

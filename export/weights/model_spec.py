@@ -18,7 +18,8 @@ from streamspec.adapters.base_models.config_fields import (
     read_field,
 )
 from streamspec.errors import BaseModelError
-from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary
+from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary, StateSizes
+from streamspec.layer_cache import SUM_BLOCK
 from streamspec.model_families import Family, switched
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def describe(model: Any) -> DecoderSpec:
         bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
+        state=_state(family, config) if any(taps) else None,
     )
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
@@ -84,10 +86,23 @@ def _taps(decoder: HFDecoder) -> tuple[int, ...]:
     """Counts the rows that each layer's short convolution mixes, 0 where it has attention. Raises BaseModelError where
     none has."""
     convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
-    taps = tuple(0 if conv is None else conv.conv.weight.shape[-1] for conv in convolutions)
+    recurrent = decoder.family.recurrent
+    name = recurrent.taps if recurrent else "conv"
+    taps = tuple(0 if conv is None else getattr(conv, name).weight.shape[-1] for conv in convolutions)
     if all(taps):
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
     return taps
+
+
+def _state(family: Family, config: Any) -> StateSizes | None:
+    """Sizes of recurrent states, where layers keep such. Raises BaseModelError for sizes that no graph has."""
+    if family.recurrent is None:
+        return None
+    sizes = StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
+    if sizes.key_width > SUM_BLOCK or sizes.width % 8 or sizes.key_width % 8:
+        found = f"recurrent states of {sizes.key_width} x {sizes.width}"
+        raise BaseModelError(found, f"multiples of 8, keys of at most {SUM_BLOCK}", "choose another base")
+    return sizes
 
 
 def _map_sizes(

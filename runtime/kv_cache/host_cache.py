@@ -182,9 +182,8 @@ def address_space(size: int, slots: int) -> mmap.mmap:
 def views(groups: Sequence[CacheGroup], data: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
     """Per layer: its parts, contiguous views of arrays [layers, parts, ..] of each group; none of one that keeps
     nothing."""
-    by_layer = {
-        layer: tuple(parts)
-        for group, rows in zip(groups, data, strict=True)
-        for layer, parts in zip(group.layers, rows, strict=True)
-    }
+    by_layer: dict[int, list[np.ndarray]] = {}
+    for group, rows in zip(groups, data, strict=True):
+        for layer, parts in zip(group.layers, rows, strict=True):
+            by_layer.setdefault(layer, []).extend(parts)
     return [by_layer.get(layer, ()) for layer in range(1 + max(by_layer))]

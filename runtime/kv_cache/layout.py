@@ -13,18 +13,21 @@ from streamspec.step_graph import GraphFeatures
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers that share an array [layers, parts, 1, heads, slots, width]: `shape` without slots."""
+    """Layers that share an array [layers, parts, 1, heads, slots, width]: `shape` without slots. `part`: the one of
+    their parts that it holds, where these differ in size; None: all."""
 
     layers: tuple[int, ...]
     cache: LayerCache
     heads: int
     width: int
+    part: str | None = None
 
     @property
     def name(self) -> str:
         """Name of its rows in a saved conversation."""
         cache = self.cache
         kind = "rows" if cache == LayerCache(dtype=cache.dtype) else f"rows.{cache.kind}"
+        kind = kind if self.part is None else f"{kind}.{self.part}"
         kind = kind if cache.window is None else f"{kind}.{cache.window}"
         return f"{kind}.{cache.heads}x{cache.width}" if cache.heads or cache.width else kind
 
@@ -34,7 +37,7 @@ class CacheGroup:
 
     @property
     def parts(self) -> int:
-        return len(LAYER_KINDS[self.cache.kind].parts)
+        return len(LAYER_KINDS[self.cache.kind].parts) if self.part is None else 1
 
     def shape(self, slots: int) -> tuple[int, int, int, int, int, int]:
         """Shape of an array with so many slots."""
@@ -53,9 +56,11 @@ def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
             grouped.setdefault(features.cache(layer), []).append(layer)
     sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "one": 1, "H": features.hidden}
     return tuple(
-        CacheGroup(tuple(layers), cache, cache.heads or sizes[kind.heads], cache.width or sizes[kind.width])
+        CacheGroup(tuple(layers), cache, heads or sizes[kind.heads], width or sizes[kind.width], part)
         for cache, layers in grouped.items()
         for kind in (LAYER_KINDS[cache.kind],)
+        for number, part in enumerate(kind.parts if cache.parts else (None,))
+        for heads, width in (cache.size(number),)
     )
 
 

@@ -8,11 +8,12 @@ from collections.abc import Container
 from streamspec.captured.packed_call import MOST_ROWS, CallSizes
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
-from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
+from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT, STATE_WINDOW, LayerCache
 
 COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 CAPTURED = "captured.onnx"  # beside it, over the data of `model.onnx`: the step graph for capture
 MAX_SIZES = {"heads": 1024, "width": 4096}
+MOST_NUMBERS = 1 << 20  # of a token, in a part of a layer's cache
 
 
 def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, ...]:
@@ -23,7 +24,12 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
         entry = Fields(value, f"{model.where}.caches[{number}]", model.error, model.fix)
         window = entry.integer("window", 1, longest) if entry.optional("window") else None
         sizes = {name: entry.integer(name, 1, maximum) for name, maximum in MAX_SIZES.items() if entry.optional(name)}
-        out.append(LayerCache(entry.choice("kind", tuple(LAYER_KINDS)), window, entry.choice("dtype", DTYPES), **sizes))
+        kind, dtype = entry.choice("kind", tuple(LAYER_KINDS)), entry.choice("dtype", DTYPES)
+        most = 2 * len(LAYER_KINDS[RECURRENT].parts)
+        parts = entry.integers("parts", 1, MOST_NUMBERS, most) if entry.optional("parts") else ()
+        if (len(parts), window) != (most, STATE_WINDOW) if kind == RECURRENT else parts:
+            raise entry.fail("parts", f"{len(parts)} of kind {kind}", f"{most} with a window of {STATE_WINDOW}")
+        out.append(LayerCache(kind, window, dtype, **sizes, parts=parts))
     if len(out) != layers or len({cache.dtype for cache in out}) > 1:
         raise model.fail("caches", f"{len(out)} layers", f"{layers}, all of one dtype")
     if not LAYER_KINDS[out[0].kind].parts:

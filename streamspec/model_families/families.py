@@ -6,7 +6,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import Family, PerLayerInput
+from streamspec.model_families.family import Family, PerLayerInput, RecurrentState
 
 NEAR = 3  # names in an error
 
@@ -233,6 +233,22 @@ FAMILIES = {
             }
         ),
     ),
+    "qwen3_5_text": Family(
+        one_added=True,
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        gated_queries=True,
+        conv="linear_attn",
+        conv_in=tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")),
+        conv_out=("linear_attn.out_proj",),
+        recurrent=RecurrentState(),
+        layer_kinds=("full_attention", "linear_attention"),
+        ignored=frozenset(
+            {
+                "linear_conv_kernel_dim",
+                *(f"linear_{name}" for name in ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")),
+            }
+        ),
+    ),
     "stablelm": Family(
         layernorm=True,
         parallel="use_parallel_residual",
@@ -264,8 +280,6 @@ _STATE = "layers with a recurrent state (gated delta rule)"
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
     "olmo_hybrid": _STATE,
-    "qwen3_5": _STATE,
-    "qwen3_5_text": _STATE,
     "qwen3_5_moe": f"{_STATE} and experts",
     "qwen3_5_moe_text": f"{_STATE} and experts",
     "qwen3_next": f"{_STATE} and experts",

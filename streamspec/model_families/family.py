@@ -26,6 +26,19 @@ class PerLayerInput:
 
 
 @dataclass(frozen=True)
+class RecurrentState:
+    """Config fields and names of a layer's recurrent state (gated delta rule), its parts below the module of the
+    convolution."""
+
+    heads: tuple[str, str] = ("linear_num_key_heads", "linear_num_value_heads")
+    widths: tuple[str, str] = ("linear_key_head_dim", "linear_value_head_dim")
+    taps: str = "conv1d"
+    decay: str = "A_log"
+    decay_bias: str = "dt_bias"
+    norm: str = "norm"  # of what a head returns, before its gate
+
+
+@dataclass(frozen=True)
 class Family:
     """Module names are below the causal LM (`stack`), below the stack, or below a layer."""
 
@@ -63,6 +76,8 @@ class Family:
     conv: str | None = None  # short convolution in place of attention, in the layers that have one
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
+    recurrent: RecurrentState | None = None  # that follows the convolution
+    gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`

@@ -33,6 +33,7 @@ TEXT_PARTS = {
     "mistral3": TextPart(),
     "qwen2_5_vl": TextPart(family="qwen2"),
     "qwen2_vl": TextPart(family="qwen2"),
+    "qwen3_5": TextPart(),
     "qwen3_vl": TextPart(family="qwen3"),
     "smolvlm": TextPart("text_model"),
 }

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
+from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_models import SMALL
 
 TEXT = SMALL | {"intermediate_size": 48, "pad_token_id": 0, "head_dim": 16}
@@ -54,6 +55,11 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text confi
     "qwen2_vl": (
         {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3]}},
         {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1},
+    ),
+    "qwen3_5": (
+        RECURRENT["qwen3_5_text"]
+        | {"model_type": "qwen3_5_text", "rope_parameters": MROPE | {"mrope_section": [1, 1, 0]}},
+        {"depth": 1, "out_hidden_size": 32, "num_heads": 2},
     ),
     "qwen3_vl": (
         {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3], "mrope_interleaved": True}},

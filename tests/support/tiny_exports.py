@@ -34,6 +34,7 @@ from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from tests.support.near_families import NEAR
+from tests.support.recurrent_families import RECURRENT, with_memory
 
 VOCAB, HIDDEN, LAYERS = 96, 64, 4
 CAPTURED = CallSizes((1, 8, 16), 64)
@@ -127,11 +128,8 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    model = (
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings | FAMILIES[family] | changes))
-        .float()
-        .eval()
-    )
+    config = AutoConfig.for_model(family, **settings | (FAMILIES | RECURRENT)[family] | changes)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name or ".ln_" in name:
@@ -143,7 +141,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         for name, value in model.named_buffers():
             if name.endswith("layer_scalar"):
                 value.uniform_(0.5, 1.5)
-    return model.requires_grad_(False)
+    return with_memory(model).requires_grad_(False)
 
 
 def tiny_streams(

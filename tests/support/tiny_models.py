@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.training.config import TrainConfig
 from tests.support.near_families import NEAR
+from tests.support.recurrent_families import RECURRENT, with_memory
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -73,8 +74,8 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             "max_position_embeddings",
         ):
             common.pop(key)
-    config = AutoConfig.for_model(family, **(common | SIZES[family] | changes))
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    config = AutoConfig.for_model(family, **(common | (SIZES | RECURRENT)[family] | changes))
+    return with_memory(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
 
 
 def tiny_tokenizer(chat: bool = False) -> Any:

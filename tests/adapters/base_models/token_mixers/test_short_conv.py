@@ -8,7 +8,7 @@ import torch
 from transformers import Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from streamspec.adapters.base_models.short_conv import last_seen, short_conv
+from streamspec.adapters.base_models.token_mixers.short_conv import last_seen, short_conv
 from streamspec.draft_tree import MASKED, DraftTree
 
 TREE = DraftTree((0, 0, 0, 1, 2, 3, 3), (0, 0, 1, 0, 0, 0, 1))

@@ -1,0 +1,394 @@
+"""Writes layers with a recurrent state as nodes, exact in draft trees: the gated delta rule (arXiv 2412.06464).
+
+    S_p = e^g_p S_(p-1) + k_p d_p^T    d_p = b_p (v_p - e^g_p S_(p-1)^T k_p)    o_p = S_p^T q_p
+
+Rows of a tree need the states after their own ancestors. So no row's state is kept, but of each row k, d and g, in the
+ring of a cache, and the state at every 64th token. A row starts from the one before token 64 (floor((p + 1) / 64) - 1),
+whatever the call, and adds what came since, which is attention without a softmax. With G_jp the sum of g after j:
+
+    o_p = e^G_0p S^T q_p + sum_(j<=p) e^G_jp (k_j q_p) d_j
+    d_p = w_p - sum_j A_pj d_j            w_p = b_p (v_p - e^G_0p S^T k_p - sum_j e^G_jp (k_j k_p) d_j)
+    A_pj = b_p e^G_jp (k_j k_p)           d = (1 - A) (1 + A^2) (1 + A^4) w
+
+where A has the j < p of the same run of eight tokens and the sum in w those before it. So w is kept as well, and a call
+takes a step for each run that it touches, not for each row. Sums run over all slots, of which masked ones add exact
+zeros, in the products of `attention`: a row is the same bit for bit alone and in any tree. The state after a block of
+64 tokens lies in slices beside its rows, which no call moves any more; the first call after a block computes it.
+docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md has the proof. tests/export/layers/
+test_recurrent_state.py covers it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from streamspec.export.layers.attention import ONES_WIDTH, RowExactAttention
+from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows
+from streamspec.export.ops.builder import Scope
+from streamspec.export.quantization.precisions import Rows
+from streamspec.export.spec.decoder_spec import StateSizes
+from streamspec.layer_cache import DECAY, INPUT, KEY, MARK, STATE, STATE_BLOCK, UPDATE, VALUE
+from streamspec.step_graph import PAST_LENGTH, past, present
+
+L2_EPS = 1e-6  # below the root of a sum of squares, as transformers has it
+RUN = 8  # tokens whose d are solved together; with more of them powers of A would cancel
+MOST_RUNS = STATE_BLOCK // RUN + 1  # that a call touches
+SERIES = 8  # terms of a logarithm: float32 takes no more
+
+
+class StateRows:
+    """Nodes shared by all such layers of a call: which slots each row sees. `seen`, `before` float [S, n]: 1 where row
+    p starts below slot j and sees it, itself included, or j before the run of p; `after` [S, S + 16]: 1 where slot i
+    comes after slot j, and columns of ones; `newer` bool [n, 1]: rows that start from the newest state.
+
+    Of the seven tokens before the call and its rows, c = 7 + n: `near` int64 [c]: their slots; `within` [c, c]: 1 where
+    row i is seen by row p of its run, itself included; `strictly` [c, c]: 1 where row p sees another row j of its run;
+    `near_after` [c, c]: as `after`. `run` int64 [n]: of each row, 0 for that of the first token after the committed
+    ones; `last_run` int64."""
+
+    def __init__(self, g: Scope, slots: str, visible: str, positions: str, tree_mask: str, before: RowsBefore) -> None:
+        """`slots`, `visible` int64 [1]: of the ring, and rows of the sequence with those of the call; `positions` int64
+        [n]; `tree_mask` [n, n]."""
+        zero, one, block = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
+        self.rows = before
+        each = g.arange(slots)
+        rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, one), each), slots)
+        number = g.op("Add", each, g.op("Mul", rounds, slots))  # the newest row of each slot
+        row = g.op("Sub", number, PAST_LENGTH)
+        last = g.op("Sub", g.op("Shape", positions), one)
+        new, row = g.op("GreaterOrEqual", row, zero), g.op("Min", g.op("Max", row, zero), last)
+        position = g.op("Where", new, g.op("Gather", positions, row, axis=0), number)
+        columns = g.op("Unsqueeze", position, one)
+
+        self.newest = g.op("Div", PAST_LENGTH, block)  # blocks before the call
+        begin = g.op("Sub", g.op("Div", g.op("Add", positions, one), block), one)
+        begin = g.op("Max", g.op("Min", begin, self.newest), zero)
+        newer = g.op("Equal", begin, self.newest)
+        self.newer = g.op("Unsqueeze", newer, one)
+        counted = g.op("Cast", newer, to=TensorProto.INT64)
+        self.any_newer = g.op("Greater", g.op("ReduceMax", counted, keepdims=0), zero)
+        start = g.op("Unsqueeze", g.op("Mul", begin, block), g.ints(0))
+
+        in_call = g.op("Gather", g.op("Transpose", g.op("Equal", tree_mask, g.number(0))), row, axis=0)
+        filled = g.op("Less", number, visible)
+        new = g.op("Unsqueeze", new, one)
+        sees = g.op("Or", g.op("And", new, in_call), g.op("Not", new))
+        sees = g.op("And", sees, g.op("Unsqueeze", filled, one))
+        sees = g.op("And", sees, g.op("GreaterOrEqual", columns, start))
+        length = g.ints(RUN)
+        run_of = g.op("Div", positions, length)
+        run_start = g.op("Unsqueeze", g.op("Mul", run_of, length), g.ints(0))
+        earlier = g.op("And", sees, g.op("Less", columns, run_start))
+        self.seen, self.before = (g.op("Cast", side, to=TensorProto.FLOAT) for side in (sees, earlier))
+        later = g.op("Greater", columns, g.op("Unsqueeze", position, g.ints(0)))
+        ones = g.op("Expand", g.number(1), g.op("Concat", slots, g.ints(ONES_WIDTH), axis=0))
+        self.after = g.op("Concat", g.op("Cast", later, to=TensorProto.FLOAT), ones, axis=1)
+        self.slots = slots
+        self.run = g.op("Sub", run_of, g.op("Div", PAST_LENGTH, length))
+        self.last_run = g.op("ReduceMax", self.run, keepdims=0)
+        self._of_runs(g, positions, tree_mask)
+
+    def _of_runs(self, g: Scope, positions: str, tree_mask: str) -> None:
+        zero, one, count = g.integer(0), g.ints(1), RUN - 1
+        offsets = g.op("Range", g.integer(-count), g.op("Squeeze", g.op("Shape", positions)), g.integer(1))
+        number = g.op("Add", PAST_LENGTH, offsets)
+        old = g.op("Add", PAST_LENGTH, g.ints(*range(-count, 0)))
+        position = g.op("Concat", old, positions, axis=0)
+        at = g.op("Max", number, zero)
+        self.near = g.op("Sub", at, g.op("Mul", g.op("Div", at, self.slots), self.slots))
+        run = g.op("Div", g.op("Max", position, zero), g.ints(RUN))
+        rows, columns = (g.op("Unsqueeze", position, g.ints(axis)) for axis in (1, 0))
+        same = g.op("Equal", g.op("Unsqueeze", run, one), g.op("Unsqueeze", run, g.ints(0)))
+        same = g.op("And", same, g.op("GreaterOrEqual", columns, zero))
+        tree = g.op("Cast", g.op("Equal", tree_mask, g.number(0)), to=TensorProto.FLOAT)
+        wide = g.op("Concat", g.ints(count), g.op("Shape", positions), axis=0)
+        tall = g.op("Concat", g.op("Shape", positions), g.ints(count), axis=0)
+        older = g.store.once("recurrent.run", lambda: np.tri(count, dtype=np.float32))
+        above = g.op("Concat", older, g.op("Expand", g.number(0), wide), axis=1)
+        below = g.op("Concat", g.op("Expand", g.number(1), tall), tree, axis=1)
+        sees = g.op("Mul", g.op("Concat", above, below, axis=0), g.op("Cast", same, to=TensorProto.FLOAT))
+        later = g.op("Cast", g.op("Greater", rows, columns), to=TensorProto.FLOAT)
+        self.within, self.strictly, self.near_after = g.op("Transpose", sees), g.op("Mul", sees, later), later
+
+    def block(self, g: Scope, back: int) -> str:
+        """int64 [1]: the first slot of the block that ends `back` blocks before the newest whole one does."""
+        at = g.op("Max", g.op("Sub", self.newest, g.ints(1 + back)), g.integer(0))
+        at = g.op("Mul", at, g.ints(STATE_BLOCK))
+        return g.op("Sub", at, g.op("Mul", g.op("Div", at, self.slots), self.slots))
+
+    def exists(self, g: Scope, back: int) -> str:
+        """float32 [1]: 1 where there is such a block, else 0."""
+        return g.op("Cast", g.op("Greater", self.newest, g.ints(back)), to=TensorProto.FLOAT)
+
+
+class RecurrentLayer:
+    """Nodes of one such layer in place of attention."""
+
+    def __init__(self, g: Scope, decoder: Decoder, attention: RowExactAttention, rows: StateRows, layer: int) -> None:
+        assert decoder.spec.state is not None and decoder.spec.family.recurrent is not None
+        self.g, self.decoder, self.cache, self.rows, self.layer = g, decoder, attention, rows, layer
+        self.sizes: StateSizes = decoder.spec.state
+        self.names = decoder.spec.family.recurrent
+        self.group = self.sizes.heads // self.sizes.key_heads
+
+    def mix(self, normed: str, rows: Rows) -> str:
+        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
+        g, sizes, spec = self.g, self.sizes, self.decoder.spec
+        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
+        inputs = 2 * sizes.keys + sizes.values
+        widths = g.ints(inputs, sizes.values, sizes.heads, sizes.heads)
+        own, gate, step, decay = g.ops("Split", mapped, widths, out=(None,) * 4, axis=-1)
+        kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, INPUT)
+        read = from_cache(spec, kept)
+        mixed = g.contrib("QuickGelu", mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer), alpha=1.0)
+        widths = g.ints(sizes.keys, sizes.keys, sizes.values)
+        q, k, v = g.ops("Split", mixed, widths, out=(None,) * 3, axis=-1)
+        q, k = self._unit(q, -1.0), self._unit(k, -0.5)
+        steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
+        out = self._delta_rule(q, k, self._by_head(v, sizes.heads, sizes.width), self._decays(decay), steps)
+        heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
+        weights = self.decoder.norm_weights(g, self._name(self.names.norm))
+        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
+        flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
+        return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
+
+    def _delta_rule(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
+        """[1, heads, n, width] of unit q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n,
+        heads] and steps [1, heads, n, 1]; writes the cache."""
+        g, rows = self.g, self.rows
+        keys = self.cache.keep(k, self.layer, KEY)
+        column = g.op("Transpose", steps, perm=[0, 3, 2, 1])
+        logs = self.cache.keep(g.op("Concat", g.op("Unsqueeze", decays, g.ints(1)), column, axis=-1), self.layer, DECAY)
+        both = g.op("Concat", k, q, axis=2)
+        products = g.op("Transpose", g.contrib("FusedMatMul", both, keys, transB=1), perm=[0, 1, 3, 2])
+        since, fading = self._fading(logs)
+        of_keys, of_queries = (
+            self._weights(fading, side, mask)
+            for side, mask in zip(
+                g.ops("Split", products, out=(None, None), axis=-1, num_outputs=2),
+                (rows.before, rows.seen),
+                strict=True,
+            )
+        )
+        before_keys, before_queries = self._from_state(both, since)
+        new = self._deltas(of_keys, g.op("Sub", v, before_keys), steps, self._solved(keys, logs))
+        deltas = self.cache.keep(new, self.layer, VALUE)
+        return g.op("Add", before_queries, g.contrib("FusedMatMul", of_queries, deltas, transA=1))
+
+    def _weights(self, fading: str, products: str, mask: str) -> str:
+        """[1, heads, S, n] of products [1, key heads, S, n] under a mask [S, n]."""
+        g = self.g
+        faded = g.op("Mul", fading, g.op("Unsqueeze", products, g.ints(2)))
+        shape = g.op("Concat", g.ints(1, self.sizes.heads), g.op("Shape", mask), axis=0)
+        return g.op("Reshape", g.op("Mul", faded, mask), shape)
+
+    def _fading(self, logs: str) -> tuple[str, str]:
+        """What remains of the state that a row starts from [1, heads, n, 1], and of what each slot adds [1, key heads,
+        group, S, n], where the logarithms of decays lie in a cache [1, 1, S, 2 heads]."""
+        g, heads, rows = self.g, self.sizes.heads, self.rows
+        column = g.op("Slice", g.op("Reshape", logs, g.ints(-1, 2 * heads, 1)), g.ints(0), g.ints(heads), g.ints(1))
+        each = g.op("Mul", column, g.op("Unsqueeze", rows.seen, g.ints(1)))  # [S, heads, n]
+        flat = g.op("Reshape", each, g.op("Concat", rows.slots, g.ints(-1), axis=0))
+        sums = g.contrib("FusedMatMul", flat, rows.after, transA=1)  # [heads * n, S + 16]
+        end = g.op("Add", rows.slots, g.ints(1))
+        since = g.op("Reshape", g.op("Slice", sums, rows.slots, end, g.ints(1)), g.ints(1, heads, -1, 1))
+        shape = g.op("Concat", g.ints(1, self.sizes.key_heads, self.group, -1), rows.slots, axis=0)
+        after = g.op("Reshape", g.op("Slice", sums, g.ints(0), rows.slots, g.ints(1)), shape)
+        return g.op("Exp", since), g.op("Exp", g.op("Transpose", after, perm=[0, 1, 2, 4, 3]))
+
+    def _from_state(self, both: str, since: str) -> tuple[str, str]:
+        """S^T k and S^T q [1, heads, n, width] of rows [1, key heads, 2 n, key width], faded to each."""
+        g, rows = self.g, self.rows
+        older, newest = self._older(g), self._keep_newest()
+        found = self._products(g, both, older)
+        some, none = (Scope(g.store, f"{g.label}/{name}") for name in ("newer", "older"))
+        at = rows.block(some, 0)
+        whole = some.op("Slice", newest, at, some.op("Add", at, some.ints(STATE_BLOCK)), some.ints(2))
+        # Of no block it is what lies there, which counts nothing.
+        whole = some.op("Mul", self._as_state(some, whole), rows.exists(some, 0))
+        picked = [
+            some.op("Where", rows.newer, new, old)
+            for new, old in zip(self._products(some, both, whole), found, strict=True)
+        ]
+        types = (TensorProto.FLOAT,) * 2
+        branches = {
+            "then_branch": some.branch(picked, types),
+            "else_branch": none.branch([none.op("Identity", side) for side in found], types),
+        }
+        sides = g.ops("If", rows.any_newer, out=(None, None), **branches)
+        keys, queries = (g.op("Mul", since, side) for side in sides)
+        return keys, queries
+
+    def _products(self, g: Scope, both: str, state: str) -> tuple[str, ...]:
+        """S^T k and S^T q [1, heads, n, width]."""
+        sizes, wide = self.sizes, g.op("Unsqueeze", both, g.ints(2))
+        grouped = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
+        product = g.op("Reshape", g.op("MatMul", wide, grouped), g.ints(1, sizes.heads, -1, sizes.width))
+        return g.ops("Split", product, out=(None, None), axis=2, num_outputs=2)
+
+    def _as_state(self, g: Scope, slices: str) -> str:
+        return g.op("Reshape", slices, g.ints(1, self.sizes.heads, self.sizes.key_width, self.sizes.width))
+
+    def _older(self, g: Scope) -> str:
+        """The states [1, heads, key width, width] after the block before the newest whole one."""
+        at = self.rows.block(g, 1)
+        slices = g.op("Slice", past(self.layer, STATE), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
+        return g.op("Mul", self._as_state(g, slices), self.rows.exists(g, 1))
+
+    def _keep_newest(self) -> str:
+        """The cache of states with those after the newest whole block, which the first call after it computes."""
+        g, rows = self.g, self.rows
+        at, exists = rows.block(g, 0), rows.exists(g, 0)
+        last = g.op("Add", at, g.ints(STATE_BLOCK - 1))
+        mark = g.op("Slice", past(self.layer, MARK), last, g.op("Add", last, g.ints(1)), g.ints(2))
+        due = g.op("Squeeze", g.op("Less", g.op("Squeeze", mark, g.ints(0, 1, 2)), exists))
+        # A call's rows have no marks; a block's are set after the old one was read, whose memory they share.
+        shape = g.op("Concat", g.ints(1, 1), g.op("Shape", rows.run), g.ints(1), axis=0)
+        none = g.op("Expand", g.number(0), shape)
+        marks = g.op("TensorScatter", past(self.layer, MARK), none, PAST_LENGTH, axis=2, mode="circular")
+        there = g.op("Mul", g.op("Max", mark, exists), exists)
+        whole = g.op("Expand", there, g.ints(1, 1, STATE_BLOCK, 1))
+        g.op("TensorScatter", marks, whole, at, out=present(self.layer, MARK), axis=2, mode="circular")
+
+        compute, leave = (Scope(g.store, f"{g.label}/{name}") for name in ("state", "kept"))
+        nothing = leave.op("Slice", past(self.layer, STATE), g.ints(0), g.ints(0), g.ints(2))
+        branches = {
+            "then_branch": compute.branch([self._newest(compute)], (TensorProto.FLOAT,)),
+            "else_branch": leave.branch([nothing], (TensorProto.FLOAT,)),
+        }
+        slices = g.op("If", due, **branches)
+        name, out = past(self.layer, STATE), present(self.layer, STATE)
+        return g.op("TensorScatter", name, slices, at, out=out, axis=2, mode="circular")
+
+    def _newest(self, g: Scope) -> str:
+        """The slices [1, 1, 64, ..] of the states after the newest whole block."""
+        sizes = self.sizes
+        keys, logs, deltas = (self._block(g, kind) for kind in (KEY, DECAY, VALUE))
+        table = g.store.once("recurrent.after", _after_in_block)
+        flat = g.op("Reshape", logs, g.ints(STATE_BLOCK, 2 * sizes.heads))
+        flat = g.op("Slice", flat, g.ints(0), g.ints(sizes.heads), g.ints(1))
+        fading = g.op("Exp", g.contrib("FusedMatMul", flat, table, transA=1))  # [heads, 64 + 16]
+        each = g.op("Slice", fading, g.ints(0), g.ints(STATE_BLOCK), g.ints(1))
+        whole = g.op("Slice", fading, g.ints(STATE_BLOCK), g.ints(STATE_BLOCK + 1), g.ints(1))
+        each = g.op("Reshape", each, g.ints(1, sizes.key_heads, self.group, STATE_BLOCK, 1))
+        faded = g.op("Mul", g.op("Unsqueeze", keys, g.ints(2)), each)
+        faded = g.op("Reshape", faded, g.ints(1, sizes.heads, STATE_BLOCK, sizes.key_width))
+        added = g.contrib("FusedMatMul", faded, deltas, transA=1)
+        kept = g.op("Mul", self._older(g), g.op("Reshape", whole, g.ints(1, sizes.heads, 1, 1)))
+        return g.op("Reshape", g.op("Add", kept, added), g.ints(1, 1, STATE_BLOCK, -1))
+
+    def _block(self, g: Scope, kind: str) -> str:
+        """The rows of the newest whole block in a part of the cache."""
+        at = self.rows.block(g, 0)
+        return g.op("Slice", past(self.layer, kind), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
+
+    def _solved(self, keys: str, logs: str) -> str:
+        """(1 + A)^-1 - 1 of a call's rows, transposed: [1, heads, c, n]."""
+        g, sizes, rows = self.g, self.sizes, self.rows
+        near = g.op("Gather", keys, rows.near, axis=2)
+        products = g.contrib("FusedMatMul", near, near, transB=1)  # [1, key heads, c, c]
+        logs = g.op("Reshape", g.op("Gather", logs, rows.near, axis=2), g.ints(-1, 2 * sizes.heads))
+        decays, steps = g.ops("Split", logs, out=(None, None), axis=1, num_outputs=2)
+        each = g.op("Mul", g.op("Unsqueeze", decays, g.ints(2)), g.op("Unsqueeze", rows.within, g.ints(1)))
+        count = g.op("Shape", rows.near)
+        flat = g.op("Reshape", each, g.op("Concat", count, g.ints(-1), axis=0))
+        sums = g.contrib("FusedMatMul", flat, rows.near_after, transA=1)  # [heads * c, c]
+        shape = g.op("Concat", g.ints(1, sizes.key_heads, self.group, -1), count, axis=0)
+        fading = g.op("Mul", g.op("Exp", g.op("Reshape", sums, shape)), g.op("Unsqueeze", products, g.ints(2)))
+        shape = g.op("Concat", g.ints(1, sizes.heads, -1), count, axis=0)
+        steps = g.op("Unsqueeze", g.op("Transpose", steps), g.ints(0, 3))
+        a = g.op("Mul", g.op("Reshape", g.op("Mul", fading, rows.strictly), shape), steps)
+        a = g.op("Mul", a, g.number(-1.0))
+        # (1 + a) (1 + a^2) (1 + a^4) - 1
+        second = g.op("MatMul", a, a)
+        fourth = g.op("MatMul", second, second)
+        inner = g.op("Add", g.op("Add", a, second), g.op("MatMul", a, second))
+        inner = g.op("Add", g.op("Add", inner, fourth), g.op("MatMul", inner, fourth))
+        own = g.op("Slice", inner, g.ints(RUN - 1), count, g.ints(2))
+        return g.op("Transpose", own, perm=[0, 1, 3, 2])
+
+    def _deltas(self, weights: str, values: str, steps: str, solved: str) -> str:
+        """d [1, heads, n, width] of a call's rows, run by run; writes w. `weights` [1, heads, S, n]; `solved` [1,
+        heads, c, n]."""
+        g, rows, sizes = self.g, self.rows, self.sizes
+        shape = g.op("Concat", g.op("Shape", rows.run), g.ints(sizes.heads, 1, sizes.width), axis=0)
+        none = g.op("Expand", g.number(0), shape)
+        before = g.op("Slice", rows.near, g.ints(0), g.ints(RUN - 1))
+        old = g.op("Gather", past(self.layer, UPDATE), before, axis=2)
+
+        def run(g: Scope, number: int, earlier: tuple[str, str]) -> tuple[str, str]:
+            """w and d [n, heads, 1, width] of the rows of the runs up to this one, zero for others, and of later ones
+            where there are such."""
+            ring = past(self.layer, VALUE)
+            if number:
+                known = g.op("Transpose", earlier[1], perm=[2, 1, 0, 3])
+                ring = g.op("TensorScatter", ring, known, PAST_LENGTH, axis=2, mode="circular")
+            equal = g.op("Equal", rows.run, g.integer(number))
+            at = g.op("Squeeze", g.op("NonZero", equal), g.ints(0))
+            sums = g.contrib("FusedMatMul", g.op("Gather", weights, at, axis=3), ring, transA=1)
+            own, step = (g.op("Gather", side, at, axis=2) for side in (values, steps))
+            own, column = g.op("Mul", step, g.op("Sub", own, sums)), g.op("Unsqueeze", at, g.ints(1))
+            updates = g.op("ScatterND", earlier[0], column, g.op("Transpose", own, perm=[2, 1, 0, 3]))
+            near = g.op("Concat", old, g.op("Transpose", updates, perm=[2, 1, 0, 3]), axis=2)
+            mixed = g.contrib("FusedMatMul", g.op("Gather", solved, at, axis=3), near, transA=1)
+            found = g.op("Transpose", g.op("Add", own, mixed), perm=[2, 1, 0, 3])
+            done = updates, g.op("ScatterND", earlier[1], column, found)
+            if number + 1 == MOST_RUNS:
+                return done
+            more, enough = (Scope(g.store, f"{self.g.label}/run.{number + 1}{name}") for name in ("", ".none"))
+            types = (TensorProto.FLOAT,) * 2
+            kept = [enough.op("Identity", value) for value in done]
+            branches = {
+                "then_branch": more.branch(run(more, number + 1, done), types),
+                "else_branch": enough.branch(kept, types),
+            }
+            goes = g.op("Greater", rows.last_run, g.integer(number))
+            updates, found = g.ops("If", goes, out=(None, None), **branches)
+            return updates, found
+
+        updates, found = (g.op("Transpose", side, perm=[2, 1, 0, 3]) for side in run(g, 0, (none, none)))
+        self.cache.keep(updates, self.layer, UPDATE)
+        return found
+
+    def _unit(self, x: str, power: float) -> str:
+        """x [1, n, keys] as heads [1, key heads, n, key width] of length 1, times the key width to `power` + 1/2."""
+        g, width = self.g, self.sizes.key_width
+        weight = g.store.once(f"recurrent.unit.{power}", lambda: np.full(width, width**power, np.float32))
+        heads = g.op("Reshape", x, g.ints(0, 0, self.sizes.key_heads, width))
+        eps = L2_EPS / width
+        normed = g.op("SimplifiedLayerNormalization", heads, weight, axis=-1, epsilon=eps, stash_type=1)
+        return g.op("Transpose", normed, perm=[0, 2, 1, 3])
+
+    def _by_head(self, x: str, heads: int, width: int) -> str:
+        """x [1, n, heads * width] as [1, heads, n, width]."""
+        g = self.g
+        return g.op("Transpose", g.op("Reshape", x, g.ints(0, 0, heads, width)), perm=[0, 2, 1, 3])
+
+    def _decays(self, x: str) -> str:
+        """-e^A softplus(x + bias) [1, n, heads]: logarithms of decays. ONNX Runtime computes some functions otherwise
+        in a vector's last lanes; products, sums and its exponential are the same everywhere."""
+        g, source = self.g, self.decoder.source
+        bias, rate = self._name(self.names.decay_bias), self._name(self.names.decay)
+        g.store.once(bias, lambda: source.weight(bias))
+        g.store.once(rate, lambda: -np.exp(source.weight(rate)))
+        x = g.op("Add", x, bias)
+        above = g.op("Relu", x)
+        small = g.op("Exp", g.op("Sub", g.op("Sub", x, above), above))  # e^-|x|
+        # log(1 + y) = 2 (z + z^3 / 3 + z^5 / 5 + ..) with z = y / (2 + y), at most 1 / 3
+        z = g.op("Div", small, g.op("Add", small, g.number(2.0)))
+        square = g.op("Mul", z, z)
+        total = g.number(2.0 / (2 * SERIES - 1))
+        for odd in range(2 * SERIES - 3, 0, -2):
+            total = g.op("Add", g.op("Mul", total, square), g.number(2.0 / odd))
+        return g.op("Mul", g.op("Add", above, g.op("Mul", z, total)), rate)
+
+    def _name(self, part: str) -> str:
+        return self.decoder.spec.weight_name(self.layer, f"{self.decoder.spec.family.conv}.{part}")
+
+
+def _after_in_block() -> np.ndarray:
+    """[64, 64 + 16]: 1 where row i comes after row j, and columns of ones."""
+    ones = np.ones((STATE_BLOCK, ONES_WIDTH), np.float32)
+    return np.concatenate([np.tri(STATE_BLOCK, k=-1, dtype=np.float32), ones], axis=1)

@@ -1,0 +1,243 @@
+"""Bundles whose layers keep a recurrent state: long texts, trees across blocks of states, going back, saved
+conversations. tests/export/graphs compares their graphs with PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+
+from streamspec import load
+from streamspec.adapters.train import train
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.draft_tree import MASKED, DraftTree
+from streamspec.errors import ConfigError
+from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.reference import tree_rows
+from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_WINDOW, SUM_BLOCK
+from streamspec.runtime import Session
+from streamspec.runtime.engine.ort_runner import OrtRunner
+from tests.support import tiny_exports
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
+
+FAMILY = "qwen3_5_text"
+CONTEXT, PROMPT, NEW = 2048, 300, 331
+TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
+PRECISIONS = ("fp32", "int8", "int4")
+
+
+def model() -> torch.nn.Module:
+    return tiny_model(FAMILY, max_position_embeddings=CONTEXT, initializer_range=0.1, eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent")
+    model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundles(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    for precision in PRECISIONS:
+        manifest = export_bundle(base, None, folder / precision, precision, progress=lambda line: None)
+        assert [cache.window for cache in manifest.model.caches if cache.kind == RECURRENT] == [STATE_WINDOW] * 3
+    return {precision: folder / precision for precision in PRECISIONS}
+
+
+RUNS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
+def session(
+    request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    precision, provider = request.param
+    opened = load(bundles[precision], threads=1, provider=provider, tree=64, cache_dir=tmp_path_factory.mktemp("cache"))
+    yield opened
+    opened.close()
+
+
+def runner_of(session: Session) -> OrtRunner:
+    runner = session.runner
+    assert isinstance(runner, OrtRunner)
+    runner.reset()
+    return runner
+
+
+def plain_logits(runner: OrtRunner, tokens: list[int]) -> np.ndarray:
+    """Logits of every token, read one at a time from an empty cache."""
+    runner.reset()
+    rows = []
+    for token in tokens:
+        rows.append(runner.forward([token], [0], np.zeros((1, 1), np.float32))[0])
+        runner.commit([0])
+    return np.stack(rows)
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 60, count).tolist()
+
+
+def tree_with(path: int, rows: int, rng: np.random.Generator) -> tuple[DraftTree, list[int]]:
+    """A random tree of `rows` nodes, some of which are a path of `path` from the root on; and these."""
+    places = [0, *sorted(rng.choice(np.arange(1, rows), path - 1, replace=False).tolist())]
+    parents, ranks, children = [0], [0], {0: 0}
+    for node in range(1, rows):
+        parent = places[places.index(node) - 1] if node in places else int(rng.integers(node))
+        ranks.append(children.get(parent, 0))
+        children[parent] = ranks[-1] + 1
+        parents.append(parent)
+    return DraftTree(tuple(parents), tuple(ranks)), places
+
+
+def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session) -> None:
+    runner, text, rng = runner_of(session), random_tokens(700), np.random.default_rng(1)
+    plain, compared = plain_logits(runner, text), 0
+    runner.reset()
+    while runner.length < len(text) - STATE_BLOCK:
+        at = runner.length
+        room = SUM_BLOCK - at % SUM_BLOCK  # the runtime keeps trees off these borders
+        rows = int(min(room, rng.integers(1, STATE_BLOCK + 1)))
+        path = int(rng.integers(1, min(rows, 12) + 1))
+        tree, places = tree_with(path, rows, rng)
+        tokens = random_tokens(rows, seed=at)
+        for depth, node in enumerate(places):
+            tokens[node] = text[at + depth]
+        offsets, mask = tree.depths, tree.mask()
+        logits = runner.forward(tokens, offsets, mask)
+        for depth, node in enumerate(places):
+            assert np.array_equal(logits[node], plain[at + depth]), (at, rows, node)
+            compared += 1
+        runner.commit(places[: int(rng.integers(1, path + 1))])
+    assert compared > 400
+
+
+@pytest.mark.parametrize("rows", [1, 7, STATE_BLOCK])
+def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(rows: int, session: Session) -> None:
+    runner, text = runner_of(session), random_tokens(420)
+    plain = plain_logits(runner, text)
+    runner.reset()
+    for at in range(0, len(text), rows):
+        chunk = text[at : at + rows]
+        mask = np.triu(np.full((len(chunk), len(chunk)), MASKED, np.float32), k=1)
+        assert np.array_equal(runner.forward(chunk, range(len(chunk)), mask), plain[at : at + rows])
+        runner.commit(range(len(chunk)))
+
+
+def test_a_thousand_drafted_tokens_are_plain_ones(session: Session) -> None:
+    compared = 0
+    for seed in range(40):
+        text = "".join(np.random.default_rng(seed).choice(list("abcdefghijkl "), PROMPT))
+        plain = session.generate(text, max_new_tokens=NEW, speculate=False)
+        assert session.generate(text, max_new_tokens=NEW, speculate=True).token_ids == plain.token_ids
+        compared += len(plain.token_ids)
+        if compared > 1000:
+            return
+    raise AssertionError(f"only {compared} tokens")
+
+
+def test_answers_are_those_of_hugging_face(bundles: dict[str, Path], tmp_path: Path) -> None:
+    session = load(bundles["fp32"], threads=1, cache_dir=tmp_path)
+    answer = session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids
+    prompt = session.encode(TEXT)
+    with torch.no_grad():
+        expected = model()(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].argmax(1)
+    assert answer == expected.tolist()
+
+
+@pytest.mark.parametrize("back", [1, 3, 60, 200, 500])
+def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, session: Session) -> None:
+    session.generate(TEXT, max_new_tokens=NEW, speculate=True)
+    kept = session.cached_tokens[: len(session.cached_tokens) - back]
+    prompt = [*kept, 5, 9, 7]
+    ours = session.generate(prompt, max_new_tokens=150, speculate=True).token_ids
+    runner_of(session)
+    assert ours == session.generate(prompt, max_new_tokens=150, speculate=False).token_ids
+
+
+def test_a_saved_conversation_goes_on(session: Session, bundles: dict[str, Path], tmp_path: Path) -> None:
+    session.generate(TEXT, max_new_tokens=NEW)
+    session.save(tmp_path / "conversation")
+    prompt = [*session.cached_tokens, 5, 9, 7]
+    ours = session.generate(prompt, max_new_tokens=150).token_ids
+    runner_of(session)
+    session.restore(tmp_path / "conversation")
+    assert session.cached_tokens == prompt[:-3]
+    assert session.generate(prompt, max_new_tokens=150).token_ids == ours
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_are_those_of_hugging_face_at_every_position(tied: bool, tmp_path: Path) -> None:
+    tiny = tiny_exports.tiny_model(FAMILY, tied, max_position_embeddings=CONTEXT)
+    steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
+    tokens = np.random.default_rng(0).integers(3, tiny_exports.VOCAB, 700)
+    expected = tiny(torch.as_tensor(tokens)[None]).logits[0].numpy()
+    found = np.concatenate([steps.prefill(tokens[at : at + 24])["logits"] for at in range(0, 700, 24)])
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+    steps.length = 0
+    np.testing.assert_array_equal(steps.prefill(tokens)["logits"], found)
+
+
+def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
+    tiny = tiny_exports.tiny_model(FAMILY, max_position_embeddings=CONTEXT)
+    steps, reference = tiny_exports.build(tmp_path, tiny, streams=False).stepper(256), ReferenceModel(tiny)
+    rng, length = np.random.default_rng(2), 150
+    tree, _ = tree_with(9, 40, rng)
+    context, drafted = (rng.integers(3, tiny_exports.VOCAB, count) for count in (length, 40))
+    expected = reference.logits(reference.states(*tree_rows(context, drafted, tree)))[length:]
+    steps.prefill(context)
+    found = steps.step(drafted, np.asarray(tree.depths), tree.mask())["logits"]
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"target": Target(static=True)}, "--static"),
+        ({"target": Target("cuda")}, "--target cuda"),
+        ({"self_draft": "1"}, "--self-draft"),
+        ({"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16"),
+        ({"drafter": "head"}, "a drafter"),
+    ],
+)
+def test_what_is_not_done_yet_is_refused_before_any_work(
+    asked: dict[str, Any], named: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{named} for {FAMILY}, whose layers keep a recurrent state; expected"):
+        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_drafter_is_trained_and_no_swappable_bundle_made(base: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    with pytest.raises(ConfigError, match=f"a drafter of {FAMILY}, whose layers keep a recurrent state; expected"):
+        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=f"a swappable bundle for {FAMILY}, whose layers"):
+        export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+
+
+def test_a_fine_tuned_base_is_what_peft_computes(base: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora"))
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
+    ids = session.encode(TEXT)
+    tuned = PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = tuned(torch.tensor([ids])).logits[0].numpy()
+    known = np.isfinite(ours := session.score(ids))
+    assert np.abs(ours[known] - expected[known]).max() < 1e-4 * expected.std()

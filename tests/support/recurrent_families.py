@@ -1,0 +1,30 @@
+"""Tiny models whose layers keep a recurrent state: no drafter is trained or exported over them, so that tests over all
+drafters leave them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16,
+    },
+}
+
+
+def with_memory(model: Any) -> Any:
+    """The model with states some of whose heads remember hundreds of tokens and others few, as trained ones do."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith(".A_log"):
+                value.uniform_(-6, 1)
+            elif name.endswith(".dt_bias"):
+                value.normal_(0, 1)
+    return model
