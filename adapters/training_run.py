@@ -13,6 +13,7 @@ from torch import Tensor
 
 from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.served_layers import States
 from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows
@@ -43,6 +44,7 @@ class RunInputs:
     ns: int  # MSA layers
     data: dict[str, str]  # hashes of the data by file name
     source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
+    served: Callable[[int], States] | None  # opens the target's first layers as they are served
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Run(RunInputs):
 
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
+    lower_layers: States | None = None  # of the target, as they are served
 
     @property
     def options(self) -> dict[str, Any]:

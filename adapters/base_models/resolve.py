@@ -56,6 +56,7 @@ class Base:
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there
     gguf: Path | None = None  # holds the weights that are not in the folder
+    file_sha256: str | None = None  # of the GGUF file that the folder was made of
 
 
 def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:
@@ -147,8 +148,9 @@ def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
             pass  # takes PyTorch to be read; or is refused again, as any GGUF file
     if (base := _read_identity(target)) is not None:
         _check(target, say)
-        return base
-    return _convert(file, target, label, say)
+    else:
+        base = _convert(file, target, label, say)
+    return replace(base, file_sha256=digest)
 
 
 def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
@@ -180,7 +182,8 @@ def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress)
 
 
 def _write_identity(folder: Path, base: Base) -> None:
-    identity = {k: v for k, v in asdict(base).items() if k not in ("path", "gguf")} | {"converter": CONVERTER}
+    kept = {k: v for k, v in asdict(base).items() if k not in ("path", "gguf", "file_sha256")}
+    identity = kept | {"converter": CONVERTER}
     (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
 

@@ -109,11 +109,13 @@ def command(
     from streamspec.adapters.train import train
 
     load: Callable[..., Any] | None = None
+    lower_layers: Callable[..., Any] | None = None
     if config.answers_from is not None:
+        from streamspec.export.runners.lower_layers import LowerLayers as lower_layers
         from streamspec.runtime import load
 
     with once_on_each_machine(KeyboardInterrupt):
-        result = train(config, began, load)
+        result = train(config, began, load, lower_layers)
     if is_quiet("RANK"):
         return
     print(json.dumps(result) if as_json else summary(result, config))
