@@ -18,7 +18,7 @@ from streamspec.adapters.answers.completion_file import CompletionFile
 from streamspec.adapters.answers.openai_server import is_server
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
-from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.resolve import Base, gguf_hash, resolve_base
 from streamspec.adapters.base_models.served_layers import Opener, States
 from streamspec.adapters.checks import (
     check_answers,
@@ -111,8 +111,8 @@ def served_states(config: TrainConfig, base: Base, open_layers: Opener) -> Calla
         return None
     folder = Path(config.answers_from)
     manifest = read_manifest(folder)
-    own = manifest.precision == OWN_WEIGHTS and manifest.base.sha256 == base.file_sha256
-    if not own or config.base_bits is not None or processes.device().type != "cpu":
+    own = base.made_of is not None and manifest.base.sha256 == gguf_hash(base.made_of)
+    if not own or manifest.precision != OWN_WEIGHTS or config.base_bits is not None or processes.device().type != "cpu":
         return None
     return lambda count: open_layers(folder, count, torch.get_num_threads())
 
