@@ -15,7 +15,6 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.base_models.served_layers import ServedLayers, read_states_alone
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.dataset.batches import draft_vocabulary
 from streamspec.adapters.dataset.token_rows import TokenRow
@@ -24,6 +23,7 @@ from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.served_layers import ServedLayers, read_states_alone
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.errors import AdapterError, ConfigError

@@ -19,7 +19,6 @@ from streamspec.adapters.answers.openai_server import is_server
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, gguf_hash, resolve_base
-from streamspec.adapters.base_models.served_layers import Opener, States
 from streamspec.adapters.checks import (
     check_answers,
     check_learnable,
@@ -40,6 +39,7 @@ from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, chec
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import start_budget
+from streamspec.adapters.training.served_layers import Opener, States
 from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter

@@ -18,7 +18,6 @@ import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish, load_drafter, write_task_lora
-from streamspec.adapters.base_models.served_layers import Opener
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -34,6 +33,7 @@ from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import sole_owner
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
+from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.served_layers import States
 from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows
@@ -23,6 +22,7 @@ from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
 from streamspec.adapters.training.device import has_bf16
+from streamspec.adapters.training.served_layers import States
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from streamspec import load
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.base_models.served_layers import ServedLayers, read_states_alone
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.train import train
+from streamspec.adapters.training.served_layers import ServedLayers, read_states_alone
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.export import export_bundle
 from streamspec.export.runners.lower_layers import LowerLayers
