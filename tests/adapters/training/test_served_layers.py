@@ -72,7 +72,7 @@ def test_layers_that_read_more_than_states_stay(family: str) -> None:
 
 @pytest.mark.skipif(bool(native_library.why_not()), reason="no native operators")
 @pytest.mark.parametrize(("method", "count"), [("streaming", 2), ("medusa", 3)])
-def test_a_gguf_target_is_trained_over_its_bundle(
+def test_a_gguf_target_is_trained_and_exported_over_its_own_weights(
     method: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
@@ -92,3 +92,8 @@ def test_a_gguf_target_is_trained_over_its_bundle(
     )
     assert opened == [count] and "tau" in result
     assert f"the target's first {count} layers are computed by the bundle's operators" in capsys.readouterr().err
+    drafting = tmp_path / "drafting"
+    manifest = export_bundle(file, tmp_path / "out", drafting, OWN_WEIGHTS, progress=lambda _: None, measure=False)
+    assert (manifest.precision, manifest.drafter) == (OWN_WEIGHTS, method)
+    answers = [load(folder, threads=1).generate([5, 9, 33], max_new_tokens=12) for folder in (bundle, drafting)]
+    assert answers[0].token_ids == answers[1].token_ids
