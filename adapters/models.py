@@ -14,16 +14,19 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.dataset.batches import draft_vocabulary
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.served_layers import ServedLayers, read_states_alone
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
-from streamspec.errors import AdapterError
+from streamspec.errors import AdapterError, ConfigError
 
 
 def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
@@ -76,7 +79,10 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     """The frozen target: the base with the task LoRA merged in fp32, its weights then cast; into the rounded weights of
     a base in few bits, which are rounded again.
     """
-    model = load_base(run, run.dtype if run.config.base_bits or task is None else torch.float32)
+    # In the dtype of its files, which are then mapped, no layer that is served elsewhere is ever read.
+    rested = torch.float32 if task is not None or run.served is not None else run.dtype
+    model = load_base(run, run.dtype if run.config.base_bits else rested)
+    serve_lower_layers(run, model)
     if task is not None:
         try:
             check_task_lora(task)
@@ -87,6 +93,27 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     for parameter in [] if run.config.base_bits else model.parameters():  # no buffers: rotary frequencies stay float32
         parameter.data = parameter.data.to(run.dtype)
     return model.requires_grad_(False)
+
+
+def serve_lower_layers(run: Run, model: PreTrainedModel) -> None:
+    """Puts the target's states as they are served in place of the layers of which the drafter needs no more, and says
+    what computes them.
+    """
+    if run.served is None:
+        return
+    decoder = HFDecoder(model)
+    count = drafter_class(run.config).lowest_layer(run, decoder)
+    if not count or not read_states_alone(decoder, count):
+        say("the target's states are computed by PyTorch: its upper layers read more of the lower than states")
+        return
+    try:
+        run.lower_layers = run.served(count)
+    except ConfigError as error:
+        say(f"the target's states are computed by PyTorch: {error.found}")
+        return
+    ServedLayers(model, run.lower_layers, count)
+    rest = len(decoder.layers) - count
+    say(f"the target's first {count} layers are computed by the bundle's operators, the last {rest} by PyTorch")
 
 
 def drafter_class(config: TrainConfig) -> type[DraftingModel]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import set_seed
 
 from streamspec.adapters.answers.completion_file import CompletionFile
+from streamspec.adapters.answers.openai_server import is_server
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
-from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.resolve import Base, gguf_hash, resolve_base
 from streamspec.adapters.checks import (
     check_answers,
     check_learnable,
@@ -37,19 +39,27 @@ from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, chec
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import start_budget
+from streamspec.adapters.training.served_layers import Opener, States
 from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.data import fingerprints, sample_examples
 
 
-def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callable[..., Any] | None = None) -> Run:
+def prepare(
+    config: TrainConfig,
+    budget: TimeBudget | None = None,
+    load: Callable[..., Any] | None = None,
+    lower_layers: Opener | None = None,
+) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
     budget = budget or start_budget(config, None)
     set_seed(config.seed)
     with processes.first_ahead():
         check_out(config.out, config.resume)
-        inputs, hashes = read_inputs(config, load)
+        inputs, hashes = read_inputs(config, load, lower_layers)
     config = inputs.config
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, inputs.base, inputs.source))
@@ -64,7 +74,9 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
     return Run(**vars(inputs), state=state, budget=budget)
 
 
-def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[RunInputs, dict[str, str]]:
+def read_inputs(
+    config: TrainConfig, load: Callable[..., Any] | None, lower_layers: Opener | None = None
+) -> tuple[RunInputs, dict[str, str]]:
     """Reads the inputs of a run. Returns them, and the hashes of the files by the option that names them."""
     sample = sample_examples(config.data, config.renamed)
     data, val = fingerprints(config.data), fingerprints(config.val or [])
@@ -86,8 +98,23 @@ def read_inputs(config: TrainConfig, load: Callable[..., Any] | None) -> tuple[R
     if config.drafter.model is not None:
         check_answers(config, prompts, val_prompts)
     source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
-    inputs = RunInputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source)
+    served = None if lower_layers is None else served_states(config, base, lower_layers)
+    inputs = RunInputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source, served)
     return inputs, file_hashes(config, base, digest(data), digest(val))
+
+
+def served_states(config: TrainConfig, base: Base, open_layers: Opener) -> Callable[[int], States] | None:
+    """What opens the target's first layers in the bundle that answers, where its weights are those of the base's own
+    file and no adapter or GPU changes what computes them; else None.
+    """
+    if config.answers_from is None or is_server(config.answers_from) or config.target_lora is not None:
+        return None
+    folder = Path(config.answers_from)
+    manifest = read_manifest(folder)
+    own = base.made_of is not None and manifest.base.sha256 == gguf_hash(base.made_of)
+    if not own or manifest.precision != OWN_WEIGHTS or config.base_bits is not None or processes.device().type != "cpu":
+        return None
+    return lambda count: open_layers(folder, count, torch.get_num_threads())
 
 
 def read_rows_of(

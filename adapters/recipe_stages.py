@@ -134,9 +134,12 @@ def keep_states(
     drafter.kept = states
     if whole:
         freed = drafter.free_layers()
+        if run.lower_layers is not None:
+            run.lower_layers.close()
         return_memory()
-        size = f"{freed / 1e6:,.0f} MB of memory are free"
-        say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
+        if freed:
+            size = f"{freed / 1e6:,.0f} MB of memory are free"
+            say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
     run.budget.speeds.forget(TEXTS, RANKED, DESCRIBED)
     measure_drafter(run, drafter, vocabulary)
 

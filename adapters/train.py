@@ -33,27 +33,36 @@ from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import sole_owner
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
+from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
 
 
-def train(config: TrainConfig, began: float | None = None, load: Callable[..., Any] | None = None) -> dict[str, Any]:
+def train(
+    config: TrainConfig,
+    began: float | None = None,
+    load: Callable[..., Any] | None = None,
+    lower_layers: Opener | None = None,
+) -> dict[str, Any]:
     """Trains an adapter and writes it to `config.out`.
 
     Returns the summary that `streamspec train --json` prints: `out`, `method`, `recipe`, `minutes`, `val_loss`, and for
     drafters `tau`, `tau_rows` and `per_stream_accuracy`. Prints progress to stderr. An interrupted run continues with
     `resume=True`. `began`: when the command that this is began, by `time.monotonic()`; its time counts from then on.
-    `load`: `streamspec.load`, where `answers_from` is a bundle.
+    `load`: `streamspec.load`, where `answers_from` is a bundle; `lower_layers`: opens its graph up to a layer, whose
+    states training then reads where the bundle has the base's own weights.
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
     with processes.together():
-        return _train(config, began, load)
+        return _train(config, began, load, lower_layers)
 
 
-def _train(config: TrainConfig, began: float | None, load: Callable[..., Any] | None) -> dict[str, Any]:
+def _train(
+    config: TrainConfig, began: float | None, load: Callable[..., Any] | None, lower_layers: Opener | None
+) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     budget = start_budget(config, began)
@@ -62,7 +71,7 @@ def _train(config: TrainConfig, began: float | None, load: Callable[..., Any] | 
     with processes.first_ahead():
         check_early(config)
     with our_words_only(), one_line_failures(config.out), sole_owner(config.out / WORK), budget:
-        run = prepare(config, budget, load)
+        run = prepare(config, budget, load, lower_layers)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
             summary = train_lora(run)

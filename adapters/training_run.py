@@ -22,6 +22,7 @@ from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
 from streamspec.adapters.training.device import has_bf16
+from streamspec.adapters.training.served_layers import States
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
@@ -43,6 +44,7 @@ class RunInputs:
     ns: int  # MSA layers
     data: dict[str, str]  # hashes of the data by file name
     source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
+    served: Callable[[int], States] | None  # opens the target's first layers as they are served
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Run(RunInputs):
 
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
+    lower_layers: States | None = None  # of the target, as they are served
 
     @property
     def options(self) -> dict[str, Any]:

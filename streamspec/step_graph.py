@@ -35,6 +35,7 @@ CHOICES, RAW_LOGITS, LOGIT_SCALE, HIDDEN_STATES = "choices", "raw_logits", "logi
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
 CONTEXT_LENGTH = "context_length"  # no tensor: metadata of graphs of format 4, the tokens that the base can see
+ENTERED = "entered"  # no tensor: in the metadata of dynamic graphs, names of the states that enter each layer
 STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where streams run beside every node
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"

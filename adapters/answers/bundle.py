@@ -14,14 +14,18 @@ from streamspec.adapters.answers.request import AnswerRequest
 from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MANIFEST
 
+AT_ONCE = 8  # answers that share the bundle's calls, where those can be shared
+IDLE = 60.0  # seconds after which the bundle gives its memory back
+
 
 class BundleAnswers:
-    """Sessions over one bundle, each on one thread: the weights are read once for all."""
+    """Sessions over one bundle, whose weights are read once for all, in each call where several can share it."""
 
     def __init__(self, folder: Path, load: Callable[..., Any], threads: int) -> None:
         """`load`: opens a bundle as `streamspec.load` does."""
-        self.folder, self.parallel = folder, max(1, threads)
-        first = load(folder, threads=1)
+        self.folder = folder
+        first = load(folder, threads=threads, batch=AT_ONCE, idle=IDLE)
+        self.parallel = first.batch if first.batch > 1 else 2
         self.sessions = [first, *(first.another() for _ in range(self.parallel - 1))]
         self.free: SimpleQueue[Any] = SimpleQueue()
         for session in self.sessions:

@@ -56,6 +56,7 @@ class Base:
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there
     gguf: Path | None = None  # holds the weights that are not in the folder
+    made_of: Path | None = None  # the GGUF file whose weights the folder has
 
 
 def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:
@@ -134,9 +135,7 @@ def _reference(say: Progress) -> Base:
 
 def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
     read_gguf(file)  # damage is found before the work
-    parts = parts_of(file)
-    digests = [content_hash(part, say) for part in parts]
-    digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    digest = gguf_hash(file, say)
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     if digest == SHA256:  # the reference base's own file
         target, label = _reference_folder(), REFERENCE
@@ -147,8 +146,15 @@ def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
             pass  # takes PyTorch to be read; or is refused again, as any GGUF file
     if (base := _read_identity(target)) is not None:
         _check(target, say)
-        return base
-    return _convert(file, target, label, say)
+    else:
+        base = _convert(file, target, label, say)
+    return replace(base, made_of=file)
+
+
+def gguf_hash(file: Path, say: Progress | None = None) -> str:
+    """sha256 of a GGUF file, or over those of the parts that it is split into."""
+    digests = [content_hash(part, say) for part in parts_of(file)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
@@ -180,7 +186,8 @@ def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress)
 
 
 def _write_identity(folder: Path, base: Base) -> None:
-    identity = {k: v for k, v in asdict(base).items() if k not in ("path", "gguf")} | {"converter": CONVERTER}
+    kept = {k: v for k, v in asdict(base).items() if k not in ("path", "gguf", "made_of")}
+    identity = kept | {"converter": CONVERTER}
     (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
 

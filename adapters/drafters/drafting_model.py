@@ -248,6 +248,13 @@ class DraftingModel(TargetModel, ABC):
         """Adds the parts that the drafter trains inside a frozen target, such as a LoRA; by default none."""
 
     @classmethod
+    def lowest_layer(cls, run: DrafterRun, decoder: HFDecoder) -> int:
+        """The lowest layer of the target that the drafter runs through or begins as a copy of: by default the last with
+        attention. Of those below it reads states alone.
+        """
+        return decoder.last_attention
+
+    @classmethod
     @abstractmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds an untrained drafter on the run's device; those that start from a fit are fitted to the run's data."""

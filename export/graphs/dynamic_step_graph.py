@@ -43,6 +43,7 @@ from streamspec.step_graph import (
     CHOICES,
     DYNAMIC,
     EAGER,
+    ENTERED,
     FORCED_NODE,
     FORCED_ROOT,
     HIDDEN_STATES,
@@ -354,7 +355,8 @@ class _Builder:
         graph_inputs, graph_outputs = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
         native = self.native is not None
         model = finish(self.g, declared(graph_inputs), declared(graph_outputs), native=native, first=first)
-        onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
+        eager_streams = {} if self.layers.joined is None else {STREAMS: EAGER}
+        onnx.helper.set_model_props(model, eager_streams | {ENTERED: " ".join(self.layers.entered)})
         return model
 
     def _defaults(self) -> None:

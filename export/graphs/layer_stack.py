@@ -48,6 +48,7 @@ class LayerStack(ABC):
         self.presents: list[tuple[str, ...]] = []  # of each layer: the K/V that drafters read
         # By layer: [1, n, H] at its input, of those that the drafter taps; the finished states as a last one's.
         self.entries: dict[int, str] = {}
+        self.entered: list[str] = []  # the residual stream [1, n, H] at the input of each layer
         self.linear: Linear = decoder.linear
         self.joined: EagerPass | None = None  # from the layer on where streams run beside the nodes
 
@@ -63,6 +64,7 @@ class LayerStack(ABC):
                     self._pass_attention(state)
                 else:
                     state.normed, state.residual = decoder.enter(g, state.residual, layer)
+                    self.entered.append(state.residual.stream)
                     self.entering(layer, state)
                     if layer in self.tapped:
                         self.entries[layer] = state.residual.stream

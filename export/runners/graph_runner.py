@@ -11,6 +11,7 @@ import numpy as np
 
 from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
+from streamspec.export.ops.builder import NATIVE as OPERATORS
 from streamspec.export.ops.builder import Array
 from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner, joined_chunks
 from streamspec.layer_cache import STATE_BLOCK, STATE_WINDOW
@@ -72,6 +73,8 @@ def open_model(model: ModelProto, folder: Path, given: Mapping[str, Any] | None 
 
     options = _options({EXTERNAL_FOLDER: str(folder)})
     options.enable_cpu_mem_arena = False
+    if any(opset.domain == OPERATORS for opset in model.opset_import):
+        options.register_custom_ops_library(str(native_library.library()))
     for name, value in settings.items():
         setattr(options, name, value)
     for name, value in (given or {}).items():

@@ -21,7 +21,7 @@ from streamspec.bundle.adapter_folder import Adapter
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.weight_source import Source
-from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
+from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, GgufCheckpoint, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.model_spec import describe
 
@@ -64,7 +64,8 @@ def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
 
     model = load_model(base, adapter, whole=whole)
     spec = describe(model)
-    if adapter is None and (numpy_target := _checkpoint(base, spec)) is not None:
+    drafts_alone = adapter is not None and not adapter.has_task_lora and base.made_of is not None
+    if (adapter is None or drafts_alone) and (numpy_target := _checkpoint(base, spec)) is not None:
         return ReadTarget(model, *numpy_target)
     return ReadTarget(model, model, spec)
 
@@ -85,7 +86,7 @@ def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:
 def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec] | None:
     """A base as numpy reads it; None where that differs from what PyTorch's modules say (`spec`), or takes them."""
     try:
-        checkpoint = Checkpoint(base.path)
+        checkpoint = Checkpoint(base.path) if base.made_of is None else GgufCheckpoint(base.path, base.made_of)
         described = describe_checkpoint(checkpoint)
     except BaseModelError:
         return None

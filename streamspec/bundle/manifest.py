@@ -39,7 +39,8 @@ METHODS: dict[str, str | None] = {
     "dflash": "block",
     "lora": None,
 }
-PRECISIONS = ("fp32", "fp16", "int8", "int4", "gguf")
+OWN_WEIGHTS = "gguf"  # the precision of a GGUF file's own weights
+PRECISIONS = ("fp32", "fp16", "int8", "int4", OWN_WEIGHTS)
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
 POSITIONS = ("shifted", "same")
 MAX_LEVEL = 64  # rows of candidates at one depth

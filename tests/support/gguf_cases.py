@@ -388,3 +388,12 @@ def in_blocks(path: Path, kind: str) -> tuple[Path, dict[str, np.ndarray]]:
     }
     files.write_gguf(path, architecture, keys, stored | raw, kinds=dict.fromkeys(raw, number))
     return path, {name: gguf.dequantize(values, number) for name, values in raw.items()}
+
+
+def quantized(path: Path, kind: str = "Q8_0", **fields: Any) -> Path:
+    """A file of four layers whose linear maps and tables are rounded to a kind of blocks."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 4}
+    _, architecture, keys, tensors = made("llama with biases", **(sizes | fields))
+    number = gguf.GGMLQuantizationType[kind]
+    maps = {name: gguf.quantize(values, number) for name, values in tensors.items() if values.ndim == 2}
+    return files.write_gguf(path, architecture, keys, tensors | maps, kinds=dict.fromkeys(maps, number))

@@ -87,6 +87,11 @@ class BlockDraftModel(StreamingModel):
         """Adds nothing: the drafter has no part inside the target."""
 
     @classmethod
+    def lowest_layer(cls, run: DrafterRun, decoder: HFDecoder) -> int:
+        """See `DraftingModel.lowest_layer`."""
+        return like_last(decoder, run.options["block_layers"])[0]
+
+    @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a drafter of the target's last layers and fits the start of its rows to the training rows, unless it
         begins with another adapter's.

@@ -116,6 +116,11 @@ class StreamingModel(DraftingModel):
                 parameter.data = parameter.data.float()
 
     @classmethod
+    def lowest_layer(cls, run: DrafterRun, decoder: HFDecoder) -> int:
+        """See `DraftingModel.lowest_layer`."""
+        return len(decoder.layers) - run.ns
+
+    @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds streams at the scale measured of the hidden state that they are added to, or at that of the adapter
         that they start from.

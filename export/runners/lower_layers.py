@@ -1,0 +1,92 @@
+"""Runs the lower layers of a bundle's graph of native operators alone, over whole texts: training reads the states that
+enter the layers there, in place of PyTorch's.
+
+The graph is cut where a layer begins: neither the layers above nor the head are computed or in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import NATIVE
+from streamspec.errors import ConfigError
+from streamspec.export.ops.builder import Array, read_names
+from streamspec.export.runners.graph_runner import GraphRunner, open_model, run_bound
+from streamspec.runtime.hardware import native_library
+from streamspec.step_graph import ENTERED, is_cache
+
+ROWS = 256  # of a call
+ADVICE = "export it again, or leave training to PyTorch: --answers-from another bundle"
+
+
+class LowerLayers:
+    """The states that enter layers 1 to `count` of the target of a bundle, of one text after the other. Opened by the
+    first. Not for use from several threads at once."""
+
+    def __init__(self, folder: Path, count: int, threads: int = 0) -> None:
+        """`threads`: 0 for one for each core. Raises ConfigError for a bundle without such a graph, and without native
+        operators."""
+        if why := native_library.why_not():
+            raise ConfigError(f"no native operators: {why}", "those of streamspec", ADVICE)
+        if NATIVE not in read_manifest(folder).files:
+            raise ConfigError(f"{folder.name} without a graph of native operators", "one for CPUs", ADVICE)
+        model, self._entered = cut(onnx.load(folder / NATIVE, load_external_data=False), count)
+        self._open = partial(open_model, model, folder, intra_op_num_threads=threads)
+        self._session: Any = None
+        self._runner: _Runner | None = None
+
+    def __call__(self, ids: Sequence[int]) -> Array:
+        """float32 [count, T, H]: the states of a text's tokens at the input of layers 1 to `count`."""
+        runner = self._with_room(len(ids))
+        runner.length = 0
+        calls = [runner.prefill(np.asarray(ids[at : at + ROWS])) for at in range(0, len(ids), ROWS)]
+        return np.stack([np.concatenate([call[name][0] for call in calls]) for name in self._entered])
+
+    def close(self) -> None:
+        """Gives the memory back; the next text opens the graph again."""
+        self._session, self._runner = None, None
+
+    def _with_room(self, tokens: int) -> _Runner:
+        self._session = self._session or self._open()
+        if self._runner is None or tokens > self._runner.capacity:
+            self._runner = _Runner(self._session, -(-tokens // ROWS) * ROWS)
+        return self._runner
+
+
+class _Runner(GraphRunner):
+    def __init__(self, session: Any, capacity: int) -> None:
+        super().__init__(session, capacity)
+        self.capacity = capacity
+
+    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        known = {name: value for name, value in feed.items() if name in self.names}
+        values = run_bound(self.session, known, self.buffers, self.outputs)
+        return {name: value.numpy() for name, value in values.items()}
+
+
+def cut(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:
+    """The part of a dynamic graph that computes the states entering layers 1 to `count`, and their names. Raises
+    ConfigError for a graph that does not name them."""
+    stated = {entry.key: entry.value for entry in model.metadata_props}
+    entered = stated.get(ENTERED, "").split()[1 : count + 1]
+    if len(entered) < count:
+        raise ConfigError("a bundle whose graph does not name the states between its layers", "a newer one", ADVICE)
+    graph, wanted, nodes = model.graph, set(entered), list[onnx.NodeProto]()
+    for node in reversed(graph.node):
+        if wanted & set(node.output):
+            nodes.append(node)
+            wanted |= read_names([node])
+    made = {name for node in nodes for name in node.output}
+    caches = [value for value in graph.output if is_cache(value.name) and value.name in made]
+    inputs: list[Any] = [value for value in graph.input if value.name in wanted]
+    outputs = [*caches, *(onnx.ValueInfoProto(name=name) for name in entered)]
+    weights = [proto for proto in graph.initializer if proto.name in wanted]
+    part = onnx.helper.make_graph(nodes[::-1], "lower_layers", inputs, outputs, weights)
+    return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version), entered
