@@ -18,6 +18,7 @@ import numpy as np
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.heads import AttentionHeads, Linear
+from streamspec.export.layers.mlp.registry import MLPS
 from streamspec.export.layers.per_layer_input import layer_end
 from streamspec.export.native.layout import TILE
 from streamspec.export.native.operators import NativeOps
@@ -319,8 +320,7 @@ class Decoder(AttentionHeads):
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
         """The update that the MLP adds to rows."""
-        family = self.spec.family
-        return linear(g, linear(g, normed, rows, layer, family.up, activated=True), rows, layer, family.down)
+        return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear)
 
     def activated(self, g: Scope, inner: str, layer: int) -> str:
         """The MLP's activation of its first map's outputs, times the second half of them where there is a gate."""

@@ -164,6 +164,10 @@ class DecoderSpec:
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
         return *self.mixer(layer), self.family.up, self.family.down, *per_layer
 
+    def mlp_kind(self, layer: int) -> str:
+        """The kind of MLP of a layer, by its name in `MLPS`."""
+        return "dense"
+
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""
         family = self.family

@@ -1,0 +1,1 @@
+"""What a layer computes after its attention: an MLP."""
