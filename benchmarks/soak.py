@@ -50,8 +50,9 @@ from streamspec.serve import Limits
 from streamspec.serve.api.chat_requests import read_chat
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.tool_calls import CallForm, CallParser
 from streamspec.serve.errors import ApiError
+from streamspec.serve.tools.call_form import CallForm
+from streamspec.serve.tools.call_parser import CallParser
 
 IDLE, ROUND, SETTLED = 2, 60, 60  # seconds: to unload, between rests, that a rest may take
 SHARE, UNCAPPED = 0.9, 2  # of the cap that the first rounds took, and how many those are
@@ -126,9 +127,8 @@ def alone(session: Session, body: dict[str, Any]) -> Answers | None:
         if parsed.tools is not None:
             form = CallForm.of(session)
             prompt, calls = session.encode(prompt, tools=parsed.tools.schemas), partial(CallParser, form, parsed.tools)
-            if parsed.tools.forced:
-                prompt += session.tokenizer.encode(form.opening, add_special_tokens=False).ids
-                options = [replace(one, grammar=parsed.tools.grammar(form, CheckedGrammars())) for one in options]
+            grammar = parsed.tools.grammar(form, CheckedGrammars())
+            options = [replace(one, grammar=grammar or one.grammar) for one in options]
         answer = ResponseBuilder(parsed, None, session.tokenizer, calls)
         for one in options:
             session.forget()

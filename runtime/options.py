@@ -58,6 +58,7 @@ class GenerationKwargs(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     separate_reasoning: bool
     prediction: str | None
+    shown_special_tokens: Sequence[int]
     temperature: float
     top_k: int
     top_p: float
@@ -83,6 +84,7 @@ class GenerationOptions:
     - `prompt_logprobs`: the same of the prompt's tokens, in the first chunk. The whole prompt is then read anew.
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
     - `prediction`: a text that the answer may repeat for the most part, such as a file that it edits, to draft from.
+    - `shown_special_tokens`: ids of special tokens that the text shows, such as tags of tool calls; by default none.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
     - `reasoning_effort`: "none", "minimal", "low", "medium", "high" or "xhigh": how long a model thinks before it
       answers (docs/guides/thinking.md). The chat template is told; where it knows no efforts, the thought has at most
@@ -107,6 +109,7 @@ class GenerationOptions:
     )
     prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.", flag=None)
     prediction: str | None = option(None, "Text that the answer may repeat for the most part.", flag=None)
+    shown_special_tokens: Sequence[int] = option((), "Special tokens that the text shows.", flag=None)
     timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.", flag=None)
     progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.", flag=None)
     reasoning_effort: str | None = option(

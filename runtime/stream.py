@@ -15,6 +15,7 @@ from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.sampling.sampling_params import Logprob
+from streamspec.runtime.text.detokenize import ShowingSpecials
 from streamspec.runtime.text.thought import AnswerText, Thought
 
 EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits
@@ -147,7 +148,9 @@ class Stream(Iterator[Chunk]):
         """
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
-        text = AnswerText(tokenizer, decoder.options.stops, thought, prompt)
+        shown = decoder.options.shown_special_tokens
+        decoding = ShowingSpecials(tokenizer, shown) if shown else tokenizer
+        text = AnswerText(decoding, decoder.options.stops, thought, prompt)
         answer = _answer(decoder, prompt, text, self._control, prepare)
         self._chunks = _exclusively(decoder, answer, self._control, exclusive, finished)
 

@@ -7,7 +7,7 @@ of all ids at once, so long as a byte-fallback model spells valid UTF-8.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 WINDOW = 6  # tokens that the window grows to before it starts anew: each is looked up again, mostly in cold caches
 BROKEN = "\ufffd"  # in the place of bytes that are no character
@@ -17,6 +17,21 @@ class TokenDecoder(Protocol):
     """The part of `tokenizers.Tokenizer` that is needed."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class ShowingSpecials:
+    """A `TokenDecoder` that shows some special tokens, as they are written."""
+
+    def __init__(self, tokenizer: Any, shown: Sequence[int]) -> None:
+        self._tokenizer, self._shown = tokenizer, {token: str(tokenizer.id_to_token(token)) for token in shown}
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the text of tokens, those between two shown ones together."""
+        text, begin = "", 0
+        for at in [i for i, token in enumerate(ids) if token in self._shown]:
+            text += self._tokenizer.decode(ids[begin:at], skip_special_tokens) + self._shown[ids[at]]
+            begin = at + 1
+        return text + str(self._tokenizer.decode(ids[begin:], skip_special_tokens))
 
 
 class Detokenizer:

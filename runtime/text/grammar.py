@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import BundleError, ConfigError, StreamspecError
+from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
 from streamspec.runtime.text.grammar_schema import has_open_keys, narrowed
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
-from streamspec.runtime.text.thought import AFTER, Place, Thought
+from streamspec.runtime.text.thought import WITHIN, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
@@ -39,6 +41,8 @@ LIMITS = {
 DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabulary can follow
 # Text without escapes of characters that need none: a key that a schema leaves open cannot spell a named one.
 ESCAPES = r"(?s:([^\\]|\\[^u]|\\u00([01][0-9a-fA-F]|7[fF]))*)"
+SEPARATORS = (", ", ": ")
+SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
 LARGE = 65_536  # tokens from which on a vocabulary is prepared while the bundle loads: a second and more
 
 
@@ -52,10 +56,10 @@ class Grammar:
     kind: str
     source: str  # as given
     _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
-    opening: str = field(default="", repr=False)  # text before it, in which special tokens are themselves
+    trigger: str = field(default="", repr=False)  # the text that it begins after, wherever that comes, if it does
 
     @staticmethod
-    def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
+    def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = SEPARATORS) -> Grammar:
         """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
         space.
 
@@ -64,38 +68,29 @@ class Grammar:
         Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword or format that
         cannot be enforced.
         """
-        text = schema if isinstance(schema, str) else _dumped(schema)
-        if len(text) > MAX_TEXT:
-            raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
-        try:
-            parsed = json.loads(text)
-            json.dumps(parsed, allow_nan=False)  # JSON has none, and neither numbers beyond a double's
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
-        if not isinstance(parsed, (dict, bool)):
-            raise ConfigError(f"a JSON schema that is a {type(parsed).__name__}", "a JSON object", "correct it")
-        if isinstance(parsed, dict):
-            parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
-        check_schema(parsed)
-        parsed = narrowed(parsed)
-        for separator, mark in zip(separators, ",:", strict=True):
-            if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
-                raise ConfigError(
-                    f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators"
-                )
-        rules = {
-            "item_separator": separators[0],
-            "key_separator": separators[1],
-            "whitespace_flexible": False,
-            "lenient": False,
-        }
-        made = _call_library(
-            "JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed), overrides=rules
-        )
+        text, parsed = _narrowed(schema, separators)
+        made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed))
         grammar = _checked("JSON schema", text, made)
         if not has_open_keys(parsed):
             return grammar
         return replace(grammar, _texts=(made, _library().LLMatcher.grammar_from_regex(ESCAPES)))
+
+    @staticmethod
+    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "") -> Grammar:
+        """Returns a grammar of `rules`, in the library's Lark, which name JSON `schemas`. Before `trigger`, if it is
+        given, an answer is free; it need not come.
+
+        `<[5]>` in the rules is the special token 5. Raises ConfigError as `json_schema` does. The rules are the
+        caller's own: nothing of a user's may be in them unquoted.
+        """
+        parts = {name: _narrowed(schema, SEPARATORS)[1] for name, schema in schemas.items()}
+        made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
+        grammar = _checked("grammar of calls", made, made)
+        texts = (made,)
+        if any(map(has_open_keys, parts.values())):
+            special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
+            texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")
+        return replace(grammar, _texts=texts, trigger=trigger)
 
     @staticmethod
     def json_object() -> Grammar:
@@ -147,6 +142,7 @@ class Vocabulary:
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
         self.builds = GrammarBuilds(self._match)
+        self._triggers: dict[str, Thought] = {}  # what may stand before a grammar, by the text that ends it
 
     def start(
         self,
@@ -169,11 +165,18 @@ class Vocabulary:
                 raise _bad(grammar.kind, made)
             matchers, end = made
             inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
-        opening = self._tokenizer.encode(grammar.opening, add_special_tokens=False).ids if grammar is not None else []
-        if inner is not None and thought is None and not opening:
+            if grammar.trigger:
+                before = self._before(grammar.trigger)
+                inner = ThoughtMatcher(before, Place(WITHIN), self._size, None, inner, may_end=True)
+        if inner is not None and thought is None:
             return GrammarState(inner, self._eos)
-        place = Place(AFTER) if thought is None else thought.after(prompt)
-        return GrammarState(ThoughtMatcher(thought, place, self._size, budget, opening, inner), self._eos)
+        assert thought is not None
+        return GrammarState(ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner), self._eos)
+
+    def _before(self, trigger: str) -> Thought:
+        if trigger not in self._triggers:
+            self._triggers[trigger] = Thought(ThoughtTags("", trigger), self._tokenizer)
+        return self._triggers[trigger]
 
     def _match(self, grammar: Grammar) -> tuple[list[Any], int] | str:
         """Returns the grammar's matchers with the id of the end, or what is wrong with it."""
@@ -267,6 +270,37 @@ class _LibraryMatcher:
                 raise _bad(self._kind, matcher.get_error())
 
 
+def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> tuple[str, Any]:
+    """Returns the text of a checked schema, and what the library is to make of it."""
+    text = schema if isinstance(schema, str) else _dumped(schema)
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
+    try:
+        parsed = json.loads(text)
+        json.dumps(parsed, allow_nan=False)  # JSON has none, and neither numbers beyond a double's
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
+    if not isinstance(parsed, (dict, bool)):
+        raise ConfigError(f"a JSON schema that is a {type(parsed).__name__}", "a JSON object", "correct it")
+    if isinstance(parsed, dict):
+        parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
+    check_schema(parsed)
+    parsed = narrowed(parsed)
+    for separator, mark in zip(separators, ",:", strict=True):
+        if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
+            raise ConfigError(
+                f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators"
+            )
+    rules = {
+        "item_separator": separators[0],
+        "key_separator": separators[1],
+        "whitespace_flexible": False,
+        "lenient": False,
+    }
+    parsed = parsed if isinstance(parsed, dict) else {} if parsed else {"not": {}}
+    return text, parsed | {"x-guidance": rules}
+
+
 def _library() -> Any:
     try:
         import llguidance
@@ -282,8 +316,9 @@ def _limits() -> Any:
 
 
 def _checked(kind: str, source: str, made: str) -> Grammar:
+    checked = SPECIAL_TOKEN.sub('"<>"', made)  # the library knows no vocabulary here
     wrong, messages = _call_library(
-        kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits()
+        kind, _library().LLMatcher.validate_grammar_with_warnings, checked, None, limits=_limits()
     )
     if wrong:
         raise _bad(kind, messages[0])

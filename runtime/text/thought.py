@@ -70,7 +70,7 @@ class Thought:
 
     def beyond(self, held: bytes) -> list[int]:
         """Returns the tokens that end a thought whose last bytes are `held` and go on with the answer, which a grammar
-        would not see."""
+        would not see. Blanks belong to neither, but after tags without a beginning."""
         if not held and len(self.end) == 1:
             return []
         if held not in self._beyond:
@@ -78,7 +78,8 @@ class Thought:
             self._beyond[held] = [
                 i
                 for i, token in enumerate(self._vocabulary)
-                if (token.startswith(rest) and token[len(rest) :].strip()) or (self._end in token)
+                if (token.startswith(rest) and (token[len(rest) :].strip() or (not self._begin and token != rest)))
+                or (self._end in token and token != rest)
             ]
         return self._beyond[held]
 

@@ -4,7 +4,6 @@ budget ends the thought. `tests/runtime/text/test_thought.py` covers this file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,53 +15,49 @@ from streamspec.runtime.text.thought import AFTER, BEFORE, WITHIN, Place, Though
 
 class _At(NamedTuple):
     """After some tokens. `begun`: tokens of the beginnings that are still possible, BEFORE; `forced`: those of the end
-    tag that the budget has brought; `opened`: those of the opening; `inner`: tokens that the inner grammar has."""
+    tag that the budget has brought; `inner`: tokens that the inner grammar has."""
 
     place: Place
     begun: tuple[int, ...] = ()
     forced: int = 0
-    opened: int = 0
     inner: int = 0
 
 
 class ThoughtMatcher:
     """A `Matcher` of a thought and what comes after it.
 
-    The thought has at most `budget` tokens, then its end tag is the only continuation; None: any number. After it come
-    the tokens `opening`, then what `inner` allows; None: anything. Where something is asked of the answer, a text
-    cannot end in a thought.
+    The thought has at most `budget` tokens, then its end tag is the only continuation; None: any number. After it comes
+    what `inner` allows; None: anything. Where something is asked of the answer, a text cannot end in a thought, unless
+    it `may_end`: what is no thought, but text that a grammar may follow.
     """
 
     def __init__(
         self,
-        thought: Thought | None,
+        thought: Thought,
         place: Place,
         size: int,
         budget: int | None,
-        opening: Sequence[int] = (),
         inner: Matcher | None = None,
+        may_end: bool = False,
     ) -> None:
-        """`place`: where the answer begins. `size`: of the vocabulary. `thought`: None for an opening alone."""
+        """`place`: where the answer begins. `size`: of the vocabulary."""
         self._thought, self._size, self._budget = thought, size, budget
-        self._opening, self._inner = tuple(opening), inner
-        self._free = not opening and inner is None
+        self._inner, self._may_end = inner, may_end or inner is None
+        self._free = inner is None
         self._path = [_At(place)]
 
     def allowed(self) -> tuple[np.ndarray, bool]:
         at = self._path[-1]
         phase = at.place.phase
         if phase == WITHIN:
-            assert self._thought is not None
             if self._over(at):
                 return self._only(self._thought.end[at.forced % len(self._thought.end)]), False
             mask = np.ones(self._size, np.bool_)
             if not self._free:
                 mask[self._thought.beyond(at.place.held)] = False
-            return mask, self._free
+            return mask, self._may_end
         if phase == BEFORE and not self._free:
             return self._beginnings(at)
-        if at.opened < len(self._opening):
-            return self._only(self._opening[at.opened]), False
         return (np.ones(self._size, np.bool_), True) if self._inner is None else self._inner.allowed()
 
     def consume(self, token: int) -> bool:
@@ -73,10 +68,9 @@ class ThoughtMatcher:
         elif phase == AFTER:
             after = self._follow(at, token)
         else:
-            assert self._thought is not None
             place, rest = self._thought.step(at.place, token)
             over = phase == WITHIN and self._over(at)
-            wrong = rest and rest.strip() and not self._free
+            wrong = rest and (rest.strip() or self._may_end) and not self._free
             after = None if wrong else _At(place, forced=at.forced + over, inner=at.inner)
         if after is not None:
             self._path.append(after)
@@ -85,8 +79,12 @@ class ThoughtMatcher:
     def back(self, tokens: int) -> None:
         before = self._path[-1].inner
         del self._path[len(self._path) - tokens :]
-        if self._inner is not None and (taken := before - self._path[-1].inner):
-            self._inner.back(taken)
+        at = self._path[-1]
+        if self._inner is not None and before > at.inner:
+            self._inner.back(before - at.inner)
+        elif self._inner is not None:
+            for token in at.begun[before : at.inner]:  # that the beginning of a thought had taken away
+                self._inner.consume(token)
 
     def _over(self, at: _At) -> bool:
         return self._budget is not None and at.place.inside - at.forced >= self._budget
@@ -97,8 +95,6 @@ class ThoughtMatcher:
     def _follow(self, at: _At, token: int) -> _At | None:
         """Takes a token of the answer."""
         after = at._replace(place=Place(AFTER, inside=at.place.inside), begun=())
-        if at.opened < len(self._opening):
-            return after._replace(opened=at.opened + 1) if token == self._opening[at.opened] else None
         if self._inner is None:
             return after
         return after._replace(inner=at.inner + 1) if self._inner.consume(token) else None
@@ -108,16 +104,14 @@ class ThoughtMatcher:
     @cached_property
     def _ways(self) -> dict[tuple[int, ...], _At]:
         """The tokens with which an answer may begin, and where it is after them; beside what `inner` allows."""
-        assert self._thought is not None
         ways = {self._thought.begin: _At(Place(WITHIN))}
         if self._thought.plain:
             ways[self._thought.plain] = _At(Place(AFTER))
-        elif self._opening:
-            ways[self._opening] = _At(Place(AFTER), opened=len(self._opening))
         return ways
 
     def _inner_begins(self, at: _At) -> Matcher | None:
-        return self._inner if len(self._ways) == 1 and not at.begun else None
+        """Returns the inner grammar where the answer may be without a thought; it then has the tokens `begun` too."""
+        return self._inner if len(self._ways) == 1 and at.inner == len(at.begun) else None
 
     def _beginnings(self, at: _At) -> tuple[np.ndarray, bool]:
         inner = self._inner_begins(at)
@@ -128,10 +122,12 @@ class ThoughtMatcher:
         return mask, ends
 
     def _begin(self, at: _At, token: int) -> _At | None:
-        inner = self._inner_begins(at)
-        if inner is not None and inner.allowed()[0][token]:
-            return self._follow(at, token)
-        begun = (*at.begun, token)
-        if begun in self._ways:
-            return self._ways[begun]
-        return at._replace(begun=begun) if any(way[: len(begun)] == begun for way in self._ways) else None
+        inner, begun = self._inner_begins(at), (*at.begun, token)
+        thinks = any(way[: len(begun)] == begun for way in self._ways)
+        if begun not in self._ways and inner is not None and inner.allowed()[0][token]:
+            if not thinks:
+                return self._follow(at, token)
+            return at._replace(begun=begun, inner=at.inner + 1) if inner.consume(token) else None
+        if self._inner is not None and at.inner and thinks:
+            self._inner.back(at.inner)
+        return self._ways[begun] if begun in self._ways else at._replace(begun=begun, inner=0) if thinks else None

@@ -34,12 +34,12 @@ from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.fill_in_middle import between
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
-from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
+from streamspec.serve.tools.call_parser import CallParser
 
 PAGE = {
     ".html": "text/html",
@@ -198,14 +198,9 @@ class Service:
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
             ready.calls = partial(CallParser, form, tools)
-            if tools.forced:
-                grammar = tools.grammar(form, grammars)
-                if base.thought is None:  # else the call's opening comes after the thought
-                    make = partial(_prompt, parsed, opening=form.opening)
-                    ready.prompts = [make(parsed.prompt)]
-                else:
-                    grammar = replace(grammar, opening=form.opening)
-                ready.options = [replace(options, grammar=grammar) for options in parsed.options]
+            grammar = tools.grammar(form, grammars) or parsed.options[0].grammar
+            shown = [token for _, token in form.specials]
+            ready.options = [replace(each, grammar=grammar, shown_special_tokens=shown) for each in parsed.options]
         if parsed.truncates:
             ready.prompts = [_fitting(make, parsed)]
         try:
@@ -344,9 +339,9 @@ def _fitting(make: Callable[[Any], Prompt], parsed: ParsedRequest) -> Prompt:
     return of
 
 
-def _prompt(parsed: ParsedRequest, prompt: Any, opening: str = "") -> Prompt:
-    """Makes the prompt for a session, with the `opening` of a call that is forced. Text for completions is passed on as
-    it is where the bundle's own format is a chat's."""
+def _prompt(parsed: ParsedRequest, prompt: Any) -> Prompt:
+    """Makes the prompt for a session. Text for completions is passed on as it is where the bundle's own format is a
+    chat's."""
 
     def of(session: Session) -> Any:
         if isinstance(prompt, str) and session.manifest.prompt_format.kind == "chat":
@@ -354,8 +349,7 @@ def _prompt(parsed: ParsedRequest, prompt: Any, opening: str = "") -> Prompt:
         if not parsed.chat:
             return prompt
         tools = None if parsed.tools is None else parsed.tools.schemas
-        ids = session.encode(prompt, tools=tools, chat_template_kwargs=parsed.options[0].template_variables)
-        return ids + list(session.tokenizer.encode(opening, add_special_tokens=False).ids) if opening else ids
+        return session.encode(prompt, tools=tools, chat_template_kwargs=parsed.options[0].template_variables)
 
     return of
 

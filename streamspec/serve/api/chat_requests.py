@@ -18,10 +18,10 @@ from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.fields import Message, NamedTool, PredictedContent, Strict, Tool
-from streamspec.serve.api.tool_calls import Tools
+from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Tool
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
+from streamspec.serve.tools.tools import Tools, undescribed
 
 MAX_TOP_LOGPROBS = 20
 
@@ -150,7 +150,9 @@ class ChatRequest(Common, Thinking):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     verbosity: Verbosity | None = None  # changes nothing: no template has it
 
@@ -254,14 +256,36 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
     names = [tool.function.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise invalid("two tools of one name; expected different names", "tools")
-    if request.grammar is not None or (request.response_format is not None and request.response_format.type != "text"):
-        raise invalid("tools beside a grammar or response_format; expected one of them", "tools")
-    named = isinstance(choice, NamedTool)
-    forced = (choice.function.name,) if isinstance(choice, NamedTool) else tuple(names) if choice == "required" else ()
-    if named and forced[0] not in names:
-        raise invalid(f"tool_choice of {forced[0]}; expected one of {', '.join(names)}", "tool_choice")
-    bounded(len(json.dumps(tools)), limits.grammar if forced else limits.text, "tools")
-    return Tools(tools, forced, named, request.parallel_tool_calls is not False)
+    if request.grammar is not None:
+        raise invalid("tools beside a grammar; expected one of them", "tools")
+    named, listed = isinstance(choice, NamedTool), list[str]()
+    if isinstance(choice, NamedTool):
+        listed = [choice.function.name]
+    elif isinstance(choice, AllowedTools):
+        listed = [tool.function.name for tool in choice.allowed_tools.tools]
+    if unknown := [name for name in listed if name not in names]:
+        raise invalid(f"tool_choice of {unknown[0]}; expected one of {', '.join(names)}", "tool_choice")
+    required = isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required"
+    made = Tools(
+        schemas=tools,
+        forced=named or required or choice == "required",
+        named=named,
+        parallel=request.parallel_tool_calls is not False,
+        callable=tuple(dict.fromkeys(listed or names)),
+        strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
+        content=_content(request.response_format),
+    )
+    bounded(len(json.dumps(tools)), limits.text, "tools")
+    if made.forced or made.strict:
+        bounded(len(json.dumps(undescribed(made.parameters))), limits.grammar, "tools")
+    return made
+
+
+def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
+    """Returns the schema of an answer that calls no tool, None for any text."""
+    if requested is None or requested.type == "text":
+        return None
+    return {"type": "object"} if requested.json_schema is None else requested.json_schema.schema_
 
 
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:

@@ -18,8 +18,8 @@ from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
 from streamspec.serve.api.chat_requests import ParsedRequest
-from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.errors import ApiError
+from streamspec.serve.tools.call_parser import CallParser
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
 NEVER = -9999.0  # OpenAI's log-probability of a token that cannot come: JSON has no infinity

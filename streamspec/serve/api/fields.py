@@ -104,7 +104,7 @@ class Function(Hinted):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # a forced call keeps to the schema either way
+    strict: bool | None = None  # calls keep to the schema; forced ones do either way
 
 
 class Tool(Hinted):
@@ -125,3 +125,17 @@ class NamedTool(Strict):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class ToolSubset(Strict):
+    """Tools of the request by name, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Strict):
+    """The tools that may be called; the prompt has all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset

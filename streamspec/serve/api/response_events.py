@@ -12,8 +12,8 @@ from typing import Any
 from streamspec.runtime import Chunk
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
-from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.errors import ApiError
+from streamspec.serve.tools.call_parser import CallParser
 
 Event = dict[str, Any]
 

@@ -163,6 +163,23 @@ class FlatToolChoice(FunctionName):
 
     type: Literal["function"]
 
+    def of_chat(self) -> dict[str, Any]:
+        """Returns the choice as a chat spells it."""
+        return {"type": self.type, "function": {"name": self.name}}
+
+
+class FlatAllowedTools(Strict):
+    """The functions that may be called, as this path spells them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FlatToolChoice] = Field(min_length=1)
+
+    def of_chat(self) -> dict[str, Any]:
+        """Returns the choice as a chat spells it."""
+        tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
+        return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
+
 
 class TextFormat(Strict):
     """The form of the text: free, any JSON object, or JSON that a schema describes."""
@@ -210,7 +227,11 @@ class ResponsesRequest(Decoding, Thinking):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: list[FlatTool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[FlatToolChoice | FlatAllowedTools, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
@@ -256,9 +277,7 @@ def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
         "reasoning_effort": request.reasoning and request.reasoning.effort,
         "response_format": form,
         "tools": [{"type": "function", "function": function} for function in functions] or None,
-        "tool_choice": {"type": "function", "function": {"name": chosen.name}}
-        if isinstance(chosen, FlatToolChoice)
-        else chosen,
+        "tool_choice": chosen if chosen is None or isinstance(chosen, str) else chosen.of_chat(),
         "parallel_tool_calls": request.parallel_tool_calls,
         "logprobs": logprobs or None,
         "top_logprobs": request.top_logprobs,
@@ -305,7 +324,7 @@ def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": {"format": {"type": "text"}} | text,
-        "tool_choice": chosen.model_dump() if isinstance(chosen, FlatToolChoice) else chosen or "auto",
+        "tool_choice": (chosen or "auto") if chosen is None or isinstance(chosen, str) else chosen.model_dump(),
         "tools": [{"strict": None, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "user": request.user,

@@ -147,7 +147,12 @@ def test_a_pydantic_tool_is_parsed_from_a_stream(tool_server: Running) -> None:
     tool: Any = openai.pydantic_function_tool(Walk)
     flat: Any = {"type": "function", **tool["function"]}
     with tool_server.client().responses.stream(
-        model="base", input="Walk.", tools=[flat], tool_choice="required", max_output_tokens=99
+        model="base",
+        input="Walk.",
+        tools=[flat],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=99,
     ) as stream:
         (call,) = stream.get_final_response().output
     assert call.type == "function_call" and set(json.loads(call.arguments)) == {"again"}

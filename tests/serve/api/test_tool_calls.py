@@ -16,19 +16,26 @@ from pydantic import BaseModel
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Session, load
 from streamspec.serve.api.checked_grammars import CheckedGrammars
-from streamspec.serve.api.tool_calls import CallForm, CallParser, Tools, _moved
 from streamspec.serve.errors import ApiError
+from streamspec.serve.tools.call_form import CallForm
+from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.tools import Tools
 from tests.serve.api.conftest import CLOCK, WEATHER
 from tests.serve.conftest import Running, user
 from tests.support.byte_tokenizers import byte_level
 from tests.support.served_bundles import CALLS, HEAD, HERMES
 
 LLAMA = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
-LISTED = HERMES.replace("<tool_call>\n", "<eos>[").replace("\n</tool_call>", "]")
+LISTED = HERMES.replace("<tool_call>\n", "[CALLS][").replace("\n</tool_call>", "]")
 THINKING = HERMES.replace(
     "{{ m.content or '' }}", "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content or '' }}"
 )
 XML = HEAD + CALLS + "<f={{ c.function.name }}>{% endfor %}{% endfor %}|assistant|"
+
+
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def ask(tool_server: Running, **fields: Any) -> Any:
@@ -70,7 +77,7 @@ def test_a_required_call_is_of_one_of_the_tools(tool_server: Running) -> None:
 def test_a_call_cut_short_has_the_arguments_so_far(tool_server: Running) -> None:
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     whole = ask(tool_server, tool_choice=choice).choices[0].message.tool_calls[0].function.arguments
-    head = len('{"name": "get_weather", "arguments": ')
+    head = len('<tool_call>\n{"name": "get_weather", "arguments": ')
     for tokens in (head - 5, head + 9, head + len(whole), head + len(whole) + 1):
         answer = ask(tool_server, tool_choice=choice, max_tokens=tokens).choices[0]
         got = "".join(call.function.arguments for call in answer.message.tool_calls or ())
@@ -101,7 +108,12 @@ def test_the_clients_own_example_of_a_conversation_with_tools(tool_server: Runni
 
     tool = openai.pydantic_function_tool(Walk)
     with tool_server.client().chat.completions.stream(
-        model="base", messages=user("Walk."), tools=[tool], tool_choice="required", max_tokens=200
+        model="base",
+        messages=user("Walk."),
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
     ) as stream:
         parsed = stream.get_final_completion().choices[0].message.tool_calls
     assert parsed and isinstance(parsed[0].function.parsed_arguments, Walk)
@@ -113,7 +125,9 @@ def test_tools_that_make_no_sense_are_refused_by_name(tool_server: Running, runn
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [CLOCK, CLOCK]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"response_format": {"type": "json_object"}}, "tools"),
+        ({"tool_choice": allowed("auto", "get_weather", "other")}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"extra_body": {"grammar": {"choice": ["a"]}}}, "tools"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "tool", "content": "x", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages.0.tool_calls"),
@@ -132,52 +146,41 @@ def test_of_many_tools_the_one_with_the_wrong_schema_is_named() -> None:
     tools: Any = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(32)]
     tools[17]["function"]["parameters"] = wrong
     with pytest.raises(ApiError, match="the parameters of the tool f17: .*strnig") as caught:
-        Tools(tools, forced=tuple(f"f{i}" for i in range(32))).grammar(CallForm("", "", "arguments"), CheckedGrammars())
+        Tools(tools, forced=True).grammar(CallForm.of(fake(HERMES)), CheckedGrammars())
     assert caught.value.param == "tools.17"
-
-
-def test_schemas_keep_their_meaning_within_the_grammar_of_calls() -> None:
-    schema = {
-        "$defs": {"a": {"const": {"$ref": "#/$defs/b"}}, "b": {"type": "null"}},
-        "properties": {
-            "const": {"$ref": "#/$defs/a"},
-            "enum": {"enum": [{"$ref": "#"}]},
-            "$ref": {"$ref": "#/$defs/b"},
-        },
-    }
-    assert _moved(schema, "#/$defs/t0") == {
-        "$defs": {"a": {"const": {"$ref": "#/$defs/b"}}, "b": {"type": "null"}},
-        "properties": {
-            "const": {"$ref": "#/$defs/t0/$defs/a"},
-            "enum": {"enum": [{"$ref": "#"}]},
-            "$ref": {"$ref": "#/$defs/t0/$defs/b"},
-        },
-    }
-    loose: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}
-    made = json.loads(Tools([loose], forced=("f",)).grammar(CallForm("", "", "arguments"), CheckedGrammars()).source)
-    assert made["$defs"]["t0"]["type"] == "object"
 
 
 def fake(template: str) -> Any:
     tokenizer = byte_level()
     return SimpleNamespace(
-        manifest=SimpleNamespace(prompt_format=PromptFormat("chat")),
+        manifest=SimpleNamespace(prompt_format=PromptFormat("chat"), model=SimpleNamespace(eos_token_ids=(0,))),
         template=template,
         tokenizer=tokenizer,
         special_tokens=lambda: {"eos_token": "<eos>"},
     )
 
 
+def written(template: str) -> tuple[str, str, str | None, str, str]:
+    form = CallForm.of(fake(template))
+    return form.prefix, form.suffix, form.between, form.begin, form.field
+
+
 def test_the_template_says_how_calls_are_written() -> None:
-    assert CallForm.of(fake(HERMES)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
-    assert CallForm.of(fake(LLAMA)) == CallForm("", "", "parameters")
-    assert CallForm.of(fake(THINKING)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
-    assert CallForm.of(fake(OPENED)) == CallForm("<tool_call>\n", "<tool_call>", "arguments")
+    tagged = (
+        '<tool_call>\n{"name": "',
+        "}\n</tool_call>",
+        '}\n</tool_call><tool_call>\n{"name": "',
+        "<tool_call>",
+        "arguments",
+    )
+    for template in (HERMES, THINKING, OPENED):
+        assert written(template) == tagged
+    assert written(LLAMA) == ('{"name": "', "}", '}{"name": "', "", "parameters")
     lines = HERMES.replace("|{{ m.role }}|", "|{{ m.role }}|\n").replace("|assistant|", "|assistant|\n{# </think> #}")
     for template in (lines, lines.replace("{# </think> #}", "<think>\n")):  # whose turns are without the thoughts
-        assert CallForm.of(fake(template)).opening.lstrip() == "<tool_call>\n"
-    assert CallForm.of(fake(lines)).opening == "<tool_call>\n"
-    assert CallForm.of(fake(LISTED)) == CallForm("<eos>[", "[", "arguments")
+        assert CallForm.of(fake(template)).prefix.lstrip() == tagged[0]
+    assert CallForm.of(fake(lines)).prefix == tagged[0]
+    assert written(LISTED) == ('[CALLS][{"name": "', "}]", '}][CALLS][{"name": "', "[CALLS][", "arguments")
     for without in (XML, "{% for m in messages %}{{ m.content }}{% endfor %}", HERMES.replace("tools or []", "[]")):
         with pytest.raises(ApiError) as caught:
             CallForm.of(fake(without))
@@ -214,9 +217,9 @@ QUOTED = json.dumps('{"a":1e400}')
         (LLAMA, f"{ONE} or {TWO}".replace("arguments", "parameters"), "", BOTH[:1]),
         (LLAMA, " So " + ONE, " So " + ONE, []),
         (LLAMA, '{"a": 1} is JSON', '{"a": 1} is JSON', []),
-        (LISTED, f"[{ONE}, {TWO}]", "", BOTH),
+        (LISTED, f"[CALLS] [{ONE}, {TWO}]", "", BOTH),
         (LISTED, "As in [1].\n", "As in [1].\n", []),
-        (LISTED, f"As in [1] [{TWO}] and so on", "As in [1]", BOTH[1:]),
+        (LISTED, f"As in [1] [CALLS][{TWO}] and so on", "As in [1]", BOTH[1:]),
         (HERMES, '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}', ..., []),
         (THINKING, f"<think>\nHm.\n</think>\n\n<tool_call>\n{ONE}\n</tool_call>", "<think>\nHm.\n</think>", BOTH[:1]),
         # a call that a thought mentions is none
@@ -247,7 +250,7 @@ QUOTED = json.dumps('{"a":1e400}')
             f"<tool_call>{{'name': '<tool_call>{TWO}'}}",
             BOTH[:1],
         ),
-        (LISTED, f"[{OTHER}, {ONE}, {OTHER}, {TWO}]", f"[{OTHER},{OTHER},", BOTH),
+        (LISTED, f"[CALLS][{OTHER}, {ONE}, {OTHER}, {TWO}]", f"[CALLS][{OTHER},{OTHER},", BOTH),
         (HERMES, f'<tool_call>{TWO[:-1]}, "name": "get_weather"}}', ..., []),
         # arguments are the model's own text
         (HERMES, f'<tool_call>{{"arguments" : {EXACT} , "name":"clock"}}', "", [("clock", EXACT)]),

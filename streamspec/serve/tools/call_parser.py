@@ -1,0 +1,246 @@
+"""Splits an answer into content and calls, as it comes. `tests/serve/api/test_tool_calls.py` covers this file."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from typing import Any
+
+from streamspec.prompt.thought_tags import TAGS
+from streamspec.serve.tools.call_arguments import arguments_at, json_of, members_at, spaced
+from streamspec.serve.tools.call_form import ID, CallForm
+from streamspec.serve.tools.tools import Tools
+
+LETTERS = string.ascii_lowercase + string.digits
+NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
+# Tags around thoughts that the runtime left in the text, as the template does not name them; the first may be lacking.
+THOUGHT_TAGS, THOUGHT_ENDS = tuple(tags.begin for tags in TAGS), tuple(tags.end for tags in TAGS)
+
+
+class CallParser:
+    """Splits the text of an answer into content and calls, as it comes. `calls`: those so far, in
+    OpenAI's shape. What a thought holds is content, also where it looks like a call."""
+
+    def __init__(self, form: CallForm, tools: Tools) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._form, self._tools = form, tools
+        self._held = ""  # text that is not known to be content
+        self._calling = False  # whether what is held begins with a call
+        self._thinking = False  # whether what is held begins within a thought
+        self._talking = False  # whether words came first where only an answer's beginning can be a call
+        self._forced = ForcedCalls(form, tools) if tools.forced else None
+        call, lead = spaced(form.begin), form.prefix.strip().removesuffix(form.begin)
+        if form.field:
+            call += r"\s*(?:\{|\Z)" if call else r"\{"
+        elif lead:
+            call = rf"(?:{spaced(lead)})?\s*{call}"
+        self._begins = (form.begin,) if form.field else (form.begin, form.prefix)
+        self._marks = re.compile("|".join([*map(re.escape, THOUGHT_TAGS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
+        self._head = re.compile(call + r"\s*(?P<name>[A-Za-z0-9_-]+)" + middle_of(form))
+
+    def push(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Returns the content and the pieces of calls that became certain with `text`."""
+        if self._forced is not None:
+            pieces = self._forced.push(text, last)
+            self.calls = self._forced.calls
+            return "", pieces
+        self._held += text
+        content = "" if self._calling else self._content(last)
+        if not (self._calling and last):
+            return content, []
+        content += self._parsed()
+        return content, [{"index": i} | call for i, call in enumerate(self.calls)]
+
+    def reason(self, reason: str) -> str:
+        """OpenAI's word for why the answer ended, `reason` where it has no whole calls."""
+        whole = self._forced is None or self._forced.whole
+        return "tool_calls" if self.calls and whole and not self._tools.named and reason == "stop" else reason
+
+    def _content(self, last: bool) -> str:
+        """Takes the content, up to a call, out of the held text."""
+        held, end = self._held, 0
+        for mark in self._marks.finditer(held):
+            if self._begins_call(mark, held[end : mark.start()]):
+                self._calling, end = mark[0].endswith("{") or not self._form.field, mark.start()
+                break
+            end = mark.end()
+        else:
+            begun = max(_overlap(held, tag) for tag in (*self._begins, *THOUGHT_TAGS, *THOUGHT_ENDS))
+            self._hear(held[end : len(held) - begun])
+            end = len(held) - begun
+        content = held if last and not self._calling else held[:end].rstrip()
+        self._held = held[len(content) :]
+        return content
+
+    def _begins_call(self, mark: re.Match[str], before: str = "") -> bool:
+        """Tells whether a call begins at `mark`, and not within a thought. `before`: the text since the mark before."""
+        self._hear(before)
+        if mark["begin"] is not None:
+            return not (self._thinking or self._talking)
+        self._talking = self._talking and not self._ends_thought(mark)
+        self._thinking = mark[0] in THOUGHT_TAGS
+        return False
+
+    def _hear(self, words: str) -> None:
+        self._talking |= not (self._form.begin or self._thinking) and bool(words.strip())
+
+    def _ends_thought(self, mark: re.Match[str]) -> bool:
+        """Tells whether all text before `mark` was a thought, whose beginning the answer lacks."""
+        return mark[0] in THOUGHT_ENDS and not self._thinking
+
+    def _parsed(self) -> str:
+        """Parses the calls in the held text, which begins with one. Returns the rest as content: calls of unknown
+        tools, and everything from one on that is no JSON; other text after calls is left out."""
+        text, content, at, broken = self._held, "", 0, False
+        kept: int | None = 0  # where the content goes on
+        while mark := self._marks.search(text, at):
+            begin, at = mark.start(), mark.end()
+            if self._ends_thought(mark):
+                self.calls, content, kept, broken = [], "", 0, False
+            if not self._begins_call(mark) or broken:
+                continue
+            read = self._object_at if self._form.field else self._named_at
+            found = read(text, at - 1 if self._form.field else begin)
+            while found is not None:
+                call, at = found
+                if call is not None:
+                    content, kept = content + ("" if kept is None else text[kept:begin].rstrip()), None
+                    self.calls += [call] if self._tools.parallel or not self.calls else []
+                elif kept is None:
+                    kept = begin
+                if not self._form.field or (gap := NEXT.match(text, at)) is None:
+                    break
+                begin = gap.end()
+                found = read(text, begin)
+            broken = found is None or not self._form.begin
+            kept = begin if found is None and kept is None else kept
+        return content if kept is None else content + (text[kept:].rstrip() if self.calls else text[kept:])
+
+    def _object_at(self, text: str, at: int) -> tuple[dict[str, Any] | None, int] | None:
+        """Returns the call that the JSON object at `text[at]` is, with its arguments as they are written, None for no
+        call of a tool; and where the object ends."""
+        found = members_at(text, at)
+        if found is None:
+            return None
+        members, end = found
+        (name, _), (arguments, written) = (members.get(key, (None, "")) for key in ("name", self._form.field))
+        if isinstance(arguments, str):  # JSON within JSON
+            arguments, written = json_of(arguments), arguments
+        known = name in self._tools.names and isinstance(arguments, dict)
+        return (_call(name, written) if known else None), end
+
+    def _named_at(self, text: str, at: int) -> tuple[dict[str, Any] | None, int] | None:
+        """The same of a call whose name stands before its arguments."""
+        head = self._head.match(text, at)
+        if head is None:
+            return None
+        name, schemas = head["name"], self._tools.parameters
+        found = arguments_at(text, head.end(), self._form.style, schemas.get(name))
+        if found is None:
+            return None
+        written, end = found
+        rest = re.compile(spaced(self._form.suffix)).match(text, end)
+        return (_call(name, written) if name in schemas else None), end if rest is None else rest.end()
+
+
+class ForcedCalls:
+    """Follows calls that a grammar admits: `push` the answer's text. `whole`: whether none was cut short."""
+
+    def __init__(self, form: CallForm, tools: Tools) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.whole = True
+        self._form, self._schemas = form, tools.parameters
+        self._text, self._at = "", 0
+        self._within: _JsonEnd | None = None  # arguments of the last call that are JSON and not at their end
+        names = "|".join(map(re.escape, sorted(self._schemas, key=len, reverse=True)))
+        lead = re.escape(form.prefix.strip())
+        if form.between:
+            lead += "|" + re.escape(form.between)
+        self._head = re.compile(rf"\s*(?:{lead})(?P<name>{names}){middle_of(form)}")
+
+    def push(self, text: str, last: bool) -> list[dict[str, Any]]:
+        """Returns the pieces of calls that became certain with `text`."""
+        self._text += text
+        pieces = list[dict[str, Any]]()
+        while piece := self._json_piece() if self._within else self._next(last):
+            pieces.append(piece)
+        if last:
+            self.whole = bool(self.calls) and self._within is None and not self._begun
+        return pieces
+
+    @property
+    def _begun(self) -> bool:
+        """Whether another call begins in what follows the last one."""
+        return len(self._text[self._at :].strip()) > len(self._form.suffix.strip())
+
+    def _next(self, last: bool) -> dict[str, Any] | None:
+        head = self._head.match(self._text, self._at)
+        if head is None:
+            return None
+        name = head["name"]
+        if self._form.style is None:
+            self._at, self._within = head.end(), _JsonEnd()
+            self.calls.append(_call(name, ""))
+        else:
+            found = arguments_at(self._text, head.end(), self._form.style, self._schemas[name])
+            if found is None:
+                return None
+            written, self._at = found
+            self.calls.append(_call(name, written))
+        call = self.calls[-1]
+        return {"index": len(self.calls) - 1} | _call(name, call["function"]["arguments"], call["id"])
+
+    def _json_piece(self) -> dict[str, Any] | None:
+        assert self._within is not None
+        end, over = self._within.of(self._text, self._at)
+        more, self._at = self._text[self._at : end], end
+        self._within = None if over else self._within
+        if not more:
+            return None
+        self.calls[-1]["function"]["arguments"] += more
+        return {"index": len(self.calls) - 1, "function": {"arguments": more}}
+
+
+class _JsonEnd:
+    """Finds the end of a JSON object whose text comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth, self._in_text, self._escaped = 0, False, False
+
+    def of(self, text: str, at: int) -> tuple[int, bool]:
+        """Returns where the piece `text[at:]` of it ends, and whether the object does."""
+        for i in range(at, len(text)):
+            letter = text[i]
+            if self._in_text:
+                self._in_text = self._escaped or letter != '"'
+                self._escaped = letter == "\\" and not self._escaped
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return i + 1, True
+            else:
+                self._in_text = letter == '"'
+        return len(text), False
+
+
+def middle_of(form: CallForm) -> str:
+    """Returns an expression of what stands between the name and the arguments of a call."""
+    return spaced(form.middle).replace(ID, "[A-Za-z0-9]*") + (r"\s*(?=\{)" if form.style is None else "")
+
+
+def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:
+    return {
+        "id": id or "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Counts the characters at the end of `text` that `tag` may begin with, whatever blanks it has."""
+    bare, most = "".join(tag.split()), len(tag) + 8
+    tails = ((n, text[-n:]) for n in range(min(most, len(text)), 0, -1))
+    return next((n for n, tail in tails if tail.strip()[:1] == tail[:1] and bare.startswith("".join(tail.split()))), 0)

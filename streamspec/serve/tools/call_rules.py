@@ -1,0 +1,219 @@
+"""Writes the grammar of calls in a template's own form: rules in the grammar library's Lark, with the schemas that they
+name. `tests/serve/api/test_call_forms.py` covers this file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from streamspec.errors import ConfigError
+from streamspec.runtime.text.grammar_schema import PATTERNS
+from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
+
+Schema = Mapping[str, Any]
+TEXT_FORMATS = PATTERNS | {
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[^ \\n<>]*",
+    "email": "[a-zA-Z0-9._%+-]{1,64}@[a-zA-Z0-9-]{1,63}(?:\\.[a-zA-Z0-9-]{1,63}){1,3}",
+}
+SHAPE = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "description", "title"}
+SHAPE |= {"$schema", "$id", "default", "examples", "propertyOrdering"}
+OF_TEXT = {"minLength", "maxLength", "pattern", "format"}
+
+
+def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tuple[str, dict[str, Any]]:
+    """Returns the rules `calls`, up to `most` calls of these functions, and `rest`, the same without the form's
+    trigger; with the schemas they name. Raises ConfigError for what this form cannot enforce."""
+    made = _Rules(form)
+    ones = [f"{made.literal(name + form.middle)} {made.arguments(schema)}" for name, schema in parameters.items()]
+    more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
+    after = f"one{more} {made.literal(form.suffix)}"
+    rest = form.prefix.partition(form.trigger)[2] if form.trigger else form.prefix
+    lines = [
+        f"calls: {made.literal(form.prefix.lstrip())} {after}",
+        f"rest: {made.literal(rest)} {after}",
+        "one: " + " | ".join(ones),
+        *made.lines,
+    ]
+    return "\n".join(lines) + "\n", made.schemas
+
+
+class _Rules:
+    """Rules so far, by the number of the next."""
+
+    def __init__(self, form: CallForm) -> None:
+        self.lines: list[str] = []
+        self.schemas: dict[str, Any] = {}
+        self._style, self._specials = form.style, dict(form.specials)
+        self._root: Schema = {}
+        self._known: dict[str, str] = {}  # rules of definitions
+
+    def literal(self, text: str) -> str:
+        """Returns a text of the template, with its special tokens as themselves; a call's id is any."""
+        marks = [re.escape(mark) for mark in sorted((*self._specials, ID), key=len, reverse=True)]
+        pieces = re.split(f"({'|'.join(marks)})", text)
+        written = [
+            f"<[{self._specials[piece]}]>"
+            if piece in self._specials
+            else "/[a-zA-Z0-9]{9}/"
+            if piece == ID
+            else json.dumps(piece)
+            for piece in pieces
+            if piece
+        ]
+        return " ".join(written) or '""'
+
+    def arguments(self, schema: Schema) -> str:
+        """Returns the rule of a function's arguments."""
+        self._root, self._known = schema, {}
+        if self._style is None:
+            return self._json(schema)
+        schema = self._resolved(schema)
+        if wrong := schema.keys() - SHAPE:
+            raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
+        if isinstance(self._style, Quoted):
+            return self._object(schema)
+        required, properties = schema.get("required", ()), schema.get("properties", {})
+        parts = [
+            f"({self.literal(self._style.begin + name + self._style.colon)} {self._value(inner)})"
+            + ("" if name in required else "?")
+            for name, inner in properties.items()
+        ]
+        return self._rule(" ".join([*parts, self.literal(self._style.close)]))
+
+    def _rule(self, body: str, kind: str = "") -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{kind}: {body}")
+        return name
+
+    def _json(self, schema: Any) -> str:
+        name = f"json{len(self.schemas)}"
+        kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        self.schemas[name] = {**kept, **schema} if isinstance(schema, Mapping) else schema
+        return name
+
+    def _resolved(self, schema: Any) -> Any:
+        for _ in range(100):
+            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+            if not isinstance(reference, str) or not reference.startswith("#"):
+                return schema
+            schema = self._root
+            for key in filter(None, reference[1:].split("/")):
+                schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
+        return schema
+
+    def _split(self, schema: Any) -> tuple[list[Schema], list[Any]]:
+        """Returns the alternatives of a schema: those of texts, and others."""
+        schema = self._resolved(schema)
+        if not isinstance(schema, Mapping) or not schema.keys() - {"description", "title", "default", "examples"}:
+            return [{}], []
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(inner := schema.get(key), list) and (key != "allOf" or len(inner) == 1):
+                split = [self._split(each) for each in inner]
+                return [text for texts, _ in split for text in texts], [one for _, others in split for one in others]
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(listed, list):
+            others = [each for each in listed if not isinstance(each, str)]
+            texts = [{"const": each} for each in listed if isinstance(each, str)]
+            return list[Schema](texts), [{"enum": others}] if others else []
+        kinds = schema.get("type")
+        names = kinds if isinstance(kinds, list) else [kinds]
+        texts_of = [{key: schema[key] for key in OF_TEXT & schema.keys()}] if "string" in names else []
+        rest = [kind for kind in names if kind != "string"]
+        return list[Schema](texts_of), [{**schema, "type": rest if len(rest) > 1 else rest[0]}] if rest else []
+
+    def _value(self, schema: Any) -> str:
+        """Returns the rule of a value and what ends it."""
+        assert isinstance(self._style, Tagged)
+        texts, others = self._split(schema)
+        end = self._style.end
+        ways = [self._ended(text, end) for text in texts]
+        ways += [f"{self._json(other)} {self.literal(end)}" for other in others]
+        return self._rule(" | ".join(ways))
+
+    def _ended(self, text: Schema, end: str) -> str:
+        if "const" in text:
+            return self.literal(text["const"] + end)
+        last = re.escape(end).replace("\\\n", "\n")
+        return self._rule(f"/{_slashed(_pattern(text))}{_slashed(last)}/", "[lazy]")
+
+    # ---- arguments with quotes of their own
+
+    def _quoted(self, schema: Any) -> str:
+        assert isinstance(self._style, Quoted)
+        quote = self._style.quote
+        resolved = self._resolved(schema)
+        if resolved is not schema:
+            reference = str(schema["$ref"])
+            if reference not in self._known:
+                self._known[reference] = name = self._rule("")
+                self.lines[int(name[1:])] = f"{name}: {self._quoted(resolved)}"
+            return self._known[reference]
+        texts, others = self._split(schema)
+        ways = []
+        for text in texts:
+            if "const" in text:
+                ways.append(self.literal(quote + text["const"] + quote))
+            elif quote in self._specials:
+                ways.append(f"{self.literal(quote)} /{_slashed(_pattern(text))}/ {self.literal(quote)}")
+            else:
+                ways.append(f"{self.literal(quote)} {self._ended(text, quote)}")
+        for other in others:
+            kind = other.get("type")
+            if kind == "object" and other.get("properties"):
+                ways.append(self._object(other))
+            elif kind == "array" and "items" in other:
+                ways.append(self._list(other))
+            else:
+                ways.append(self._json(other))
+        return self._rule(" | ".join(ways))
+
+    def _list(self, schema: Schema) -> str:
+        item, least, most = self._quoted(schema["items"]), schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return self._rule('"[]"')
+        bounds = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        some = f'{item} ("," {item}){bounds}'
+        return self._rule(f'"[" {some} "]"' + (' | "[]"' if not least else ""))
+
+    def _object(self, schema: Schema) -> str:
+        names = sorted(schema.get("properties", {}))
+        values = [self._quoted(schema["properties"][name]) for name in names]
+        rest = ['"}"', '"}"']  # after the first members: none was written, some were
+        for name, value in zip(reversed(names), reversed(values), strict=True):
+            optional = name not in schema.get("required", ())
+            rest = [
+                self._rule(
+                    f"{json.dumps(comma + name + ':')} {value} {rest[1]}" + (f" | {rest[begun]}" if optional else "")
+                )
+                for begun, comma in enumerate(("", ","))
+            ]
+        return self._rule(f'"{{" {rest[0]}')
+
+
+def _pattern(text: Schema) -> str:
+    """Returns the regular expression of a text. Raises ConfigError for what none says."""
+    name, pattern = text.get("format"), text.get("pattern")
+    bounded = "minLength" in text or "maxLength" in text
+    if name is not None and name not in TEXT_FORMATS:
+        raise ConfigError(
+            f"the format {name!r:.80} in a tool of this template", ", ".join(TEXT_FORMATS), "leave it out"
+        )
+    if (name is not None) + (pattern is not None) + bounded > 1:
+        raise ConfigError(
+            "two of pattern, format and length of a text in a tool of this template", "one", "leave one out"
+        )
+    if name is not None:
+        return f"(?:{TEXT_FORMATS[name]})"
+    if pattern is not None:
+        start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+        inner = pattern[start : len(pattern) - end]
+        return ("" if start else "(?s:.*)") + f"(?:{inner})" + ("" if end else "(?s:.*)")
+    return f"(?s:.{{{text.get('minLength', 0)},{text.get('maxLength', '')}}})" if bounded else "(?s:.*)"
+
+
+def _slashed(pattern: str) -> str:
+    return re.sub(r"(\\.)|/", lambda piece: piece[1] or r"\/", pattern, flags=re.DOTALL).replace("\n", "\\n")

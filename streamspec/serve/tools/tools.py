@@ -1,0 +1,106 @@
+"""The tools of a request, and the grammar of calls that it asks for.
+`tests/serve/api/test_tool_calls.py` covers this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.errors import StreamspecError
+from streamspec.runtime import Grammar
+from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
+from streamspec.serve.api.checked_grammars import CheckedGrammars
+from streamspec.serve.errors import ApiError, invalid
+from streamspec.serve.tools.call_form import CallForm
+from streamspec.serve.tools.call_rules import rules_of
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+OTHER_ROOTS = {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"}  # a schema without them is an object's
+MOST_CALLS = 16  # that a grammar admits
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Tools of a request. `schemas`: as they came, for the prompt; `callable`: the names that may be called; `forced`:
+    whether a call has to be made; `named`: whether the request names its function; `parallel`: whether an answer may
+    have several calls; `strict`: names of functions whose arguments keep to their schemas also where nothing is forced;
+    `content`: the schema of an answer without calls, None for any text.
+    """
+
+    schemas: Sequence[Mapping[str, Any]]
+    forced: bool = False
+    named: bool = False
+    parallel: bool = True
+    callable: tuple[str, ...] = ()
+    strict: frozenset[str] = frozenset()
+    content: Mapping[str, Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions that may be called."""
+        return self.callable or tuple(tool["function"]["name"] for tool in self.schemas)
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The schemas of the arguments of the functions that may be called."""
+        functions = {tool["function"]["name"]: tool["function"] for tool in self.schemas}
+        return {name: undescribed(parameters_of(functions[name])) for name in self.names}
+
+    def grammar(self, form: CallForm, grammars: CheckedGrammars) -> Grammar | None:
+        """Returns the grammar of the calls, or of an answer with or without some; None where nothing is constrained.
+        Raises ApiError for a schema that cannot be kept to.
+        """
+        limited = len(self.names) < len(self.schemas)
+        if not self.forced and self.content is None and not (form.trigger and (self.strict or limited)):
+            return None
+        if self.content is not None and not self.forced and not form.trigger:
+            raise invalid(
+                "tools beside response_format, with a chat template whose calls begin as other JSON does; expected one "
+                "of them",
+                "tools",
+                "unsupported_value",
+            )
+        kept = self.names if self.forced else self.strict
+        parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
+        several = MOST_CALLS if self.parallel and not self.named else 1
+        try:
+            rules, schemas = rules_of(form, parameters, several)
+            if self.forced:
+                return grammars.make("composed", "start: calls\n" + rules, schemas)
+            if self.content is not None:
+                schemas = schemas | {"content": dict(self.content)}
+                return grammars.make("composed", "start: calls | content\n" + rules, schemas)
+            return grammars.make("composed", "start: rest\n" + rules, schemas, form.trigger)
+        except StreamspecError as error:
+            raise self._fault(kept, grammars) or invalid(str(error), "tools") from None
+
+    def _fault(self, kept: Any, grammars: CheckedGrammars) -> ApiError | None:
+        """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
+        for i, tool in enumerate(self.schemas):
+            function = tool["function"]
+            try:
+                if function["name"] in kept:
+                    grammars.make("json_schema", parameters_of(function))
+            except StreamspecError as error:
+                return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
+        return None
+
+
+def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a function's arguments."""
+    parameters = function.get("parameters", NO_PARAMETERS)
+    return dict(parameters) if OTHER_ROOTS & parameters.keys() else {"type": "object", **parameters}
+
+
+def undescribed(schema: Any, named: bool = False) -> Any:
+    """Returns a schema without the texts that say what it means. `named`: `schema` is an object of schemas under free
+    names."""
+    if isinstance(schema, dict):
+        return {
+            key: value if key in VALUES and not named else undescribed(value, key in BY_NAME and not named)
+            for key, value in schema.items()
+            if named or key not in ("description", "examples") or not isinstance(value, (str, list))
+        }
+    return [undescribed(part) for part in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,231 @@
+"""Calls in the forms of the families: found in a template, written by the grammar, read from an answer.
+
+The templates here write calls as the published ones do, without the rest of these.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.runtime.sampling.grammar_state import GrammarState
+from streamspec.runtime.text.grammar import Vocabulary
+from streamspec.serve.api.checked_grammars import CheckedGrammars
+from streamspec.serve.errors import ApiError
+from streamspec.serve.tools.call_form import CallForm
+from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.tools import Tools
+from tests.support.byte_tokenizers import byte_level
+
+HEAD = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n"
+TAIL = "{{ m.content or '' }}{{ calls(m) }}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+
+
+def template(call: str, first: str = "", last: str = "", between: str = "") -> str:
+    """Of a macro that writes the call `c`."""
+    loop = (
+        "{% for x in m.tool_calls or [] %}{% set c = x.function %}{% if loop.first %}" + first + "{% else %}" + between
+        + "{% endif %}" + call + "{% if loop.last %}" + last + "{% endif %}{% endfor %}"
+    )  # fmt: skip
+    return "{% macro calls(m) %}" + loop + "{% endmacro %}" + HEAD + TAIL
+
+
+JSON = "{{ c.arguments | tojson }}"
+XML = (
+    "<tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments | items %}<parameter={{ k }}>\n"
+    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>{{ c.name }}\n{% for k, v in c.arguments | items %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>"
+)
+MINIMAX = (
+    '<invoke name="{{ c.name }}">\n{% for k, v in c.arguments | items %}<parameter name="{{ k }}">'
+    "{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n"
+)
+GEMMA = (
+    "{% macro v(x) %}{% if x is string %}<|\"|>{{ x }}<|\"|>{% elif x is mapping %}{ {%- for k, y in x | dictsort %}"
+    "{{ ',' if not loop.first }}{{ k }}:{{ v(y) }}{% endfor %}}{% elif x is sequence %}[{% for y in x %}"
+    "{{ ',' if not loop.first }}{{ v(y) }}{% endfor %}]{% else %}{{ x | tojson }}{% endif %}{% endmacro %}"
+)  # fmt: skip
+FAMILIES: dict[str, tuple[str, list[str]]] = {
+    "hermes": (
+        template('<tool_call>\n{"name": "{{ c.name }}", "arguments": ' + JSON + "}\n</tool_call>", between="\n"),
+        ["<eos>"],
+    ),
+    "llama": (template('{"name": "{{ c.name }}", "parameters": ' + JSON + "}"), []),
+    "mistral 7": (
+        template(
+            '{"name": "{{ c.name }}", "arguments": ' + JSON + ', "id": "{{ x.id }}"}', "[TOOL_CALLS] [", "]", ", "
+        ),
+        ["[TOOL_CALLS]"],
+    ),
+    "mistral 11": (
+        template("[TOOL_CALLS]{{ c.name }}[CALL_ID]{{ x.id }}[ARGS]" + JSON),
+        ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+    ),
+    "mistral 13": (template("[TOOL_CALLS]{{ c.name }}[ARGS]" + JSON), ["[TOOL_CALLS]", "[ARGS]"]),
+    "deepseek": (
+        template(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n" + JSON + "\n```<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "\n",
+        ),
+        ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"],
+    ),
+    "deepseek 3.1": (
+        template(
+            "<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>" + JSON + "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+        [],
+    ),
+    "qwen coder": (template(XML, between="\n"), []),
+    "glm": (template(GLM, between="\n"), ["<tool_call>"]),
+    "minimax": (template(MINIMAX, "<minimax:tool_call>\n", "</minimax:tool_call>"), []),
+    "gemma 4": (
+        GEMMA + template("<|tool_call>call:{{ c.name }}{{ v(c.arguments) }}<tool_call|>"),
+        ["<|tool_call>", "<tool_call|>", '<|"|>'],
+    ),
+}  # fmt: skip
+PLACE: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "days": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 7}, {"type": "null"}]},
+                "place": {"type": "string"},
+                "unit": {"$ref": "#/$defs/unit"},
+                "words": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+            },
+            "required": ["days", "place", "unit"],
+            "additionalProperties": False,
+            "$defs": {"unit": {"enum": ["C", "F"]}},
+        },
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+FIRST = {"days": None, "place": 'a "quoted" </x> name', "unit": "C"}
+SECOND = {"days": 3, "place": "é\nthen 7", "unit": "F", "words": ["a", "b, c"]}
+
+
+def family(name: str) -> Any:
+    """A session's part that forms are found in, with special tokens as a family has them."""
+    written, special = FAMILIES[name]
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return SimpleNamespace(
+        manifest=SimpleNamespace(prompt_format=PromptFormat("chat"), model=SimpleNamespace(eos_token_ids=(0,))),
+        template=written,
+        tokenizer=tokenizer,
+        special_tokens=lambda: {"eos_token": "<eos>"},
+    )
+
+
+def answer_of(session: Any, *calls: tuple[str, Any]) -> str:
+    """Renders an answer of calls by the template, without its end."""
+    asked = {"role": "user", "content": "?"}
+    made = [
+        {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in calls
+    ]
+    layout, specials = session.manifest.prompt_format, session.special_tokens()
+    before = layout.render([asked], session.template, specials, tools=[PLACE, CLOCK])
+    messages = [asked, {"role": "assistant", "content": None, "tool_calls": made}]
+    after = layout.render(messages, session.template, specials, tools=[PLACE, CLOCK], add_generation_prompt=False)
+    assert after.startswith(before)
+    return str(after[len(before) :].removesuffix("<eos>")).replace(', "id": "abcdefghi"', "")
+
+
+def allows(state: GrammarState, tokens: list[int]) -> bool:
+    """Tells whether a grammar admits all of a text, and its end."""
+    for i, token in enumerate(tokens):
+        if not state.after(tuple(tokens[:i])).mask[token]:
+            return False
+    return bool(state.after(tuple(tokens)).mask[0])
+
+
+def read(session: Any, tools: Tools, text: str, step: int) -> tuple[str, list[Any], list[Any], CallParser]:
+    parser, said, pieces = CallParser(CallForm.of(session), tools), "", list[Any]()
+    for i in range(0, len(text), step):
+        more, called = parser.push(text[i : i + step], i + step >= len(text))
+        said, pieces = said + more, pieces + called
+    joined: dict[int, list[str]] = {}
+    for piece in pieces:
+        one = joined.setdefault(piece["index"], ["", ""])
+        one[0] += piece["function"].get("name", "")
+        one[1] += piece["function"]["arguments"]
+    whole = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in parser.calls]
+    assert [(name, json.loads(arguments)) for name, arguments in joined.values()] == whole
+    return said, whole, pieces, parser
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_own_calls_are_read_and_admitted_by_the_grammar_of_forced_ones(name: str) -> None:
+    session, tools = family(name), Tools([PLACE, CLOCK], forced=True)
+    form = CallForm.of(session)
+    grammar = tools.grammar(form, CheckedGrammars())
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    for calls in (
+        [("get_weather", FIRST)],
+        [("clock", {})],
+        [("get_weather", SECOND), ("clock", {}), ("get_weather", FIRST)],
+    ):
+        text = answer_of(session, *calls)
+        tokens = session.tokenizer.encode(text, add_special_tokens=False).ids
+        assert allows(vocabulary.start(grammar), tokens), text
+        for forced in (tools, Tools([PLACE, CLOCK])):
+            for step in (1, 2, 7, 1000):
+                said, found, _, parser = read(session, forced, text, step)
+                assert (said, found) == ("", calls), (step, forced.forced)
+                assert parser.reason("stop") == "tool_calls"
+    wrong = answer_of(session, ("get_weather", FIRST | {"days": 9}))
+    assert not allows(vocabulary.start(grammar), session.tokenizer.encode(wrong, add_special_tokens=False).ids)
+    single = Tools([PLACE, CLOCK], forced=True, parallel=False).grammar(form, CheckedGrammars())
+    tokens = session.tokenizer.encode(answer_of(session, ("clock", {}), ("clock", {})), add_special_tokens=False).ids
+    assert not allows(vocabulary.start(single), tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
+def test_words_before_a_call_are_content_and_the_grammar_begins_with_the_call(name: str) -> None:
+    session, tools = family(name), Tools([PLACE, CLOCK], strict=frozenset({"get_weather"}))
+    call = answer_of(session, ("get_weather", SECOND))
+    for step in (1, 3, 1000):
+        said, found, _, _ = read(session, tools, "Let me [see] <it>: " + call, step)
+        assert (said, found) == ("Let me [see] <it>:", [("get_weather", SECOND)])
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    grammar = tools.grammar(CallForm.of(session), CheckedGrammars())
+    ids = [session.tokenizer.encode("Well. " + text, add_special_tokens=False).ids for text in ("", call)]
+    assert all(allows(vocabulary.start(grammar), tokens) for tokens in ids)
+    wrong = "Well. " + answer_of(session, ("get_weather", FIRST | {"unit": "K"}))
+    assert not allows(vocabulary.start(grammar), session.tokenizer.encode(wrong, add_special_tokens=False).ids)
+    only = Tools([PLACE, CLOCK], callable=("clock",))
+    limited = only.grammar(CallForm.of(session), CheckedGrammars())
+    assert not allows(vocabulary.start(limited), ids[1]) and allows(vocabulary.start(limited), ids[0])
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
+def test_an_answer_keeps_to_its_format_or_calls(name: str) -> None:
+    session = family(name)
+    form: Any = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    grammar = Tools([PLACE, CLOCK], content=form).grammar(CallForm.of(session), CheckedGrammars())
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    for text, right in (('{"a": 1}', True), (answer_of(session, ("clock", {})), True), ("Words", False), ("{}", False)):
+        tokens = session.tokenizer.encode(text, add_special_tokens=False).ids
+        assert allows(vocabulary.start(grammar), tokens) == right, text
+
+
+def test_a_format_beside_calls_that_begin_like_it_is_refused() -> None:
+    with pytest.raises(ApiError, match="response_format"):
+        Tools([CLOCK], content={"type": "object"}).grammar(CallForm.of(family("llama")), CheckedGrammars())
