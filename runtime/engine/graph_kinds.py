@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from streamspec.bundle.manifest import DEVICE, DYNAMIC, NATIVE_OPS, STATIC
 from streamspec.errors import ProviderError
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallContext, GraphCall
@@ -14,7 +15,7 @@ from streamspec.runtime.engine.padded.device_buffers import captured_cache
 from streamspec.runtime.engine.padded.padded_call import PaddedCall
 from streamspec.runtime.engine.padded.static_call import StaticBinding
 from streamspec.runtime.engine.shared.shareable_call import ShareableCall
-from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
+from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
@@ -76,4 +77,4 @@ GRAPH_KINDS = {
 
 def graph_kind(model: LoadedModel) -> GraphKind:
     """Returns the kind of the open bundle."""
-    return GRAPH_KINDS[flavour(model.manifest)] if model.captured is None else CAPTURED
+    return GRAPH_KINDS[model.manifest.flavour] if model.captured is None else CAPTURED

@@ -31,7 +31,7 @@ def command(
     from streamspec.cli.tables import print_facts
     from streamspec.progress import track
     from streamspec.runtime import doctor
-    from streamspec.runtime.hardware.providers import fitting, flavour
+    from streamspec.runtime.hardware.providers import fitting
 
     machine = doctor.machine()
     providers = doctor.providers() if machine["onnxruntime"] else []
@@ -39,7 +39,7 @@ def command(
     if bundle is not None:
         folder = folder_of(bundle, precision)
         manifest = verify_files(folder)
-        names, _ = fitting(flavour(manifest))
+        names, _ = fitting(manifest.flavour)
         tried = [
             doctor.examine(folder, manifest, name, loading.threads) for name in track(names, "providers", len(names))
         ]
