@@ -13,6 +13,8 @@ from typing import NamedTuple
 from streamspec.bundle.files import read_manifest, verified
 from streamspec.bundle.manifest import MANIFEST, Manifest
 from streamspec.bundle.onnx_check import check_graphs
+from streamspec.runtime.onnx_decoder import folder as onnx_decoder
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 from streamspec.runtime.text.tokenizer import read_template
 
 
@@ -43,7 +45,9 @@ def _bundle(path: Path) -> Path | None:
 
 
 BUNDLE = FolderForm(_bundle, read_manifest, _checked, read_template)
-OTHERS: dict[str, FolderForm] = {}  # by the flavour of their manifests
+OTHERS = {  # by the flavour of their manifests
+    DECODER: FolderForm(onnx_decoder.find, onnx_decoder.describe, onnx_decoder.checked, onnx_decoder.template)
+}
 
 
 def read_folder(path: Path) -> tuple[Path, Manifest]:
@@ -52,6 +56,13 @@ def read_folder(path: Path) -> tuple[Path, Manifest]:
         if (folder := form.find(path)) is not None:
             return folder, form.describe(path)
     return path, read_manifest(path)  # says what is missing
+
+
+def is_ready(path: Path) -> bool:
+    """Tells whether `load` takes this path as it is. A folder that also holds a base's own weights is one to export."""
+    if BUNDLE.find(path) is not None:
+        return True
+    return any(form.find(path) is not None for form in OTHERS.values()) and not any(path.glob("*.safetensors"))
 
 
 def form_of(manifest: Manifest) -> FolderForm:

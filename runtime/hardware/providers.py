@@ -26,6 +26,7 @@ from streamspec.bundle.cache_section import CAPTURED
 from streamspec.bundle.manifest import DEVICE, DYNAMIC, MODEL, NATIVE, NATIVE_OPS, STATIC
 from streamspec.errors import ConfigError, ProviderError, one_line
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 AUTO = "auto"
 # kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
@@ -132,7 +133,11 @@ class Provider:
 
 
 CPU = Provider(
-    "cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIVE_OPS, STATIC, DEVICE), since=OPERATORS_SINCE
+    "cpu",
+    "CPUExecutionProvider",
+    "streamspec[cpu]",
+    (DYNAMIC, NATIVE_OPS, STATIC, DEVICE, DECODER),
+    since=OPERATORS_SINCE,
 )
 # The CPU with operators of our own in place of ONNX Runtime's
 NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE, since=OPERATORS_SINCE)

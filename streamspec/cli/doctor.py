@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle.files import verify_files
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import BUNDLE, Precision, folder_of
 from streamspec.runtime.options import LoadOptions
@@ -31,6 +30,7 @@ def command(
     from streamspec.cli.tables import print_facts
     from streamspec.progress import track
     from streamspec.runtime import doctor
+    from streamspec.runtime.folder_forms import form_of, read_folder
     from streamspec.runtime.hardware.providers import fitting
 
     machine = doctor.machine()
@@ -38,8 +38,9 @@ def command(
     tried: list[dict[str, Any]] | None = None
     if bundle is not None:
         folder = folder_of(bundle, precision)
-        manifest = verify_files(folder)
-        names, _ = fitting(manifest.flavour)
+        folder, manifest = read_folder(folder)
+        with form_of(manifest).checked(folder, manifest, True):
+            names, _ = fitting(manifest.flavour)
         tried = [
             doctor.examine(folder, manifest, name, loading.threads) for name in track(names, "providers", len(names))
         ]
