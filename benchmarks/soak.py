@@ -49,10 +49,10 @@ from streamspec.runtime import Session, load
 from streamspec.serve import Limits
 from streamspec.serve.api.chat_requests import read_chat
 from streamspec.serve.api.chat_responses import ResponseBuilder
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 IDLE, ROUND, SETTLED = 2, 60, 60  # seconds: to unload, between rests, that a rest may take
 SHARE, UNCAPPED = 0.9, 2  # of the cap that the first rounds took, and how many those are

@@ -9,9 +9,8 @@ from typing import NamedTuple, Unpack
 
 from streamspec.background import Background
 from streamspec.bundle import swappable_adapters as swappable
-from streamspec.bundle.files import COPY_AGAIN, read_manifest, read_small, verified
+from streamspec.bundle.files import COPY_AGAIN, read_small
 from streamspec.bundle.manifest import Manifest
-from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.store_section import STORE, decode
 from streamspec.errors import ResourceError
 from streamspec.passed_checks import PassedChecks
@@ -20,10 +19,11 @@ from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.memory_estimate import check_load
 from streamspec.runtime.engine.shared.call_sharing import share_calls
+from streamspec.runtime.folder_forms import form_of, read_folder
 from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.past_answers import PastAnswers
 from streamspec.runtime.session import Session
-from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
+from streamspec.runtime.text.tokenizer import read_tokenizer
 from streamspec.runtime.tuning.choose_policy import choose_policy
 from streamspec.runtime.tuning.cpu_bundle import CpuBundle
 
@@ -96,11 +96,10 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     passed = PassedChecks(options.cache_dir)
     with ExitStack() as checked:
         for each in bundles:
-            checked.enter_context(verified(*each, options.verify, passed))
-            check_graphs(*each)
+            checked.enter_context(form_of(each[1]).checked(*each, options.verify, passed))
         # From here on: the library lets no other Python run, and opening the graph needs none.
         reading = Background(lambda: read_tokenizer(folder))
-        template = read_template(folder, manifest)
+        template = form_of(manifest).template(folder, manifest)
         runner, provider = open_runner(folder, manifest, options, cpu_bundle)
         tokenizer = reading.result()
         if provider.bundle:  # of the same tokenizer and template
@@ -136,9 +135,9 @@ class _Read(NamedTuple):
     draft: Manifest | None
 
 
-def _read(folder: Path, options: LoadOptions) -> _Read:
+def _read(path: Path, options: LoadOptions) -> _Read:
     """Reads each manifest once, and checks with them that the options suit the bundles and that memory is enough."""
-    manifest = read_manifest(folder)
+    folder, manifest = read_folder(path)
     needed = check_load(folder, manifest, options)
     if options.adapter is not None:
         swappable.check_swappable(manifest)

@@ -61,6 +61,8 @@ class Taken(NamedTuple):
 class DraftSearch:
     """Chooses drafts and compares them with what came. The native library's does the same sooner."""
 
+    chain = False  # True: only the likeliest node after each one taken
+
     def take(
         self,
         root: int,
@@ -74,7 +76,7 @@ class DraftSearch:
         """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
         per time largest, two at least. With a `grammar_state` it takes only what the grammar allows, and what that
         forces is certain to come."""
-        search = _TreeSearch(proposal, others, sharpness, grammar_state)
+        search = _TreeSearch(proposal, others, sharpness, grammar_state, self.chain)
         nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
         columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
         return Taken(*columns, search.sources(), [node.probability for node in nodes], size, expected)
@@ -92,7 +94,13 @@ class DraftSearch:
         return proposal.gradient(came, sharpness), firsts
 
 
-PYTHON_SEARCH = DraftSearch()
+class ChainSearch(DraftSearch):
+    """Chooses the likeliest path alone, for graphs whose rows see all rows before them."""
+
+    chain = True
+
+
+PYTHON_SEARCH, CHAIN_SEARCH = DraftSearch(), ChainSearch()
 
 
 @dataclass
@@ -248,8 +256,10 @@ class _TreeSearch:
         others: CandidateTree | None,
         sharpness: float,
         grammar_state: GrammarState | None = None,
+        chain: bool = False,
     ) -> None:
         self._proposal, self._others, self._sharpness, self._grammar_state = proposal, others, sharpness, grammar_state
+        self._chain = chain
         self._depths = 0 if proposal is None else proposal.depths
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
@@ -278,8 +288,10 @@ class _TreeSearch:
                 if not any(most):  # no further nodes could pay
                     taken.append(node)
                     break
+            if self._chain:
+                heap.clear()
             self._take(node)
-            if node.at == OFF:
+            if node.at == OFF and not self._chain:
                 self._offer(node.parent, node.rank + 1)
         return taken, size, brings
 

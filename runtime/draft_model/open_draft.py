@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from streamspec.bundle.files import read_manifest, verified
-from streamspec.bundle.manifest import MODEL, NATIVE, TOKENIZER, Manifest
+from streamspec.bundle.manifest import DEVICE, MODEL, NATIVE, STATIC, TOKENIZER, Manifest
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
-from streamspec.bundle.onnx_check import check_graphs, shortened
+from streamspec.bundle.onnx_check import shortened
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import CONV
 from streamspec.passed_checks import PassedChecks
@@ -19,8 +18,8 @@ from streamspec.runtime.draft_model.window import WindowDraftRunner
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import SURE, MemoryEstimate, check_load
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.folder_forms import form_of, read_folder
 from streamspec.runtime.hardware import cpu
-from streamspec.runtime.hardware.providers import DEVICE, STATIC, flavour
 from streamspec.runtime.options import WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
@@ -44,8 +43,7 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
         return manifest
     if options.short:
         return shortened(manifest)  # `needed` includes it
-    other = Path(options.draft)
-    draft = read_manifest(other)
+    other, draft = read_folder(Path(options.draft))
     if draft.files[TOKENIZER].sha256 != manifest.files[TOKENIZER].sha256:
         ours, theirs = (read_tokenizer(each).get_vocab(with_added_tokens=True) for each in (folder, other))
         if ours != theirs:
@@ -63,7 +61,7 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
 
 
 def _check_window(manifest: Manifest) -> None:
-    found = FIXED.get(flavour(manifest))
+    found = FIXED.get(manifest.flavour)
     if found is None and any(cache.window is not None or cache.kind == CONV for cache in manifest.model.caches):
         found = "a bundle whose layers keep windows of their own"
     if found is not None:
@@ -80,15 +78,18 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
     if options.window:
         return WindowDraftRunner(runner, options.window)
     model = runner.model
-    folder, same_files = (model.path.parent, True) if options.short else (Path(options.draft), False)
-    passed = PassedChecks(options.cache_dir)
-    with verified(folder, draft, options.verify and not same_files, passed):  # the target's files were, a moment ago
-        check_graphs(folder, draft)
+    same_files = options.short
+    folder = model.folder if same_files else read_folder(Path(options.draft))[0]
+    passed, hashes = (
+        PassedChecks(options.cache_dir),
+        options.verify and not same_files,
+    )  # the target's were, a moment ago
+    with form_of(draft).checked(folder, draft, hashes, passed):
         if same_files:
             graph = folder / SHORT_OF[model.path.name]
             second = OrtRunner(LoadedModel(graph, draft, runner.threads, runner.provider, options.spin))
         else:
             second, _ = open_runner(folder, draft, options)
-    second.model.hashes, second.model.passed = options.verify and not same_files, passed
+    second.model.hashes, second.model.passed = hashes, passed
     runner.model.companion = second.model
     return TwoModelRunner(runner, second)

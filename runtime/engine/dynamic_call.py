@@ -29,6 +29,7 @@ class DynamicCall:
     """See `streamspec.runtime.engine.graph_call.GraphCall`."""
 
     max_rows: int | None = None
+    prompt_rows: int | None = None
     together = 1
 
     def __init__(self, context: CallContext) -> None:

@@ -48,6 +48,10 @@ class GraphCall(Protocol):
         """The number of rows of every call where the graph's shape is fixed; None: any number."""
 
     @property
+    def prompt_rows(self) -> int | None:
+        """The most rows of a prompt that a call should read; None: as many as memory has room for."""
+
+    @property
     def together(self) -> int:
         """See `ModelRunner`."""
 

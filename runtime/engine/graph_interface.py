@@ -15,9 +15,12 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import STATED_SINCE, digests
 from streamspec.errors import BundleError, one_line
 from streamspec.runtime.engine.io_binding import TYPES
+from streamspec.runtime.onnx_decoder.interface import check_decoder
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 OPTIONAL = {sg.FORCED_ROOT, sg.PARENTS}  # inputs that a graph may have or not
 EXPORT_AGAIN = "export the bundle again"
+OTHERS = {DECODER: check_decoder}  # checks of graphs that are no step graphs, by flavour
 
 
 def shares_calls(session: Any) -> bool:
@@ -26,7 +29,12 @@ def shares_calls(session: Any) -> bool:
 
 
 def check_interface(session: Any, manifest: Manifest, kind: str, features: sg.GraphFeatures) -> None:
-    """Raises BundleError unless the graph that `session` has open is the step graph of this kind."""
+    """Raises BundleError unless the graph that `session` has open is the one that the manifest describes."""
+    OTHERS.get(manifest.flavour, _check_step_graph)(session, manifest, kind, features)
+
+
+def _check_step_graph(session: Any, manifest: Manifest, kind: str, features: sg.GraphFeatures) -> None:
+    """Raises BundleError unless the graph is the step graph of this kind."""
     required = session.get_inputs()
     inputs = {value.name: value for value in required + session.get_overridable_initializers() if value.type in TYPES}
     outputs = {value.name for value in session.get_outputs() if value.type in TYPES}

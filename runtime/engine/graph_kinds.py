@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from streamspec.bundle.manifest import DEVICE, DYNAMIC, NATIVE_OPS, STATIC
 from streamspec.errors import ProviderError
+from streamspec.runtime.engine.decoder.decoder_call import DecoderCall, decoder_cache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.graph_call import CallContext, GraphCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
@@ -14,11 +16,12 @@ from streamspec.runtime.engine.padded.device_buffers import captured_cache
 from streamspec.runtime.engine.padded.padded_call import PaddedCall
 from streamspec.runtime.engine.padded.static_call import StaticBinding
 from streamspec.runtime.engine.shared.shareable_call import ShareableCall
-from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
+from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 
 def dynamic_call(context: CallContext) -> GraphCall:
@@ -59,10 +62,11 @@ def static_cache(model: LoadedModel, rows: int) -> Cache:
 
 
 class GraphKind(NamedTuple):
-    """Makes the calls and the cache of one kind of bundle."""
+    """Makes the calls and the cache of one kind of bundle. `trees`: whether rows may be a tree, not only a chain."""
 
     call: Callable[[CallContext], GraphCall]
     cache: Callable[[LoadedModel, int], Cache]
+    trees: bool = True
 
 
 CAPTURED = GraphKind(lambda context: PaddedCall(context, CapturedBinding(context)), captured_cache)
@@ -71,9 +75,10 @@ GRAPH_KINDS = {
     NATIVE_OPS: GraphKind(dynamic_call, host_cache),
     DEVICE: GraphKind(dynamic_call, device_cache),
     STATIC: GraphKind(lambda context: PaddedCall(context, StaticBinding(context)), static_cache),
+    DECODER: GraphKind(DecoderCall, decoder_cache, trees=False),
 }
 
 
 def graph_kind(model: LoadedModel) -> GraphKind:
     """Returns the kind of the open bundle."""
-    return GRAPH_KINDS[flavour(model.manifest)] if model.captured is None else CAPTURED
+    return GRAPH_KINDS[model.manifest.flavour] if model.captured is None else CAPTURED

@@ -15,23 +15,21 @@ from weakref import WeakSet
 
 from streamspec import step_graph as sg
 from streamspec.bundle.cache_section import CAPTURED, COMPACT
-from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.model_section import SHORT
-from streamspec.bundle.onnx_check import check_graphs
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.passed_checks import PassedChecks
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.scheduler import FairLock
+from streamspec.runtime.folder_forms import form_of
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.huge_pages import HugePages, trim
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.runtime.hardware.providers import (
     CPU,
     check_placement,
-    flavour,
     import_onnxruntime,
     named,
     on_cpu,
@@ -80,6 +78,7 @@ class LoadedModel:
         """
         self.threads = threads if threads is not None else physical_cores()
         self.path = path
+        self.folder = path.parents[len(Path(manifest.model_file).parts) - 1]  # of the bundle
         self.manifest = manifest
         self.provider = provider
         self.spin = spin
@@ -123,8 +122,7 @@ class LoadedModel:
 
     def _reopen(self) -> None:
         try:
-            with verified(self.path.parent, self.manifest, self.hashes, self.passed):
-                check_graphs(self.path.parent, self.manifest)
+            with form_of(self.manifest).checked(self.folder, self.manifest, self.hashes, self.passed):
                 self._open_sessions()
                 for runner in list(self._runners):
                     runner.reload()
@@ -163,12 +161,12 @@ class LoadedModel:
 
     def open_compactor(self) -> Any:
         """Opens a session of the graph that compacts a cache on a device."""
-        compactor = self._open(self.path.parent / COMPACT)
+        compactor = self._open(self.folder / COMPACT)
         check_placement(compactor, named(self.provider))
         return compactor
 
     def _open(self, path: Path) -> Any:
-        here = usable(named(self.provider), flavour(self.manifest))
+        here = usable(named(self.provider), self.manifest.flavour)
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
@@ -201,7 +199,7 @@ class LoadedModel:
     def _open_sampler(self) -> Any:
         try:
             return self.ort.InferenceSession(
-                str(self.path.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"]
+                str(self.folder / CHOICE), self.options(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise BundleError(

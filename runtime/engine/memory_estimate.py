@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamspec.bundle import swappable_adapters as swappable
-from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
 from streamspec.bundle.onnx_check import shortened
@@ -19,6 +18,7 @@ from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
 from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.draft_sources import lookahead, recycling
+from streamspec.runtime.folder_forms import read_folder
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
@@ -38,7 +38,6 @@ DRAFTED = MAX_DEPTH + MAX_GAMMA  # slots of a second cache beyond its window: dr
 STATES = 8  # arrays of rows x hidden size at a time
 LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
-DATA = ".data"
 # Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
 # where it lies.
 PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2, "gguf": 1.2}
@@ -106,10 +105,10 @@ def estimate_memory(
     embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1, and
     for a short graph where there is none.
     """
-    manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
+    folder, manifest = (None, bundle) if isinstance(bundle, Manifest) else read_folder(Path(bundle))
     context = manifest.model.context_length if context is None else context
     estimate = _estimate(manifest, context, sessions, provider, window, short)
-    return estimate if isinstance(bundle, Manifest) else estimate.with_adapter(Path(bundle), manifest)
+    return estimate if folder is None else estimate.with_adapter(folder, manifest)
 
 
 def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> MemoryEstimate:
@@ -182,7 +181,7 @@ def runs_native(manifest: Manifest, provider: str) -> bool:
 def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
     """Returns the bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of
     those in memory of the process's own."""
-    data = max(0, sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA)) - table)
+    data = max(0, manifest.data_bytes - table)
     if NATIVE in manifest.files:
         return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK[manifest.precision] * data))
     wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1

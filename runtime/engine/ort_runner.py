@@ -60,6 +60,7 @@ class OrtRunner:
         self.tokens: list[int] = []  # in the cache
         self._verified: Sequence[int] = ()  # tokens of the last call
         self._kind = graph_kind(model)
+        self.trees = self._kind.trees
         self._executor = GraphExecutor(model)
         self._choice = SamplingState(self.vocab_size)
         self._drafter = DrafterShape.of_manifest(manifest)
@@ -236,6 +237,7 @@ class OrtRunner:
         """Returns how many rows of a prompt the next call reads."""
         limit = prompt_rows(self.model.manifest.model, self.length + CHUNK)
         limit = min(limit, SHARED_CHUNK if self.model.scheduler.shared else CHUNK)
+        limit = min(limit, self._call.prompt_rows or limit)
         return self._call.max_rows or min(limit, self.cache.max_call_rows or limit)
 
 

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from streamspec import paths as cache
-from streamspec.bundle.cache_section import CAPTURED, COMPACT
-from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
+from streamspec.bundle.cache_section import CAPTURED
+from streamspec.bundle.manifest import DEVICE, DYNAMIC, MODEL, NATIVE, NATIVE_OPS, STATIC
 from streamspec.errors import ConfigError, ProviderError, one_line
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 AUTO = "auto"
 # kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
 # opened and timed as well (docs/lab/decisions)
 FASTER = ("avx512vnni",)
-DYNAMIC, NATIVE_OPS, STATIC, DEVICE = "dynamic", "native", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
 # operators whose placement decides the speed: products, convolutions, attention, and what writes the cache
 HEAVY = frozenset(
@@ -133,7 +133,11 @@ class Provider:
 
 
 CPU = Provider(
-    "cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIVE_OPS, STATIC, DEVICE), since=OPERATORS_SINCE
+    "cpu",
+    "CPUExecutionProvider",
+    "streamspec[cpu]",
+    (DYNAMIC, NATIVE_OPS, STATIC, DEVICE, DECODER),
+    since=OPERATORS_SINCE,
 )
 # The CPU with operators of our own in place of ONNX Runtime's
 NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE, since=OPERATORS_SINCE)
@@ -242,13 +246,6 @@ def named(name: str) -> Provider:
 def on_cpu(name: str) -> bool:
     """Tells whether the provider of this name computes on the CPU, with ONNX Runtime's operators or our own."""
     return name in (CPU.name, NATIVE_CPU.name)
-
-
-def flavour(manifest: Manifest) -> str:
-    """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device
-    with memory of its own; native: of any number of rows, with a graph of our own operators too; else dynamic."""
-    kinds = ((STATIC, manifest.static), (DEVICE, COMPACT in manifest.files), (NATIVE_OPS, NATIVE in manifest.files))
-    return next((kind for kind, so in kinds if so), DYNAMIC)
 
 
 def find(provider: Provider, kind: str = "") -> UsableProvider:

@@ -83,7 +83,7 @@ class KeyValueCache(SequenceRows):
         token = sum(group.bytes(1) for group in groups if group.cache.window is None)
         begin = max(FIRST_CAPACITY, RESERVED // max(token, 1)) if LAZY else FIRST_CAPACITY
         self.capacity = min(begin if first is None else first, limit)
-        self.data = [_zeros(group, self.slots(group)) for group in self.groups]
+        self.data = [zeros(group, self.slots(group)) for group in self.groups]
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; true if `data` is a new list."""
@@ -95,7 +95,7 @@ class KeyValueCache(SequenceRows):
             if slots == rows_before.shape[4]:
                 self.data.append(rows_before)
                 continue
-            grown = _zeros(group, slots)
+            grown = zeros(group, slots)
             grown[..., : self.length, :] = rows_before[..., : self.length, :]
             self.data.append(grown)
         return True
@@ -155,7 +155,7 @@ def _move(data: np.ndarray, source: int, target: int, count: int) -> None:
     data[..., (target + rows) % slots, :] = data[..., (source + rows) % slots, :]
 
 
-def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
+def zeros(group: CacheGroup, slots: int) -> np.ndarray:
     """Returns zeros: uninitialised rows could hold NaN, which masking does not undo."""
     shape = group.shape(slots)
     if not LAZY:

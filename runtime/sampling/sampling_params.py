@@ -187,29 +187,39 @@ class AdjustedSampler:
         sampling, counts = self._sampling, self._counts + Counter(path)
         scores = logits.astype(np.float64)
         scores[self._biased] += self._biases
-        if sampling.repetition_penalty != 1:
-            seen = list(self._seen | counts.keys())
-            scores[seen] *= np.where(scores[seen] < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+        penalize(scores, list(self._seen | counts.keys()), sampling.repetition_penalty)
         if counts:
             times = np.array(list(counts.values()))
             scores[list(counts)] -= sampling.presence_penalty + sampling.frequency_penalty * times
         if allowed is not None:
             scores[~allowed] = -np.inf
-        if not sampling.random:
-            return int(np.argmax(scores))
-        weights = np.exp((scores - scores.max()) / sampling.temperature)
-        floor, total, ranked = sampling.min_p, weights.sum(), None
-        if 0 < sampling.top_k < len(weights):
-            ranked = -np.sort(-np.partition(weights, -sampling.top_k)[-sampling.top_k :])
-            floor, total = max(floor, ranked[-1]), ranked.sum()
-        if sampling.top_p < 1:
-            ranked = -np.sort(-weights) if ranked is None else ranked
-            before = np.cumsum(ranked) - ranked
-            floor = max(floor, ranked[np.count_nonzero(before < sampling.top_p * total) - 1])
-        weights[weights < floor] = 0
-        ends = np.cumsum(weights)
-        drawn = np.searchsorted(ends, sampling.uniform(self._length + len(path)) * ends[-1], side="right")
-        return int(min(drawn, np.flatnonzero(weights)[-1]))
+        return drawn(scores, sampling, sampling.uniform(self._length + len(path)) if sampling.random else 0.0)
+
+
+def penalize(scores: np.ndarray, seen: np.ndarray | list[int], penalty: float) -> None:
+    """Applies a repetition penalty to `scores` float64 [vocabulary] of the tokens that were `seen`: a mask or ids."""
+    if penalty != 1:
+        scores[seen] *= np.where(scores[seen] < 0, penalty, 1 / penalty)
+
+
+def drawn(scores: np.ndarray, sampling: Sampling, uniform: float) -> int:
+    """Returns the token that `sampling` chooses by `scores` float64 [vocabulary], to which all else was applied;
+    `uniform` in [0, 1) draws it."""
+    if not sampling.random:
+        return int(np.argmax(scores))
+    weights = np.exp((scores - scores.max()) / sampling.temperature)
+    floor, total, ranked = sampling.min_p, weights.sum(), None
+    if 0 < sampling.top_k < len(weights):
+        ranked = -np.sort(-np.partition(weights, -sampling.top_k)[-sampling.top_k :])
+        floor, total = max(floor, ranked[-1]), ranked.sum()
+    if sampling.top_p < 1:
+        ranked = -np.sort(-weights) if ranked is None else ranked
+        before = np.cumsum(ranked) - ranked
+        floor = max(floor, ranked[np.count_nonzero(before < sampling.top_p * total) - 1])
+    weights[weights < floor] = 0
+    ends = np.cumsum(weights)
+    token = np.searchsorted(ends, uniform * ends[-1], side="right")
+    return int(min(token, np.flatnonzero(weights)[-1]))
 
 
 @dataclass(frozen=True)

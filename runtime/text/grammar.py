@@ -86,7 +86,7 @@ class Grammar:
         parts = {name: _narrowed(schema, SEPARATORS)[1] for name, schema in schemas.items()}
         made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
         grammar = _checked("grammar of calls", made, made)
-        texts = (made,)
+        texts: tuple[str, ...] = (made,)
         if any(map(has_open_keys, parts.values())):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
             texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
+from streamspec.errors import ConfigError
 from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
+from streamspec.runtime.decoding.draft_tree_search import CHAIN_SEARCH, MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
 from streamspec.runtime.draft_sources.ngram import CONTINUATION, NGRAM
@@ -36,10 +37,13 @@ def choose_policy(
     """
     second = data.draft is not None  # a second model drafts
     sources = chosen(options, data)
+    if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
+        found = f"{explorer} with a graph whose rows see all rows before them"
+        raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")
     drafts = manifest.trees is not None or bool(sources) or second
     rows, costs = 1, None
     pruning = options.pruning if _prunes(manifest) else None
-    measured = drafts and options.tree == AUTO
+    measured = drafts and options.tree == AUTO and not manifest.why_plain
     if measured:
         rows = _at_most(_longest_draft(manifest, sources, second), runner)
         costs, pruning = _learned(runner, manifest, options, data, rows, pruning)
@@ -55,12 +59,18 @@ def choose_policy(
         sources=sources,
         pruning=pruning,
         call_rows=manifest.static.rows if manifest.static else None,
-        reason=PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams",
+        reason=_why_plain(manifest, options, second),
         expected=expected,
-        search=native_search.find() or PYTHON_SEARCH,
+        search=(native_search.find() or PYTHON_SEARCH) if runner.trees else CHAIN_SEARCH,
         deepest=MAX_DEPTH if second else 0,
         window=options.window,
     )
+
+
+def _why_plain(manifest: Manifest, options: LoadOptions, second: bool) -> str:
+    if manifest.why_plain and options.tree == AUTO:
+        return manifest.why_plain
+    return PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams"
 
 
 def _prunes(manifest: Manifest) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
+from streamspec.bundle.manifest import DEVICE, DYNAMIC, NATIVE_OPS, TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import ConfigError
-from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, flavour
+from streamspec.runtime.folder_forms import read_folder
 
 NEITHER = "leave cpu_bundle out"
 TEXT_FILES = ("tokenizer", TOKENIZER), ("chat template", TEMPLATE)
@@ -23,16 +22,16 @@ class CpuBundle(NamedTuple):
     @classmethod
     def read(cls, folder: Path, device: Manifest) -> CpuBundle:
         """Raises ConfigError for a bundle that might answer otherwise than the one of `device`, or is for none."""
-        manifest = read_manifest(folder)
-        if flavour(device) != DEVICE:
+        folder, manifest = read_folder(folder)
+        if device.flavour != DEVICE:
             raise ConfigError(
                 "a bundle for the CPU beside another",
                 "beside one of export --target cuda or rocm",
                 NEITHER,
             )
-        if flavour(manifest) not in (DYNAMIC, NATIVE_OPS):
+        if manifest.flavour not in (DYNAMIC, NATIVE_OPS):
             raise ConfigError(
-                f"a {flavour(manifest)} bundle {folder} for the CPU",
+                f"a {manifest.flavour} bundle {folder} for the CPU",
                 "one of export --target cpu",
                 NEITHER,
             )

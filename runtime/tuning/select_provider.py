@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamspec import __version__
-from streamspec.bundle.manifest import Manifest
+from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.errors import StreamspecError, one_line
 from streamspec.passed_checks import PassedChecks, file_state
 from streamspec.runtime.engine.loaded_model import LoadedModel
@@ -23,7 +23,6 @@ from streamspec.runtime.hardware.providers import (
     NATIVE_CPU,
     ProviderChoice,
     fitting,
-    flavour,
     named,
     on_cpu,
 )
@@ -49,7 +48,7 @@ def open_runner(
     search = _ProviderSearch(folder, manifest, options, cpu_bundle)
     runner = search.best()
     choice = _choice(runner, tuple(search.passed_over.items()))
-    if cpu_bundle is not None and runner.model.path.parent == cpu_bundle.folder:
+    if cpu_bundle is not None and runner.model.folder == cpu_bundle.folder:
         choice = replace(choice, bundle=str(cpu_bundle.folder))
     return runner, choice
 
@@ -79,7 +78,8 @@ def open_on(
             if not chosen.dynamic:
                 raise
             why_not = one_line(f"{error.found}; {error.fix}", 300)
-    runner = _checked(folder / chosen.graph, manifest, threads, chosen.name, spin, False, passed)
+    graph = manifest.model_file if chosen.graph == MODEL else chosen.graph
+    runner = _checked(folder / graph, manifest, threads, chosen.name, spin, False, passed)
     runner.model.why_not_captured = why_not
     return runner
 
@@ -106,7 +106,7 @@ def _checked(
 def _rests_on(runner: OrtRunner, manifest: Manifest) -> tuple[object, ...] | None:
     """Returns all that decides what the self-test finds on a CPU; None where a file changes right now."""
     model, library = runner.model, native_library.library()
-    paths = [*(model.path.parent / name for name in sorted(manifest.files)), *([library] if library else [])]
+    paths = [*(model.folder / name for name in sorted(manifest.files)), *([library] if library else [])]
     files = [file_state(path) for path in paths]
     if None in files:
         return None
@@ -131,9 +131,9 @@ class _ProviderSearch:
         self.spin = options.spin
         self.cache_dir, self.passed = options.cache_dir, PassedChecks(options.cache_dir)
         self.threads = options.threads if options.threads is not None else physical_cores()
-        self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
+        self.fitting, self.passed_over = fitting(manifest.flavour)  # the latter installed, each with the reason
         if cpu_bundle is not None:
-            names, others = fitting(flavour(cpu_bundle.manifest))
+            names, others = fitting(cpu_bundle.manifest.flavour)
             self.fitting = [name for name in self.fitting if not on_cpu(name)] + [*filter(on_cpu, names)]
             self.passed_over = {name: why for name, why in self.passed_over.items() if not on_cpu(name)}
             self.passed_over |= {name: why for name, why in others.items() if on_cpu(name)}

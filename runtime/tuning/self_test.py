@@ -1,6 +1,7 @@
 """Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that;
 where there is an early exit, a tree that is pruned there, and the step after that; and where a graph for capture draws
-tokens itself, those of a tree.
+tokens itself, those of a tree. A graph that takes chains alone is compared with itself: a text in one call and in
+several.
 
 Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/reference/providers.md).
 The logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then
@@ -27,6 +28,9 @@ TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differ
 # mask, positions or past are ignored. In fp32 the two are 0.0005 and 0.43 (docs/lab/decisions).
 TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2, "gguf": 0.2}
 SINGLE = 2.0  # a row alone scatters more than several
+# Of a text in parts: rows of each call, and how many of them are committed.
+CHAIN_FIX = "export it in another precision or by another exporter"
+CHAINS = (4, 4), (4, 2), (4, 3), (1, 1), (1, 1), (1, 1)
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
 # Root mean square of a layer's keys or values less those of a chain, over how much they differ from row to row. Where
 # `streams.ns` is wrong it is 0.96 or more, of SmolLM2 in int8 and of tiny models; else 0.
@@ -41,6 +45,8 @@ def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
     cache.
     """
     probe = manifest.probe
+    if not runner.trees:
+        _check_chain(runner, manifest)
     if probe is None or len(probe.input_ids) < 2:
         return
     ids = list(probe.input_ids)
@@ -50,6 +56,30 @@ def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
     check_pruning(runner, manifest)
     if runner.row_counts:
         _check_sampled(runner, ids)
+    runner.reset()
+
+
+def _check_chain(runner: OrtRunner, manifest: Manifest) -> None:
+    """Raises BundleError where rows have other logits than in one call when the text is read in parts, some of them
+    left out again, or when it is gone back to the middle of it; empties the cache."""
+    length = min(sum(kept for _, kept in CHAINS), runner.context_length - CHAINS[0][0])
+    ids = [(7919 * at + 13) % runner.vocab_size for at in range(length)]
+    whole, at = runner.score(ids), 0
+    spread, tolerance = float(_known(whole).std()), SINGLE * TREE_TOLERANCE[manifest.precision]
+    runner.reset()
+    for rows, kept in (*CHAINS, (2, 2)):
+        if at + rows > length:
+            at = length // 2
+            runner.rewind(at)
+        what = f"{rows} rows after {at} tokens"
+        try:
+            found = runner.forward(ids[at : at + rows], range(rows), causal_mask(rows))
+        except BundleError as error:
+            expected = "any number of rows after any number of tokens"
+            raise BundleError(f"a graph that cannot read {what} ({error.found})", expected, CHAIN_FIX) from None
+        _compare(found, whole[at : at + rows], spread, tolerance, runner.provider, what)
+        runner.commit(range(kept))
+        at += kept
     runner.reset()
 
 

@@ -15,12 +15,11 @@ from typing import BinaryIO
 
 from streamspec.atomic import sha256_file
 from streamspec.background import Background
-from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest
+from streamspec.bundle.manifest import DATA, MANIFEST, MAX_MANIFEST, FileInfo, Manifest
 from streamspec.errors import BundleError
 from streamspec.json_fields import MAX_JSON
 from streamspec.passed_checks import PassedChecks, file_state
 
-WEIGHTS = ".data"  # how their file's name ends
 PIECE = 1 << 20  # bytes read at once
 COPY_AGAIN = "copy the bundle again or export it again"
 
@@ -83,7 +82,7 @@ def verified(
     hash also where the body failed first."""
     files = _listed(folder, manifest)
     check_files(files, manifest.files, False, COPY_AGAIN)
-    large = {name: info for name, info in manifest.files.items() if name.endswith(WEIGHTS)}
+    large = {name: info for name, info in manifest.files.items() if name.endswith(DATA)}
     check_files(files, {name: info for name, info in manifest.files.items() if name not in large}, hashes, COPY_AGAIN)
     hashing = Background(lambda: _check_weights(files, large, hashes, passed))
     try:

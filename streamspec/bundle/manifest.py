@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.bundle.cache_section import read_sizes
+from streamspec.bundle.cache_section import COMPACT, read_sizes
 from streamspec.bundle.model_section import AGAIN, MAX_LAYERS, ModelInfo, check_model, read_model, without_defaults
 from streamspec.bundle.sampling_section import read_sampling
 from streamspec.bundle.store_section import StoreInfo, read_store
@@ -24,11 +24,13 @@ from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION, OLDEST_FORMAT = 5, 4  # 4: tokens can be masked; 5: graphs state what they were made for
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
+DYNAMIC, NATIVE_OPS, STATIC, DEVICE = "dynamic", "native", "static", "device"  # flavours of bundles
 CHOICE = "choose.onnx"  # of a static bundle: samples tokens where decoding is not greedy
 # Session entries of a static graph on the CPU: without them ONNX Runtime picks kernels that round rows to 8 bits.
 FLOAT_ROWS = {"session.disable_quant_qdq": "1"}
 NATIVE = "native.onnx"  # of a bundle for CPUs: the step graph of native operators, over the data of `model.onnx`
 REQUIRED_FILES = (MODEL, TOKENIZER)
+DATA = ".data"  # how the names of files of weights end
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes candidates from further down
 
 # Method of training -> the kind of its drafter, None where there is none.
@@ -178,6 +180,29 @@ class Manifest:
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def flavour(self) -> str:
+        """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a
+        device with memory of its own; native: of any number of rows, with a graph of our own operators too; else
+        dynamic."""
+        kinds = ((STATIC, self.static), (DEVICE, COMPACT in self.files), (NATIVE_OPS, NATIVE in self.files))
+        return next((kind for kind, so in kinds if so), DYNAMIC)
+
+    @property
+    def model_file(self) -> str:
+        """The graph of standard operators, by its path in the folder."""
+        return MODEL
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the weights of all graphs."""
+        return sum(info.bytes for name, info in self.files.items() if name.endswith(DATA))
+
+    @property
+    def why_plain(self) -> str:
+        """Why nothing is drafted unless a number of rows is asked for; '' where drafts are exact."""
+        return ""
 
     @property
     def rounding(self) -> str:

@@ -64,7 +64,7 @@ Span = tuple[int, int]
 Message = dict[int, list[int | Span]]
 
 
-class _MalformedGraph(ValueError):
+class MalformedGraph(ValueError):
     """A graph that is refused; its text says why."""
 
 
@@ -141,13 +141,13 @@ def check_graph(file: Path, outside: int) -> int | None:
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
-            raise _MalformedGraph(f"{size} bytes, more than {MAX_BYTES}")
-        reader = _Reader(file.read_bytes(), data_of(file.name), outside)
+            raise MalformedGraph(f"{size} bytes, more than {MAX_BYTES}")
+        reader = GraphReader(file.read_bytes(), data_of(file.name), outside)
         reader.model()
         return reader.positions()
     except OSError as error:
         raise BundleError(f"{file}: {error.strerror}", "a readable graph", AGAIN) from None
-    except _MalformedGraph as error:
+    except MalformedGraph as error:
         raise BundleError(
             f"cannot load {file.name}: {error}",
             "a graph as `streamspec export` writes it",
@@ -155,7 +155,9 @@ def check_graph(file: Path, outside: int) -> int | None:
         ) from None
 
 
-class _Reader:
+class GraphReader:
+    """Walks a model file. A subclass may read more of ONNX than the exporter writes."""
+
     def __init__(self, data: bytes, beside: str, outside: int) -> None:
         """`outside`: bytes of the file `beside` the graph."""
         self.data, self.beside, self.outside = data, beside.encode(), outside
@@ -177,104 +179,104 @@ class _Reader:
     def model(self) -> None:
         model = self.message((0, len(self.data)), MODEL_FIELDS, "the model")
         versions: dict[str, int] = {}
-        for span in _spans(model, 8):
+        for span in spans(model, 8):
             opset = self.message(span, OPSET_FIELDS, "an opset")
-            domain, version = self.text(opset, 1, "an opset's domain"), _number(opset, 2)
+            domain, version = self.text(opset, 1, "an opset's domain"), number_of(opset, 2)
             if domain not in OPSETS or domain in versions or version not in OPSETS[domain]:
-                raise _MalformedGraph(f"operators of the domain {domain!r}, version {version}")
+                raise MalformedGraph(f"operators of the domain {domain!r}, version {version}")
             versions[domain] = version
         if 7 not in model or "" not in versions:
-            raise _MalformedGraph("a model without a graph or without opsets")
-        self.graph(_spans(model, 7)[0], MAX_NESTING)
+            raise MalformedGraph("a model without a graph or without opsets")
+        self.graph(spans(model, 7)[0], MAX_NESTING)
 
     def graph(self, span: Span, nesting: int) -> None:
         if not nesting:
-            raise _MalformedGraph(f"branches nested more than {MAX_NESTING} deep")
+            raise MalformedGraph(f"branches nested more than {MAX_NESTING} deep")
         graph = self.message(span, GRAPH_FIELDS, "a graph")
-        for node in _spans(graph, 1):
+        for node in spans(graph, 1):
             self.node(node, nesting)
-        for tensor in _spans(graph, 5):
+        for tensor in spans(graph, 5):
             initializer = self.tensor(tensor)
-            if nesting == MAX_NESTING and _number(initializer, 2) == INT64:
-                self.numbers.setdefault(self.bytes(initializer, 8), []).extend(_spans(initializer, 9))
+            if nesting == MAX_NESTING and number_of(initializer, 2) == INT64:
+                self.numbers.setdefault(self.bytes(initializer, 8), []).extend(spans(initializer, 9))
         for field in (11, 12, 13):
-            for value in _spans(graph, field):
+            for value in spans(graph, field):
                 self.value(value)
 
     def node(self, span: Span, nesting: int) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            raise _MalformedGraph(f"more than {MAX_NODES} nodes")
+            raise MalformedGraph(f"more than {MAX_NODES} nodes")
         node = self.message(span, NODE_FIELDS, "a node")
         domain, operator = self.text(node, 7, "a node's domain"), self.text(node, 4, "an operator")
         if operator not in OPERATORS.get(domain, ()):
-            raise _MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
-        inputs = [self.data[start:end] for start, end in _spans(node, 1)]
+            raise MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
+        inputs = [self.data[start:end] for start, end in spans(node, 1)]
         if POSITIONS in inputs:
             self.bounds.append(inputs if operator == "Min" and len(inputs) == 2 else [])
-        for attribute in _spans(node, 5):
+        for attribute in spans(node, 5):
             fields = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
-            for tensor in _spans(fields, 5):
+            for tensor in spans(fields, 5):
                 self.tensor(tensor)
-            for graph in _spans(fields, 6):
+            for graph in spans(fields, 6):
                 self.graph(graph, nesting - 1)
 
     def tensor(self, span: Span) -> Message:
         tensor = self.message(span, TENSOR_FIELDS, "a tensor")
-        bits, count = BITS.get(_number(tensor, 2)), 1
+        bits, count = BITS.get(number_of(tensor, 2)), 1
         if bits is None:
-            raise _MalformedGraph(f"a tensor of type {_number(tensor, 2)}")
+            raise MalformedGraph(f"a tensor of type {number_of(tensor, 2)}")
         for size in tensor.get(1, ()):
             assert isinstance(size, int)
             if size > MAX_SIZE or (count := count * size) > MAX_SIZE:
-                raise _MalformedGraph(f"a tensor with a size of {size}")
+                raise MalformedGraph(f"a tensor with a size of {size}")
         expected = (count * bits + 7) // 8
-        if _number(tensor, 14):
+        if number_of(tensor, 14):
             self.external(tensor, expected)
             return tensor
         listed = [field for field in ONE_BY_ONE if field in tensor]
-        here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
+        here = sum(end - start for start, end in spans(tensor, 9)) + sum(
             len(tensor[field]) * BITS[type_] // 8 for field, type_ in ONE_BY_ONE.items() if field in tensor
         )
         if (
             here != expected
             or 13 in tensor
             or len(listed) + (9 in tensor) > 1
-            or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
+            or any(ONE_BY_ONE[field] != number_of(tensor, 2) for field in listed)
         ):
-            raise _MalformedGraph(f"a tensor of {expected} bytes with {here}")
+            raise MalformedGraph(f"a tensor of {expected} bytes with {here}")
         return tensor
 
     def external(self, tensor: Message, expected: int) -> None:
         entries: dict[bytes, bytes] = {}
-        for span in _spans(tensor, 13):
+        for span in spans(tensor, 13):
             entry = self.message(span, ENTRY_FIELDS, "a location of external data")
             key, value = (self.bytes(entry, number) for number in (1, 2))
             if key in entries or key not in (b"location", b"offset", b"length"):
-                raise _MalformedGraph(f"external data with {key[:40]!r}")
+                raise MalformedGraph(f"external data with {key[:40]!r}")
             entries[key] = value
-        if entries.get(b"location") != self.beside or {9, *ONE_BY_ONE} & tensor.keys() or _number(tensor, 14) != 1:
-            raise _MalformedGraph(f"external data in {entries.get(b'location', b'')[:80]!r}")
+        if entries.get(b"location") != self.beside or {9, *ONE_BY_ONE} & tensor.keys() or number_of(tensor, 14) != 1:
+            raise MalformedGraph(f"external data in {entries.get(b'location', b'')[:80]!r}")
         numbers = [entries.get(key, b"") for key in (b"offset", b"length")]
         if not all(number.isdigit() and len(number) < 16 for number in numbers):
-            raise _MalformedGraph(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
+            raise MalformedGraph(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
         offset, length = map(int, numbers)
         if length != expected or offset + length > self.outside:
-            raise _MalformedGraph(
+            raise MalformedGraph(
                 f"a tensor of {expected} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
             )
 
     def value(self, span: Span) -> None:
         value = self.message(span, VALUE_FIELDS, "a value")
-        for type_ in _spans(value, 2):
-            for tensor in _spans(self.message(type_, TYPE_FIELDS, "a value's type"), 1):
+        for type_ in spans(value, 2):
+            for tensor in spans(self.message(type_, TYPE_FIELDS, "a value's type"), 1):
                 tensor_type = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
-                if _number(tensor_type, 1) not in BITS:
-                    raise _MalformedGraph(f"a value of type {_number(tensor_type, 1)}")
-                for shape in _spans(tensor_type, 2):
-                    for size in _spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1):
-                        if _number(self.message(size, DIMENSION_FIELDS, "a dimension"), 1) > MAX_SIZE:
-                            raise _MalformedGraph("a value with a negative or senseless dimension")
+                if number_of(tensor_type, 1) not in BITS:
+                    raise MalformedGraph(f"a value of type {number_of(tensor_type, 1)}")
+                for shape in spans(tensor_type, 2):
+                    for size in spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1):
+                        if number_of(self.message(size, DIMENSION_FIELDS, "a dimension"), 1) > MAX_SIZE:
+                            raise MalformedGraph("a value with a negative or senseless dimension")
 
     # ---- protobuf
 
@@ -293,7 +295,7 @@ class _Reader:
                 )
                 continue
             if wire != expected or (number in out and not many):
-                raise _MalformedGraph(f"{what} with an unknown or repeated field {number}")
+                raise MalformedGraph(f"{what} with an unknown or repeated field {number}")
             out.setdefault(number, []).append(value)
         return out
 
@@ -308,7 +310,7 @@ class _Reader:
             if wire == BYTES:
                 length, at = (data[at], at + 1) if at < end and data[at] < 128 else self.varint(at, end)
                 if length > end - at:
-                    raise _MalformedGraph("a field longer than what is left")
+                    raise MalformedGraph("a field longer than what is left")
                 yield tag >> 3, wire, (at, at + length)
                 at += length
             elif wire == VARINT:
@@ -317,15 +319,15 @@ class _Reader:
             elif wire in (WIDE, NARROW):
                 at += 8 if wire == WIDE else 4
                 if at > end:
-                    raise _MalformedGraph("a number that is cut off")
+                    raise MalformedGraph("a number that is cut off")
                 yield tag >> 3, wire, 0
             else:
-                raise _MalformedGraph(f"a field of wire type {wire}")
+                raise MalformedGraph(f"a field of wire type {wire}")
 
     def count(self, fields: int = 1) -> None:
         self.seen += fields
         if self.seen > MAX_FIELDS:
-            raise _MalformedGraph(f"more than {MAX_FIELDS} fields")
+            raise MalformedGraph(f"more than {MAX_FIELDS} fields")
 
     def packed(self, at: int, end: int) -> Iterator[int]:
         while at < end:
@@ -343,24 +345,24 @@ class _Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value, at
-        raise _MalformedGraph("a number that is cut off or too long")
+        raise MalformedGraph("a number that is cut off or too long")
 
     def bytes(self, message: Message, number: int) -> bytes:
-        return b"".join(self.data[start:end] for start, end in _spans(message, number))
+        return b"".join(self.data[start:end] for start, end in spans(message, number))
 
     def text(self, message: Message, number: int, what: str) -> str:
         raw = self.bytes(message, number)
         try:
             return raw[:200].decode()
         except UnicodeDecodeError:
-            raise _MalformedGraph(f"{what} that is no text") from None
+            raise MalformedGraph(f"{what} that is no text") from None
 
 
-def _spans(message: Message, number: int) -> list[Span]:
+def spans(message: Message, number: int) -> list[Span]:
     return [value for value in message.get(number, ()) if isinstance(value, tuple)]
 
 
-def _number(message: Message, number: int) -> int:
+def number_of(message: Message, number: int) -> int:
     """Returns the number of a field that occurs at most once; 0 without it."""
     value = message.get(number, [0])[0]
     assert isinstance(value, int)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle.files import verify_files
 from streamspec.cli.option_flags import Flags, with_flags
 from streamspec.cli.shared_options import BUNDLE, Precision, folder_of
 from streamspec.runtime.options import LoadOptions
@@ -31,15 +30,17 @@ def command(
     from streamspec.cli.tables import print_facts
     from streamspec.progress import track
     from streamspec.runtime import doctor
-    from streamspec.runtime.hardware.providers import fitting, flavour
+    from streamspec.runtime.folder_forms import form_of, read_folder
+    from streamspec.runtime.hardware.providers import fitting
 
     machine = doctor.machine()
     providers = doctor.providers() if machine["onnxruntime"] else []
     tried: list[dict[str, Any]] | None = None
     if bundle is not None:
         folder = folder_of(bundle, precision)
-        manifest = verify_files(folder)
-        names, _ = fitting(flavour(manifest))
+        folder, manifest = read_folder(folder)
+        with form_of(manifest).checked(folder, manifest, True, None):
+            names, _ = fitting(manifest.flavour)
         tried = [
             doctor.examine(folder, manifest, name, loading.threads) for name in track(names, "providers", len(names))
         ]

@@ -20,7 +20,8 @@ from streamspec.bundle.adapter_folder import (
     read_json,
     tensor_shapes,
 )
-from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
+from streamspec.bundle.files import verify_files
+from streamspec.bundle.manifest import DRAFT_LAYERS, MANIFEST, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.bundle.store_section import STORE
 from streamspec.cli.shared_options import BASES, Precision, folder_of
@@ -31,8 +32,11 @@ from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
+from streamspec.runtime.folder_forms import is_ready, read_folder
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 Rows = list[tuple[str, str]]
+CHAINS = "chains, no trees; the exporter's kernels may round a row otherwise beside others, so near-ties may differ"
 REFERENCES = {"pytorch": "float32"}  # in `Manifest.parity`, whoever computed it
 
 
@@ -55,9 +59,9 @@ def command(
 
 
 def describe(path: Path) -> tuple[str, Rows]:
-    """Returns "bundle" or "adapter" and rows of name and value. Raises StreamspecError for damaged ones."""
-    if (path / "manifest.json").is_file():
-        return "bundle", _bundle(path)
+    """Returns "bundle", "decoder" or "adapter" and rows of name and value. Raises StreamspecError for damaged ones."""
+    if is_ready(path):
+        return "bundle" if (path / MANIFEST).is_file() else "decoder", _bundle(path)
     return "adapter", _adapter(path)
 
 
@@ -66,11 +70,12 @@ def _is_adapter(path: Path) -> bool:
 
 
 def _bundle(path: Path) -> Rows:
-    from streamspec.bundle.files import verify_files
     from streamspec.runtime.engine.memory_estimate import SURE, estimate_memory
     from streamspec.runtime.sampling.sampling_params import Sampling
 
-    manifest = verify_files(path)
+    folder, manifest = read_folder(path)
+    if (folder / MANIFEST).is_file():  # of a decoder the hashes were computed a moment ago
+        verify_files(folder, manifest)
     model = manifest.model
     rows: Rows = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
@@ -99,6 +104,8 @@ def _bundle(path: Path) -> Rows:
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     if model.embeddings:
         rows.append(("embeddings", f"{model.hidden_size} numbers a text: states of the last layer"))
+    if manifest.flavour == DECODER:
+        rows.append(("drafts", manifest.why_plain or CHAINS))
     if model.caches:
         rows.append(("K/V cache", in_words(model.caches)))
     rows.append(("weights", _megabytes(manifest.weights_bytes)))

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from streamspec.bundle.manifest import MANIFEST
 from streamspec.cli.option_flags import Flags
+from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.options import SELF, WINDOW
 
 
@@ -19,7 +19,7 @@ def folder_of(bundle: str, precision: str | None) -> Path:
     exported where it is new. A path works also in a package without the parts that the others take.
     """
     path = Path(bundle)
-    if precision is None and (path / MANIFEST).is_file():
+    if precision is None and is_ready(path):
         return path
     from streamspec.library.base_bundle import bundle_of
 
@@ -52,7 +52,7 @@ def unescaped(text: str) -> str:
 
 
 BASES = "a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id"
-BUNDLE = f"Bundle folder, the name of an installed one, or {BASES}"
+BUNDLE = f"Bundle folder, the name of an installed one, an ONNX decoder (its folder or file), or {BASES}"
 Bundle = Annotated[str, typer.Argument(help=f"{BUNDLE}.")]
 Precision = Annotated[
     str | None, typer.Option(help="Of a base: precision of the bundle: fp32, int8 or int4.", show_default="int8")

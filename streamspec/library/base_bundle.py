@@ -19,10 +19,11 @@ from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
 from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash
 from streamspec.bundle.files import verify_files
-from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
+from streamspec.bundle.manifest import FORMAT_VERSION
 from streamspec.errors import BundleError, ConfigError, meant, names_in
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
+from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
 
 PRECISION, OWN = "int8", "gguf"
@@ -45,9 +46,10 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     that cannot be used.
     """
     path, say = _path(name), say or partial(print, file=sys.stderr, flush=True)
-    if (path / MANIFEST).is_file():
+    if is_ready(path):
         if precision is not None:
-            raise ConfigError(f"--precision {precision} and {name}, which is a bundle", "a base", "leave it out")
+            found = f"--precision {precision} and {name}, which is exported already"
+            raise ConfigError(found, "a base", "leave it out")
         return path
     digest, label = _content(name, path, say)
     wanted = _precisions(path) if precision is None else (precision,)
@@ -118,7 +120,7 @@ def _announcement(file: Path, precision: str) -> str:
 
 def is_bundle(name: str) -> bool:
     """Tells whether this is the folder or the name of a bundle, not a base."""
-    return (_path(name) / MANIFEST).is_file()
+    return is_ready(_path(name))
 
 
 def _path(name: str) -> Path:

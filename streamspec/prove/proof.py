@@ -17,6 +17,7 @@ from streamspec.progress import counted
 from streamspec.prove.check import Check
 from streamspec.prove.model_checks import model_checks
 from streamspec.runtime.engine.ort_runner import shared_prefix
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
@@ -86,6 +87,9 @@ def prove(
     texts = PROMPTS if prompts is None else [case.turns[0] for case in read_cases(prompts)]
     loading = replace(LoadOptions.of(options, **load_options), prepare_grammar=False, batch=TOGETHER)
     session = load(bundle, loading)
+    if session.manifest.flavour == DECODER:
+        found = f"{bundle}, a decoder of another exporter, whose rows may differ with their number"
+        raise ConfigError(found, "a bundle", "compare its answers with `streamspec bench`")
     asked = [session.encode(text) for text in texts]
     checks = model_checks(session, asked)
     for way, sampling in WAYS.items():

@@ -29,7 +29,6 @@ from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
 from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
 from streamspec.serve.api.chat_responses import ResponseBuilder
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.fill_in_middle import between
 from streamspec.serve.api.response_events import ResponseObject
@@ -40,6 +39,7 @@ from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
 from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 PAGE = {
     ".html": "text/html",

@@ -20,10 +20,10 @@ from typing import Any
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stats, Stream
 from streamspec.runtime.embeddings import Embedding
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.call_form import CallForm
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 
 @dataclass

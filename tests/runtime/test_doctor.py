@@ -17,7 +17,7 @@ from streamspec.cli.doctor import about
 from streamspec.runtime import doctor
 from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware import huge_pages as pages
-from streamspec.runtime.hardware.providers import PROVIDERS, fitting, flavour
+from streamspec.runtime.hardware.providers import PROVIDERS, fitting
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 
 Bundles = Callable[[str], Path]
@@ -103,6 +103,6 @@ def test_two_wheels_that_overwrite_each_other_are_named(monkeypatch: pytest.Monk
 
 
 def test_a_provider_of_another_flavour_is_not_tried(bundles: Bundles) -> None:
-    assert "cpu" in fitting(flavour(read_manifest(bundles("fp32"))))[0]
+    assert "cpu" in fitting(read_manifest(bundles("fp32")).flavour)[0]
     names, reasons = fitting("neither")
     assert names == [] and "this one is neither" in reasons["cpu"]

@@ -55,6 +55,7 @@ class PaddedBinding(Protocol):
 class PaddedCall:
     """See `streamspec.runtime.engine.graph_call.GraphCall`."""
 
+    prompt_rows: int | None = None
     together = 1
 
     def __init__(self, context: CallContext, binding: PaddedBinding) -> None:

@@ -21,6 +21,7 @@ class ShareableCall:
     """See `streamspec.runtime.engine.graph_call.GraphCall`. Shares calls that neither draft, prune nor mask."""
 
     max_rows: int | None = None
+    prompt_rows: int | None = None
 
     def __init__(self, context: CallContext, cache: SharedCache, sharing: CallSharing) -> None:
         self._alone = DynamicCall(context)

@@ -17,10 +17,10 @@ from pydantic import Field
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Tool
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 from streamspec.serve.tools.tools import Tools, undescribed
 
 MAX_TOP_LOGPROBS = 20

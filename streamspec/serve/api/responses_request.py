@@ -21,10 +21,10 @@ from streamspec.serve.api.chat_requests import (
     Verbosity,
     in_runtime_terms,
 )
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 # Fields of OpenAI's API that are there with these values only, beside null.
 ONLY: dict[str, tuple[Any, ...]] = {

@@ -11,10 +11,10 @@ from typing import Any
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar
 from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_rules import rules_of
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 OTHER_ROOTS = {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"}  # a schema without them is an object's

@@ -312,15 +312,15 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
     graph = session.runner.model
-    opening, ended, verify = threading.Event(), threading.Event(), graphs.verified
+    opening, ended, form_of = threading.Event(), threading.Event(), graphs.form_of
 
     def slow(*arguments: object) -> object:
         opening.set()
         assert ended.wait(10)
-        return verify(*arguments)  # type: ignore[arg-type]
+        return form_of(*arguments)  # type: ignore[arg-type]
 
     session.unload()
-    monkeypatch.setattr(graphs, "verified", slow)
+    monkeypatch.setattr(graphs, "form_of", slow)
     running = session.stream("hello", max_new_tokens=100, timeout=0.05 if how == "timeout" else None).start()
     assert opening.wait(10)
     session.cancel() if how == "cancelled" else time.sleep(0.2)

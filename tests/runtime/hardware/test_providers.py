@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
 from streamspec.bundle.cache_section import COMPACT
+from streamspec.bundle.manifest import Manifest
 from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import load
@@ -33,7 +34,6 @@ from streamspec.runtime.hardware.providers import (
     UsableProvider,
     check_placement,
     find,
-    flavour,
     prepare,
 )
 from streamspec.runtime.tuning import select_provider as choice
@@ -172,9 +172,9 @@ def test_a_provider_of_another_flavour_is_refused_and_not_started(
 
 def test_the_flavour_is_the_manifests() -> None:
     kinds = [
-        flavour(SimpleNamespace(static=static, files=files))
+        Manifest.flavour.fget(SimpleNamespace(static=static, files=files))  # type: ignore[attr-defined]
         for static, files in ((None, {}), (object(), {}), (None, {COMPACT: None}))
-    ]  # type: ignore[arg-type]
+    ]
     assert kinds == [DYNAMIC, STATIC, DEVICE]
 
 

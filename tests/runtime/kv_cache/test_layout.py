@@ -152,6 +152,6 @@ def test_what_rings_take_does_not_shorten_what_is_reserved(monkeypatch: pytest.M
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.LAZY", True)
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 1500 * 64)  # 64 bytes a token of layer 1, 3
     monkeypatch.setattr(
-        "streamspec.runtime.kv_cache.host_cache._zeros", lambda group, slots: np.zeros(group.shape(slots))
+        "streamspec.runtime.kv_cache.host_cache.zeros", lambda group, slots: np.zeros(group.shape(slots))
     )
     assert mixed().capacity == 1500

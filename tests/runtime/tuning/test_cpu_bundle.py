@@ -91,7 +91,7 @@ def test_a_bundle_that_does_not_tell_its_weights_is_refused(bundles: Bundles, mo
     assert CpuBundle.read(bundles("fp32"), there).manifest == here
     with pytest.raises(ConfigError, match="a bundle that does not tell its weights"):
         CpuBundle.read(bundles("fp32"), replace(there, weights_sha256=None))
-    monkeypatch.setattr(cpu_bundle, "read_manifest", lambda folder: replace(here, weights_sha256=None))
+    monkeypatch.setattr(cpu_bundle, "read_folder", lambda folder: (folder, replace(here, weights_sha256=None)))
     with pytest.raises(ConfigError, match="a bundle that does not tell its weights"):
         CpuBundle.read(bundles("fp32"), there)
 
@@ -113,7 +113,7 @@ def test_other_texts_and_ends_are_refused(
     other: Callable[[Manifest], Manifest], found: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = read_manifest(bundles("device fp16")), read_manifest(bundles("fp32"))
-    monkeypatch.setattr(cpu_bundle, "read_manifest", lambda folder: other(here))
+    monkeypatch.setattr(cpu_bundle, "read_folder", lambda folder: (folder, other(here)))
     with pytest.raises(ConfigError, match=f" with {found}"):
         CpuBundle.read(bundles("fp32"), there)
 

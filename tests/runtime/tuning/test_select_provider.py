@@ -16,6 +16,8 @@ from streamspec.runtime import LoadOptions, load
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.tuning import select_provider
 
+NATIVE: Any = SimpleNamespace(flavour="native")
+
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -27,7 +29,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return SimpleNamespace(provider=name)
 
     monkeypatch.setattr(select_provider, "fitting", lambda kind: (["native", "cpu"], {}))
-    monkeypatch.setattr(select_provider, "flavour", lambda manifest: "native")
     monkeypatch.setattr(select_provider, "open_on", open_on)
     monkeypatch.setattr(select_provider, "cached_calibration", lambda *rest: None)
     costs = {"native": {1: 1.0}, "cpu": {1: 2.0}}
@@ -37,7 +38,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def best() -> Any:
-    return select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2), None).best()  # type: ignore[arg-type]
+    return select_provider._ProviderSearch(Path(), NATIVE, LoadOptions(threads=2), None).best()  # type: ignore[arg-type]
 
 
 def test_kernels_known_to_be_faster_are_not_timed_against_onnxruntimes(
@@ -76,7 +77,7 @@ def test_a_device_that_is_slower_than_the_cpu_is_passed_over(
             costs=costs[runner.provider], expected={8: 1.5}
         )
         monkeypatch.setattr(select_provider, "calibrated", measured)
-        search = select_provider._ProviderSearch(Path(), None, LoadOptions(threads=2), None)  # type: ignore[arg-type]
+        search = select_provider._ProviderSearch(Path(), NATIVE, LoadOptions(threads=2), None)  # type: ignore[arg-type]
         assert search.best().provider == wanted
         (other,) = {"cuda", "cpu"} - {wanted}
         assert "tokens/s expected" in search.passed_over[other] and opened[-2:] == ["cuda", "cpu"]

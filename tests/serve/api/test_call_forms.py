@@ -15,10 +15,10 @@ from tokenizers import AddedToken
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.text.grammar import Vocabulary
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 from streamspec.serve.tools.tools import Tools
 from tests.support.byte_tokenizers import byte_level
 

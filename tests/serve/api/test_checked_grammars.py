@@ -11,7 +11,7 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar
-from streamspec.serve.api.checked_grammars import KEPT, CheckedGrammars
+from streamspec.serve.tools.checked_grammars import KEPT, CheckedGrammars
 from tests.serve.conftest import Running, until, user
 
 Make = Callable[..., Running]

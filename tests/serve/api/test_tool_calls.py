@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Session, load
-from streamspec.serve.api.checked_grammars import CheckedGrammars
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.checked_grammars import CheckedGrammars
 from streamspec.serve.tools.tools import Tools
 from tests.serve.api.conftest import CLOCK, WEATHER
 from tests.serve.conftest import Running, user

@@ -1,0 +1,1 @@
+"""Calls of ONNX decoders that others exported."""

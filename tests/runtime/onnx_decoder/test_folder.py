@@ -1,0 +1,92 @@
+"""Decoders of other exporters: their answers, drafts as chains, going back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime import Session, load
+from tests.support.onnx_decoders import CONTEXT, config, genai_config, greedy, logits_of, random_weights, write_decoder
+
+WEIGHTS = random_weights()
+PROMPT = [5, 9, 3, 7, 1, 2, 5, 9, 3, 7, 1, 2, 11]
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"shared": True},
+    "kept": {"kept": True},
+    "merged": {"merged": True},
+    "window": {"window": 6},
+    "shared window": {"window": 6, "shared": True},
+    "float16": {"dtype": np.float16},
+    "symbols": {"shared": True, "symbols": True},
+}
+
+
+def opened(folder: Path, **options: Any) -> Session:
+    return load(folder, threads=1, cache_dir=folder / "cache", **options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_drafted_and_plain_answers_are_those_of_the_definition(form: str, tmp_path: Path) -> None:
+    window = FORMS[form].get("window", CONTEXT)
+    session = opened(write_decoder(tmp_path, WEIGHTS, **FORMS[form]), tree=6)
+    expected = greedy(WEIGHTS, PROMPT, 40, window)
+    drafted = session.generate(PROMPT, max_new_tokens=40)
+    assert drafted.token_ids == expected and drafted.stats.steps < 39
+    assert session.generate(PROMPT, max_new_tokens=40, speculate=False).token_ids == expected
+    assert session.manifest.shares_cache == ("shared" in FORMS[form])  # type: ignore[attr-defined]
+    other = [*PROMPT[:7], 4, 8]  # goes back
+    assert session.generate(other, max_new_tokens=20).token_ids == greedy(WEIGHTS, other, 20, window)
+    error = np.abs(session.score(PROMPT) - logits_of(WEIGHTS, PROMPT, window)).max()
+    assert error < (0.05 if form == "float16" else 1e-4)
+
+
+def test_a_drafted_answer_is_sampled_as_a_plain_one(tmp_path: Path) -> None:
+    session = opened(write_decoder(tmp_path, WEIGHTS), tree=6)
+    options: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3}
+    plain = session.generate(PROMPT, max_new_tokens=40, speculate=False, **options).token_ids
+    assert session.generate(PROMPT, max_new_tokens=40, **options).token_ids == plain != greedy(WEIGHTS, PROMPT, 40)
+
+
+def test_a_folder_of_genai_and_a_graph_named_by_its_path(tmp_path: Path) -> None:
+    folder = write_decoder(tmp_path, WEIGHTS)
+    (folder / "config.json").rename(folder / "genai_config.json")
+    (folder / "genai_config.json").write_text(json.dumps(genai_config()))
+    assert opened(folder).generate(PROMPT, max_new_tokens=9).token_ids == greedy(WEIGHTS, PROMPT, 9)
+    inner = write_decoder(tmp_path / "hub", WEIGHTS, "onnx/model_q4.onnx")
+    session = load(inner / "onnx" / "model_q4.onnx", threads=1, cache_dir=tmp_path)
+    assert session.generate(PROMPT, max_new_tokens=9).token_ids == greedy(WEIGHTS, PROMPT, 9)
+
+
+def test_an_unloaded_decoder_whose_graph_has_changed_is_refused(tmp_path: Path) -> None:
+    session = opened(write_decoder(tmp_path, WEIGHTS))
+    session.unload()
+    write_decoder(tmp_path, random_weights(1))
+    with pytest.raises(BundleError, match=r"model.onnx has changed"):
+        session.generate(PROMPT, max_new_tokens=3)
+
+
+def test_what_is_no_decoder_of_text_is_refused_in_a_line(tmp_path: Path) -> None:
+    folder = write_decoder(tmp_path, WEIGHTS)
+    for change, found in (
+        ({"is_encoder_decoder": True}, "a model with an encoder"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is None"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config() | change))
+        with pytest.raises(BundleError, match=found):
+            opened(folder)
+    (folder / "config.json").write_text(json.dumps(config()))
+    with pytest.raises(ConfigError, match="lookahead with a graph whose rows see all rows before them"):
+        opened(folder, lookahead=True)
+    write_decoder(tmp_path, WEIGHTS, causal=False)
+    with pytest.raises(BundleError, match="rows after 0 tokens|rows after 4 tokens"):
+        opened(folder)
+    (folder / "model.onnx").rename(folder / "a.onnx")
+    (folder / "b.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"2 graphs: a.onnx, b.onnx.*name one by its path"):
+        opened(folder)
