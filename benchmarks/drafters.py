@@ -143,7 +143,6 @@ def main() -> None:
     parser.add_argument("sides", nargs="+", metavar="SIDE")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40)
-    parser.add_argument("--per-category", type=int, help="so many of each category of all prompts, not --limit")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, help="of every step's tree; default: as many as pay")
@@ -154,10 +153,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
     sampling = Sampling(temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
-    cases = read_cases(arguments.prompts, None if arguments.per_category else arguments.limit)
-    if arguments.per_category:
-        before = [[other.category for other in cases[:n]].count(case.category) for n, case in enumerate(cases)]
-        cases = [case for case, n in zip(cases, before, strict=True) if n < arguments.per_category]
+    cases = read_cases(arguments.prompts, arguments.limit)
     sides = arms(arguments.sides, arguments.both, arguments.threads, sampling, arguments.rows)
     rows, unequal = measure(sides, cases, arguments.max_new_tokens, arguments.repeats)
     print(HEAD)
