@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from streamspec.errors import BundleError, ConfigError
@@ -89,4 +91,48 @@ def test_what_is_no_decoder_of_text_is_refused_in_a_line(tmp_path: Path) -> None
     (folder / "model.onnx").rename(folder / "a.onnx")
     (folder / "b.onnx").write_bytes(b"")
     with pytest.raises(BundleError, match=r"2 graphs: a.onnx, b.onnx.*name one by its path"):
+        opened(folder)
+
+
+def elsewhere(place: str, offset: int = 0) -> Callable[[onnx.ModelProto], None]:
+    """Puts the first of the weights into a file."""
+
+    def change(model: onnx.ModelProto) -> None:
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", place), ("offset", str(offset))):
+            tensor.external_data.add(key=key, value=value)
+
+    return change
+
+
+def with_node(operator: str, domain: str = "") -> Callable[[onnx.ModelProto], None]:
+    return lambda model: model.graph.node.append(onnx.helper.make_node(operator, [], ["unread"], domain=domain))
+
+
+@pytest.mark.parametrize(
+    "change, found",
+    [
+        (elsewhere("../secret"), r"weights in '../secret', no file beside it"),
+        (elsewhere("/etc/passwd"), r"weights in '/etc/passwd', no file beside it"),
+        (elsewhere("link"), r"link is a link out of the folder"),
+        (elsewhere("missing.data"), r"has no missing.data"),
+        (elsewhere("short.data", 100), r"weights at 100 of short.data, which has 8 bytes"),
+        (with_node("Loop"), r"the operator Loop"),
+        (with_node("Own", "evil.org"), r"the operator evil.org.Own"),
+        (lambda model: model.functions.add(name="f"), r"functions of its own"),
+    ],
+)
+def test_a_graph_reads_nothing_outside_its_folder_and_runs_no_loop_and_no_code(
+    change: Callable[[onnx.ModelProto], Any], found: str, tmp_path: Path
+) -> None:
+    folder = write_decoder(tmp_path / "hub", WEIGHTS)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "short.data").write_bytes(b"8 bytes.")
+    model = onnx.load(folder / "model.onnx")
+    change(model)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BundleError, match=found):
         opened(folder)
