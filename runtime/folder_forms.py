@@ -13,7 +13,7 @@ from typing import NamedTuple
 from streamspec.bundle.files import read_manifest, verified
 from streamspec.bundle.manifest import MANIFEST, Manifest
 from streamspec.bundle.onnx_check import check_graphs
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from streamspec.runtime.onnx_decoder import folder as onnx_decoder
 from streamspec.runtime.onnx_decoder.manifest import DECODER
 from streamspec.runtime.text.tokenizer import read_template

@@ -13,7 +13,7 @@ from streamspec.bundle.files import COPY_AGAIN, read_small
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.store_section import STORE, decode
 from streamspec.errors import ResourceError
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore

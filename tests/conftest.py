@@ -85,3 +85,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"prompt": f"{c}{d}", "completion": c * 5 + d * 4} for c in "abcdefgh" for d in "ijklmnop"]
     path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_check_passed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every load checks all that it may, unless a test says when files last changed."""
+    monkeypatch.setattr("streamspec.paths.SETTLED", float("inf"))

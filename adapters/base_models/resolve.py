@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Base:
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there
     gguf: Path | None = None  # holds the weights that are not in the folder
-    made_of: Path | None = None  # the GGUF file whose weights the folder has
+    made_of: Path | None = field(default=None, compare=False)  # the GGUF file whose weights the folder has
 
 
 def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:

@@ -11,7 +11,7 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import shortened
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import CONV
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_model.window import WindowDraftRunner

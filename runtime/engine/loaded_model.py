@@ -19,7 +19,7 @@ from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manife
 from streamspec.bundle.model_section import SHORT
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.scheduler import FairLock

@@ -18,7 +18,7 @@ from streamspec.bundle.model_section import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, 
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields, parse_object
 from streamspec.layer_cache import ATTENTION, KEY, LayerCache
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import TEMPLATE, chat_template, special_token, tokenizer_settings
 from streamspec.runtime.onnx_decoder.graph_file import GraphFile, read_graph_file

@@ -11,7 +11,7 @@ from pathlib import Path
 from streamspec import __version__
 from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.errors import StreamspecError, one_line
-from streamspec.passed_checks import PassedChecks, file_state
+from streamspec.paths import PassedChecks, file_state
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import native_library

@@ -18,7 +18,7 @@ from streamspec.background import Background
 from streamspec.bundle.manifest import DATA, MANIFEST, MAX_MANIFEST, FileInfo, Manifest
 from streamspec.errors import BundleError
 from streamspec.json_fields import MAX_JSON
-from streamspec.passed_checks import PassedChecks, file_state
+from streamspec.paths import PassedChecks, file_state
 
 PIECE = 1 << 20  # bytes read at once
 COPY_AGAIN = "copy the bundle again or export it again"

@@ -117,7 +117,7 @@ def test_modules_to_save_are_those_of_the_text(tmp_path: Path) -> None:
 def test_training_over_it_and_cutting_it_keep_the_function(tmp_path: Path) -> None:
     base, lora, logits = saved(tmp_path, "gemma3")
     config = SimpleNamespace(base_bits=None)
-    run: Any = SimpleNamespace(config=config, base=base, dtype=torch.float32, device=torch.device("cpu"))
+    run: Any = SimpleNamespace(config=config, base=base, dtype=torch.float32, device=torch.device("cpu"), served=None)
     same(load_target(run, lora), logits)
     shrink(lora, tmp_path / "cut", 2)
     tuned = PeftModel.from_pretrained(tiny_multimodal("gemma3"), tmp_path / "cut")

@@ -14,7 +14,7 @@ from streamspec.bundle import files
 from streamspec.bundle.files import read_manifest, verified, verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, OLDEST_FORMAT, Manifest, StaticInfo, check_name
 from streamspec.errors import BundleError
-from streamspec.passed_checks import PassedChecks
+from streamspec.paths import PassedChecks
 from tests.support.manifests import FILES, manifest, write_bundle
 
 GONE = object()
@@ -255,6 +255,7 @@ def test_weights_are_hashed_once_until_they_change(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed, weights, now = PassedChecks(tmp_path / "cache"), bundle / "model.onnx.data", time.time
+    monkeypatch.setattr("streamspec.paths.SETTLED", 2.0)
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
     hashed = list[str]()
     whole = files.sha256_file

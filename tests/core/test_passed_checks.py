@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.passed_checks import SETTLED, PassedChecks, file_state
+from streamspec import paths
+from streamspec.paths import SETTLED, PassedChecks, file_state
 
 
 def aged(path: Path, seconds: float = 10.0) -> Path:
@@ -20,6 +21,7 @@ def aged(path: Path, seconds: float = 10.0) -> Path:
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
+    monkeypatch.setattr(paths, "SETTLED", SETTLED)
     monkeypatch.setattr(time, "time", lambda: now() + SETTLED + 1)
 
 

@@ -43,7 +43,7 @@ def quiet(line: str) -> None: ...
 
 def test_a_bundle_is_itself(bundle: Path, exports: list[Path]) -> None:
     assert bundle_of(str(bundle)) == bundle and not exports
-    with pytest.raises(ConfigError, match=r"--precision int4 and .* is a bundle; expected a base"):
+    with pytest.raises(ConfigError, match=r"--precision int4 and .* is exported already; expected a base"):
         bundle_of(str(bundle), "int4")
 
 

@@ -202,4 +202,4 @@ def test_of_streamspec_it_holds_core_and_runtime_alone(folder: Path) -> None:
     assert "streamspec.runtime.session" in modules and parts == set(shipped.RUNTIME)
     data = [path.name for path in (folder / "_internal" / "streamspec").glob("*")]
     assert set(data) <= {native_library.NAME}  # no data of the page or the demo
-    assert sum(modules.values()) < 700_000  # bytecode, with its docstrings; each module costs some 500 bytes
+    assert sum(modules.values()) < 740_000  # bytecode, with its docstrings; each module costs some 500 bytes

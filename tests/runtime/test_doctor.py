@@ -52,7 +52,7 @@ def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPa
     assert done.exit_code == 0
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert (
-        lines["cpu"] == "usable; dynamic, native, static, device"
+        lines["cpu"] == "usable; dynamic, native, static, device, decoder"
         and set(PROVIDERS) <= set(lines)
         and lines["telemetry"] == "off"
     )

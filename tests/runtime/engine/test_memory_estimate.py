@@ -109,7 +109,7 @@ session.generate([5] * 60, max_new_tokens=8)
 parts = re.split(r"^([0-9a-f]+-[0-9a-f]+ .*)$", Path("/proc/self/smaps").read_text(), flags=re.M)
 for head, body in zip(parts[1::2], parts[2::2]):
     if head.endswith("model.onnx.data"):
-        found = [re.findall(rf"^{name}:\\s+(\\d+)", body, re.M) for name in ("Size", "Private_Dirty")]
+        found = [re.findall(rf"^{name}:\\s+(\\d+)", body, re.M) for name in ("Size", "Anonymous")]
         print(*(1024 * sum(map(int, one)) for one in found))
 print(peak() - before)
 """
@@ -127,7 +127,7 @@ def test_a_session_of_native_operators_maps_its_weights_and_takes_no_more_than_f
     sizes = [tuple(map(int, line.split())) for line in mappings]
     data = read_manifest(bundle).files["model.onnx.data"].bytes
     assert told.weights == data and sum(size for size, _ in sizes) > 0.8 * data
-    assert all(dirty == 0 for _, dirty in sizes)  # nothing of them is the process's own
+    assert all(own == 0 for _, own in sizes)  # nothing of them is the process's own
     assert int(taken) <= told.total
 
 
@@ -169,7 +169,7 @@ def test_an_unlimited_context_is_let_in_where_a_short_one_fits() -> None:
 
 
 def test_a_refusal_comes_before_anything_is_opened(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamspec.runtime.loader.verified", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("streamspec.runtime.folder_forms.verified", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(ResourceError):
         load(bundles("int8"), memory=1000)
 

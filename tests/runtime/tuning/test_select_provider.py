@@ -88,6 +88,7 @@ def test_a_cpu_is_tested_once_for_the_same_files(
 ) -> None:
     folder, tested = tmp_path / "bundle", list[str]()
     shutil.copytree(bundles("fp32"), folder)
+    monkeypatch.setattr("streamspec.paths.SETTLED", 2.0)
     monkeypatch.setattr(select_provider, "check_numerics", lambda runner, manifest: tested.append(runner.provider))
     now = time.time
 
