@@ -34,9 +34,14 @@ def processor_time() -> float:
     return time.process_time() / torch.get_num_threads()
 
 
+def has_gpu() -> bool:
+    """True where a training runs on a GPU."""
+    return torch.cuda.is_available()
+
+
 def has_bf16() -> bool:
     """True where bf16 matrix products are fast: CUDA, or a CPU with AVX512-BF16 or AMX."""
-    if torch.cuda.is_available():
+    if has_gpu():
         return torch.cuda.is_bf16_supported()
     check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

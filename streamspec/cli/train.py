@@ -133,10 +133,10 @@ def own_bundle(config: TrainConfig) -> str | None:
     """The bundle of a GGUF file's own weights, made where there is none, which on a CPU computes an untouched target in
     PyTorch's place. None for any other target, and where no native operators compute it; then says why.
     """
-    import torch
+    from streamspec.adapters.training.device import has_gpu
 
     untouched = config.target_adapter is not None and config.target_lora is None and config.base_bits is None
-    if not (untouched and Path(config.base).expanduser().is_file()) or torch.cuda.is_available():
+    if not (untouched and Path(config.base).expanduser().is_file()) or has_gpu():
         return None
     try:
         if why := native_library.why_not():
