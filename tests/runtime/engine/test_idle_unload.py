@@ -66,11 +66,15 @@ def test_unloading_comes_after_the_last_use_and_not_before() -> None:
     assert (model.unloads, model.reloads) == (1, 1)
 
 
+def idle_timers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "streamspec idle"}
+
+
 def test_without_a_limit_there_is_no_thread_and_no_unloading() -> None:
-    model, before = Model(), threading.active_count()
+    model, before = Model(), idle_timers()
     with model.unloader.in_use():
         pass
-    assert threading.active_count() == before and not model.unloaded
+    assert idle_timers() <= before and not model.unloaded
     model.unloader.unload()
     model.unloader.unload()  # unloaded already
     assert model.unloads == 1
@@ -96,7 +100,7 @@ def test_one_that_cannot_reload_says_so_to_each_and_may_recover() -> None:
 
 
 def test_many_threads_find_it_loaded_however_often_it_is_unloaded() -> None:
-    model, wrong = Model(), []
+    model, wrong, before = Model(), [], idle_timers()
     model.unloader.limit(0.001)
 
     def work() -> None:
@@ -115,7 +119,7 @@ def test_many_threads_find_it_loaded_however_often_it_is_unloaded() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and eventually(lambda: model.unloaded) and model.unloads == model.reloads + 1 > 2
-    assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "streamspec idle"])
+    assert eventually(lambda: idle_timers() <= before)
 
 
 def test_what_is_kept_is_not_kept_alive() -> None:
@@ -288,11 +292,12 @@ def test_calls_that_begin_as_it_is_unloaded_are_answered(bundles: Bundles, tmp_p
 
 
 def test_closing_the_only_session_leaves_no_timer(bundles: Bundles, tmp_path: Path) -> None:
+    before = idle_timers()
     session = opened(bundles("fp32"), tmp_path, idle=1000)
     session.generate("hello", max_new_tokens=3)
-    assert [t.name for t in threading.enumerate()].count("streamspec idle") == 1
+    assert len(idle_timers() - before) == 1
     session.close()
-    assert eventually(lambda: "streamspec idle" not in [t.name for t in threading.enumerate()]) and not session.loaded
+    assert eventually(lambda: idle_timers() <= before) and not session.loaded
     assert session.generate("hello", max_new_tokens=3).token_ids
     session.close()
 
