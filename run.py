@@ -146,11 +146,13 @@ def docs() -> int:
 def in_processes() -> list[str]:
     """Options of pytest: several processes of one thread each, none of them on one core.
 
-    A process takes a whole file at a time, for its fixtures, and tests/conftest.py sorts the longest to the front.
+    A process takes a whole file at a time, for its fixtures, and tests/conftest.py sorts the longest to the front. One
+    more than there are cores: a sixth of the time a test waits, for a server, a timer, the disk.
     """
-    count = min(MOST_PROCESSES, os.cpu_count() or 1)
-    if count == 1:
+    cores = os.cpu_count() or 1
+    if cores == 1:
         return []
+    count = min(MOST_PROCESSES, cores + 1)
     os.environ["OMP_NUM_THREADS"] = "1"
     return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 

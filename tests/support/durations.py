@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[1] / "durations.json"  # seconds of a test function, all its cases together
-RECORDED = 0.3  # seconds; shorter functions are not recorded
+# Seconds of a test function, all its cases together, and of a file, of what its tests share.
+PATH = Path(__file__).parents[1] / "durations.json"
+RECORDED = 0.3  # seconds; what is shorter is not recorded
 QUICK = 0.5  # seconds; longer functions are not part of `--quick`
+QUICK_SHARED = 1.5  # seconds; nor are files whose tests share what takes longer to make
 
 
 def read() -> dict[str, float]:
@@ -22,7 +24,8 @@ def record(reports: Iterable[pytest.TestReport]) -> None:
     """Replaces what is recorded of the files that these reports are about."""
     taken: Counter[str] = Counter()
     for report in reports:
-        taken[_function(report.nodeid)] += report.duration
+        shared = report.when == "setup" and report.duration >= RECORDED
+        taken[_file(report.nodeid) if shared else _function(report.nodeid)] += report.duration
     files = {_file(function) for function in taken}
     kept = {function: seconds for function, seconds in read().items() if _file(function) not in files}
     new = {function: round(seconds, 1) for function, seconds in taken.items() if seconds >= RECORDED}
@@ -43,7 +46,9 @@ def slow(items: list[pytest.Item]) -> list[pytest.Item]:
     return [
         item
         for item in items
-        if seconds.get(_function(item.nodeid), 0) > QUICK or any(map(item.get_closest_marker, ("slow", "base")))
+        if seconds.get(_function(item.nodeid), 0) > QUICK
+        or seconds.get(_file(item.nodeid), 0) > QUICK_SHARED
+        or any(map(item.get_closest_marker, ("slow", "base")))
     ]
 
 
