@@ -229,7 +229,7 @@ def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGram
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
     thinking = _thinking(request, limits)
-    parsed = replace(parsed, options=[replace(option, **thinking) for option in parsed.options])
+    parsed = replace(parsed, options=[replace(option, **thinking).within(prompt) for option in parsed.options])
     return replace(_constrained(parsed, request, limits, grammars), tools=_tools(request, limits))
 
 
