@@ -189,6 +189,7 @@ class ParsedRequest:
     further: Sequence[Any] = ()
     suffix: str = ""  # that follows a completion
     unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
+    field: str = "messages"  # of the request, that holds the prompt
     truncates: bool = False  # a chat that is too long for the context loses its oldest turns
 
     @property
@@ -291,6 +292,13 @@ def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
+    return completion_in_runtime_terms(request, limits, grammars)
+
+
+def completion_in_runtime_terms(
+    request: CompletionRequest, limits: Limits, grammars: CheckedGrammars | None = None
+) -> ParsedRequest:
+    """Converts a completion for the runtime. Raises ApiError, status 400, naming the field."""
     prompt: Any = request.prompt
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
     if len(prompts) > limits.inputs:
@@ -307,7 +315,7 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
     parsed = replace(parsed, options=[replace(option, separate_reasoning=False) for option in parsed.options])
     parsed = _constrained(parsed, request, limits, grammars)
     options = parsed.options * len(prompts)
-    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "")
+    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "", field="prompt")
     if not request.echo:
         return parsed
     if request.stream or (request.n or 1) > 1 or request.suffix:

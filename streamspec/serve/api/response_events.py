@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
+from streamspec.serve.api.answer import EVENTS
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
 from streamspec.serve.errors import ApiError
@@ -20,6 +21,8 @@ Event = dict[str, Any]
 
 class ResponseObject:
     """Builds the response to one request: `push` every chunk of its answer, or send what `events` makes of them."""
+
+    media_type = EVENTS
 
     def __init__(
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None

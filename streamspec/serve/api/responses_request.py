@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from streamspec.serve.api.body import json_object, parsed_as, without_fixed
+from streamspec.serve.api.body import json_object, parsed_as, renamed, without_fixed
 from streamspec.serve.api.chat_requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
@@ -250,8 +250,8 @@ def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None
     try:
         parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits, grammars)
     except ApiError as error:
-        raise _renamed(error) from None
-    return replace(parsed, echo=_echo(request), truncates=request.truncation == "auto")
+        raise renamed(error, NAMES) from None
+    return replace(parsed, echo=_echo(request), field="input", truncates=request.truncation == "auto")
 
 
 def _function(tool: Any, where: str) -> Any:
@@ -304,15 +304,6 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 def _joined(content: str | Sequence[ItemText | Refusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """Returns the error with the field's name on this path."""
-    name = next((name for name in NAMES if error.param in (name, f"{name}.type")), None)
-    if name is None:
-        return error
-    message = error.message.replace(name, NAMES[name], 1)
-    return ApiError(error.status, message, error.code, NAMES[name], error.kind)
 
 
 def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
