@@ -37,6 +37,7 @@ from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
+from streamspec.serve.forms.table import FORMS, error_body
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
 from streamspec.serve.tools.call_parser import CallParser
@@ -146,6 +147,12 @@ class Service:
         except Exception as error:
             raise _api_error(error, "input") from None
         return await asyncio.to_thread(lambda: JSONResponse(parsed.response(vectors, tokens)))
+
+    async def count(self, request: Request, read: Read) -> int:
+        """Counts the tokens of the prompt of a request that `read` parses. Raises ApiError."""
+        body = await request.body()
+        ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
+        return len(await asyncio.to_thread(ready.base.encode, ready.prompts[0](ready.base)))
 
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""
@@ -288,6 +295,7 @@ def create_app(
         Route("/v1/embeddings", service.embed, methods=["POST"]),
         Route("/metrics", service.metrics),
         Route("/health", _health),
+        *(route for form in FORMS for route in form.routes(service)),
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
     app = Starlette(
@@ -295,7 +303,9 @@ def create_app(
         exception_handlers={ApiError: _say, HTTPException: _say_http, ClientDisconnected: _hang_up, Exception: _say},
     )
     app.router.redirect_slashes = False
-    return RequestGuard(app, token, port, limits, frozenset({"/health", *files}), allow_origins), service.pool
+    return RequestGuard(
+        app, token, port, limits, frozenset({"/health", *files}), allow_origins, error_body
+    ), service.pool
 
 
 async def _health(request: Request) -> Response:
@@ -399,13 +409,13 @@ def _api_error(error: Exception, field: str | None = None) -> ApiError:
 
 async def _say(request: Request, error: Exception) -> Response:
     api_error = _api_error(error)
-    return JSONResponse(api_error.body, api_error.status, api_error.headers)
+    return JSONResponse(error_body(request.url.path, api_error), api_error.status, api_error.headers)
 
 
 async def _say_http(request: Request, error: Exception) -> Response:
     """Answers for a path or method that has no route."""
     assert isinstance(error, HTTPException)
-    paths = ", ".join(route.path for route in request.app.routes if route.path.startswith("/v1/"))
+    paths = ", ".join(route.path for route in request.app.routes if route.path.startswith(("/v1/", "/api/")))
     message = {
         404: f"no such path; expected one of {paths}",
         405: f"the method {request.method}; expected {(error.headers or {}).get('Allow', 'another')}",
@@ -413,7 +423,7 @@ async def _say_http(request: Request, error: Exception) -> Response:
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     api_error = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)
-    return JSONResponse(api_error.body, api_error.status, error.headers)
+    return JSONResponse(error_body(request.url.path, api_error), api_error.status, error.headers)
 
 
 async def _hang_up(request: Request, error: Exception) -> Response:
