@@ -32,6 +32,7 @@ from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_co
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.fill_in_middle import between
+from streamspec.serve.api.kept_items import KeptItems
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
@@ -88,6 +89,7 @@ class Service:
         more: Mapping[str, Session],
     ) -> None:
         self.pool, self.limits, self.created = Pool([session, *more.values()], limits), limits, int(time.time())
+        self.items = KeptItems()
         offered: list[tuple[str, Session, str | None]] = [(name, session, session.adapter)]
         offered += [(model, session, str(adapter)) for model, adapter in adapters.items()]
         for bundle, other in more.items():
@@ -128,7 +130,8 @@ class Service:
 
     async def respond(self, request: Request) -> Response:
         """Answers `POST /v1/responses`."""
-        return await self.answer(request, read_responses, ResponseObject)
+        read, build = partial(read_responses, kept=self.items), partial(ResponseObject, kept=self.items)
+        return await self.answer(request, read, build)
 
     async def embed(self, request: Request) -> Response:
         """Answers `POST /v1/embeddings`."""

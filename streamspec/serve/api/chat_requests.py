@@ -17,7 +17,7 @@ from pydantic import Field
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
-from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Tool
+from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Text, Tool
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
@@ -189,6 +189,7 @@ class ParsedRequest:
     further: Sequence[Any] = ()
     suffix: str = ""  # that follows a completion
     unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
+    keeps: bool = False  # a later request may name the answer's items
     field: str = "messages"  # of the request, that holds the prompt
     truncates: bool = False  # a chat that is too long for the context loses its oldest turns
 
@@ -211,10 +212,25 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
     messages = values.get("messages")
     if isinstance(messages, list):
         values["messages"] = [
-            without_fixed(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
+            without_fixed(_gathered(message), ONLY_IN_MESSAGE, f"messages.{i}.")
+            if isinstance(message, dict)
+            else message
             for i, message in enumerate(messages)
         ]
     return in_runtime_terms(parsed_as(ChatRequest, values, fixed=ONLY), limits, grammars)
+
+
+def _gathered(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer's message with those of its fields that a client wrote into a part of its text: the Agents SDK
+    for JavaScript does."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, list):
+        return message
+    own = (Message.model_fields.keys() | ONLY_IN_MESSAGE) - Text.model_fields.keys() - {"content"}
+    texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    spread = {name: part[name] for part in texts for name in own & part.keys()}
+    parts = [{k: v for k, v in part.items() if k not in own} if part in texts else part for part in content]
+    return spread | message | {"content": parts} if spread else message
 
 
 def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
