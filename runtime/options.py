@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -59,6 +59,7 @@ class GenerationKwargs(TypedDict, total=False):
     separate_reasoning: bool
     prediction: str | None
     shown_special_tokens: Sequence[int]
+    within_turn: bool
     temperature: float
     top_k: int
     top_p: float
@@ -85,6 +86,8 @@ class GenerationOptions:
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
     - `prediction`: a text that the answer may repeat for the most part, such as a file that it edits, to draft from.
     - `shown_special_tokens`: ids of special tokens that the text shows, such as tags of tool calls; by default none.
+    - `within_turn`: the prompt goes on with a turn, by what a tool returned, and ends none: a later turn may go back to
+      where this one began.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
     - `reasoning_effort`: "none", "minimal", "low", "medium", "high" or "xhigh": how long a model thinks before it
       answers (docs/guides/thinking.md). The chat template is told; where it knows no efforts, the thought has at most
@@ -110,6 +113,7 @@ class GenerationOptions:
     prompt_logprobs: int | None = option(None, "The same of the prompt's tokens.", flag=None)
     prediction: str | None = option(None, "Text that the answer may repeat for the most part.", flag=None)
     shown_special_tokens: Sequence[int] = option((), "Special tokens that the text shows.", flag=None)
+    within_turn: bool = option(False, "The prompt goes on with a turn.", flag=None)
     timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.", flag=None)
     progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.", flag=None)
     reasoning_effort: str | None = option(
@@ -188,6 +192,12 @@ class GenerationOptions:
         given = self.chat_template_kwargs
         if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
             raise ConfigError(f"chat_template_kwargs {given!r:.60}", "an object of variables", "correct it")
+
+    def within(self, prompt: Any) -> GenerationOptions:
+        """Returns the options for `prompt`: messages that end with what a tool returned go on with a turn."""
+        last = prompt[-1] if isinstance(prompt, Sequence) and prompt else None
+        tool = isinstance(last, Mapping) and last.get("role") == "tool"
+        return replace(self, within_turn=True) if tool else self
 
     @property
     def template_variables(self) -> dict[str, Any]:

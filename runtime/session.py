@@ -213,7 +213,7 @@ class Session:
         swaps = self._swaps  # read before the adapter's prompt format: another thread may swap the adapter
         options = GenerationOptions.of(options, **keywords)
         ids = self.encode(prompt, chat_template_kwargs=options.template_variables)
-        return self._stream(ids, options, swaps)
+        return self._stream(ids, options.within(prompt), swaps)
 
     def chat(
         self,
@@ -262,7 +262,7 @@ class Session:
                 thought = {"reasoning_content": reasoning} if reasoning else {}
                 self.messages = [*turns, {"role": "assistant", "content": text} | thought]
 
-        return self._stream(encode(turns), options, swaps, finished)
+        return self._stream(encode(turns), options.within(turns), swaps, finished)
 
     def cancel(self, rollback: bool = False) -> None:
         """Ends the running generation, from any thread (`Stream.cancel`). Does nothing if none runs."""

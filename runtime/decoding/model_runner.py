@@ -186,10 +186,11 @@ class ModelRunner(Protocol):
     def reusable(self, prompt: Sequence[int]) -> int:
         """Returns how many tokens `begin` would keep."""
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
         Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns
-        how many it kept: none where layers no longer hold what the next tokens would see."""
+        how many it kept: fewer or none where layers no longer hold what the next tokens would see. They go on to hold
+        that of the prompt's end and, while prompts come that end no user's `turn`, of the last one that did."""
 
     def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
         """Commits the request's tokens, part of a prompt; `choices` [1] is the token after the last of them.

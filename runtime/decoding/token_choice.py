@@ -47,7 +47,8 @@ class TokenChoice:
             self._prompt_logprobs = prompt_logprobs(prompt, chunks, options.prompt_logprobs)
         sampling = options.sampling.for_answer()
         self._sampler = AdjustedSampler(sampling, prompt) if sampling.adjusted else None
-        return runner.begin(prompt, sampling, options.logprobs is not None or sampling.adjusted)
+        logits = options.logprobs is not None or sampling.adjusted
+        return runner.begin(prompt, sampling, logits, not options.within_turn)
 
     def mask(self, tokens: Sequence[int] = (-1,), tree: DraftTree = ROOT_ONLY) -> np.ndarray | None:
         """Returns bool [n, vocabulary]: the tokens that may follow each row; None for all."""

@@ -115,9 +115,9 @@ class TwoModelRunner:
         with self.target.generation(), self.draft.generation():
             yield
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        known = self.target.begin(prompt, sampling, logits)
-        self._same = min(known, self.draft.begin(prompt, GREEDY, logits=True))
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
+        known = self.target.begin(prompt, sampling, logits, turn)
+        self._same = min(known, self.draft.begin(prompt, GREEDY, logits=True, turn=turn))
         return known
 
     # ---- calls

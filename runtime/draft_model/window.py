@@ -44,7 +44,7 @@ class WindowRunner(OrtRunner):
     def position(self) -> int:
         return self._copied + self.length - min(self._copied, self.window)
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         """Forgets all rows and takes up the target's adapter. Returns 0."""
         if self._adapter is not self._target._adapter:
             self._drafter, self._adapter = self._target._drafter, self._target._adapter

@@ -21,6 +21,7 @@ from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.folder_forms import read_folder
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
+from streamspec.runtime.kv_cache.kept_place import kept_bytes
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 
@@ -165,7 +166,8 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
     return MemoryEstimate(
         weights=mapped + looked_up,
         packed=packed,
-        cache=caches * sum(group.bytes(group.cache.slots(context) + second) for group in groups),
+        cache=caches
+        * sum(group.bytes(group.cache.slots(context) + second) + kept_bytes(group, context) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
 

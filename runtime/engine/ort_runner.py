@@ -125,8 +125,9 @@ class OrtRunner:
         # What a draft layer keeps of a token depends on the token after it.
         return self.cache.reachable(max(0, same - bool(self._drafter.levels))) if same else 0
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         self.rewind(self.reusable(prompt))
+        self.cache.keep(len(prompt), turn)
         self._choose_by(sampling, logits)
         return self.length
 
@@ -139,8 +140,11 @@ class OrtRunner:
     def rewind(self, length: int) -> None:
         """Forgets all tokens after the first `length`. Raises ValueError where a layer no longer holds what the next
         tokens would see (`Cache.reachable`)."""
+        bound = self.cache.data
         self.cache.rewind(length)
         del self.tokens[length:]
+        if self.cache.data is not bound:
+            self._call.follow_cache()
 
     def release(self) -> None:
         """Forgets all tokens and gives their memory back."""

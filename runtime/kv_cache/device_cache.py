@@ -74,11 +74,19 @@ class DeviceCache(SequenceRows):
         self.length += len(path)
 
     def rows(self) -> list[np.ndarray]:
-        out = []
-        for group in self.groups:
-            data = np.stack([np.stack([part.numpy() for part in self.data[layer]]) for layer in group.layers])
-            out.append(data[..., self.held_rows(group, data.shape[4]) % data.shape[4], :])
-        return out
+        return [
+            self.taken(number, self.held_rows(group, self.slots(group))) for number, group in enumerate(self.groups)
+        ]
+
+    def taken(self, group: int, numbers: np.ndarray) -> np.ndarray:
+        slots, layers = numbers % self.slots(self.groups[group]), self.groups[group].layers
+        return np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in layers])
+
+    def put(self, group: int, numbers: np.ndarray, rows: np.ndarray) -> None:
+        self.data = list(self.data)
+        for layer, parts in zip(self.groups[group].layers, rows, strict=True):
+            self.data[layer] = [self._with(*both, numbers) for both in zip(self.data[layer], parts, strict=True)]
+        self._binding = self._bind()
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
@@ -98,6 +106,12 @@ class DeviceCache(SequenceRows):
         room = np.zeros((*rows.shape[:2], slots, rows.shape[3]), rows.dtype)
         room[:, :, np.arange(self.length - count, self.length) % slots] = rows[:, :, rows.shape[2] - count :]
         return self._on_device(room)
+
+    def _with(self, part: Any, rows: np.ndarray, numbers: np.ndarray) -> Any:
+        """Returns a ring on the device like `part`, with `rows` [1, heads, count, width] in the slots of `numbers`."""
+        ring = part.numpy().copy()
+        ring[:, :, numbers % ring.shape[2]] = rows
+        return self._on_device(ring)
 
     def _on_device(self, array: np.ndarray) -> Any:
         """Returns a copy of `array` on the device."""

@@ -48,6 +48,8 @@ class Cache(CacheMemory, Protocol):
 
     def reachable(self, length: int) -> int: ...
 
+    def keep(self, length: int, turn: bool = True) -> None: ...
+
     def rewind(self, length: int) -> None: ...
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
@@ -128,15 +130,23 @@ class KeyValueCache(SequenceRows):
 
     def rows(self) -> list[np.ndarray]:
         return [
-            data[..., self.held_rows(group, data.shape[4]) % data.shape[4], :]
-            for group, data in zip(self.groups, self.data, strict=True)
+            self.taken(number, self.held_rows(group, self.data[number].shape[4]))
+            for number, group in enumerate(self.groups)
         ]
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
-        for data, filled in zip(self.data, rows, strict=True):
+        for number, (data, filled) in enumerate(zip(self.data, rows, strict=True)):
             count = min(filled.shape[4], data.shape[4])
-            data[..., np.arange(length - count, length) % data.shape[4], :] = filled[..., filled.shape[4] - count :, :]
+            self.put(number, np.arange(length - count, length), filled[..., filled.shape[4] - count :, :])
+
+    def taken(self, group: int, numbers: np.ndarray) -> np.ndarray:
+        data = self.data[group]
+        return np.asarray(data[..., numbers % data.shape[4], :])
+
+    def put(self, group: int, numbers: np.ndarray, rows: np.ndarray) -> None:
+        data = self.data[group]
+        data[..., numbers % data.shape[4], :] = rows
 
     def views(self) -> list[Sequence[np.ndarray]]:
         """Per layer: its parts, contiguous views of `data`."""

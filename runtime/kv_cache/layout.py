@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.layer_cache import LAYER_KINDS, LayerCache
+from streamspec.runtime.kv_cache.kept_place import KeptPlace
 from streamspec.step_graph import GraphFeatures
 
 
@@ -64,10 +65,21 @@ def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
     )
 
 
+@dataclass
+class _Window:
+    """The slots of group number `group`, whose rows see `window` tokens. `first`: the first row filled in."""
+
+    group: int
+    window: int
+    slots: int
+    first: int = 0
+
+
 class SequenceRows:
     """Counts the committed rows of a sequence, `length`, and tells which of them the rings of `groups` still hold.
 
-    Rows that were written and never committed count as well: they have overwritten what lay in their slots.
+    Rows that were written and never committed count as well: they have overwritten what lay in their slots. What lay at
+    the end of a prompt (`keep`) is copied before.
     """
 
     capacity: int  # rows that there is room for, of layers that keep all
@@ -76,12 +88,13 @@ class SequenceRows:
         """`limit`: maximum number of rows."""
         self.groups, self.limit, self.length = tuple(groups), limit, 0
         self._written = 0  # the row after the last one ever written
-        self._first = 0  # the first row that the rings were filled with
-        self._rings = [
-            (window, group.cache.slots(limit))
-            for group in groups
-            if (window := group.cache.window) is not None and group.cache.slots(limit) < limit
+        self._windows = [
+            _Window(number, window, group.cache.slots(limit))
+            for number, group in enumerate(groups)
+            if (window := group.cache.window) is not None
         ]
+        self._rings = [window for window in self._windows if window.slots < limit]
+        self._places: list[KeptPlace] = []
 
     def slots(self, group: CacheGroup) -> int:
         """Returns the slots of a layer of `group`: all slots of a ring, else the capacity."""
@@ -90,30 +103,59 @@ class SequenceRows:
     @property
     def max_call_rows(self) -> int | None:
         """Maximum rows of a call, the slots that a ring has beyond its window; None: any number."""
-        return min((slots - window for window, slots in self._rings), default=None)
+        return min((ring.slots - ring.window for ring in self._rings), default=None)
 
     def holds(self, length: int) -> bool:
         """Tells whether all layers hold the rows that a row after the first `length` attends to."""
-        return all(self._oldest(slots) <= max(0, length + 1 - window) for window, slots in self._rings)
+        return self._would_hold(length, self._written)
 
     def reachable(self, length: int) -> int:
-        """Returns to how many tokens the sequence can go back: the first `length`, or 0."""
-        return length if self.holds(length) else 0
+        """Returns to how many of the first `length` tokens the sequence can go back: all, or those of a kept place, or
+        0."""
+        if self.holds(length):
+            return length
+        return max((place.reached(length) for place in self._places), default=0)
+
+    def keep(self, length: int, turn: bool = True) -> None:
+        """Notes that the sequence is to be able to go back to its first `length` tokens, a prompt. `turn`: it ends the
+        user's turn; else it goes on within one, whose end stays kept beside its own."""
+        if self._rings:
+            self._places = [*([] if turn else self._places[:1]), KeptPlace(length)]
 
     def rewind(self, length: int) -> None:
         """Forgets all rows after the first `length`. Raises ValueError where they cannot be gone back to."""
-        if not 0 <= length <= self.length or not (length == 0 or self.holds(length)):
+        if not 0 <= length <= self.length or self.reachable(length) != length:
             raise ValueError(f"rewind to {length} of {self.length} tokens")
+        if length and not self.holds(length):
+            self._go_back_to(next(place for place in self._places if place.reached(length) == length), length)
         self.length = length
+        self._places = [place for place in self._places if place.lowest <= length]
+        for place in self._places:
+            place.length = min(place.length, length)
         if not length:
-            self._written = self._first = 0
+            self._written, self._places = 0, []
+            for window in self._windows:
+                window.first = 0
 
     def write(self, rows: int) -> None:
         """Notes that the next call writes `rows` rows after the committed ones. Raises ValueError for more than
         `max_call_rows`."""
         if self.max_call_rows is not None and rows > self.max_call_rows:
             raise ValueError(f"a call of {rows} rows, limit {self.max_call_rows}")  # the caller's arithmetic is wrong
-        self._written = max(self._written, self.length + rows)
+        written = max(self._written, self.length + rows)
+        for place in self._places:
+            if place.rows is None and place.length <= self.length and not self._would_hold(place.lowest, written):
+                place.lowest = max(place.lowest, self._earliest)
+                place.rows = [self.taken(ring.group, place.numbers(ring.window)) for ring in self._rings]
+        self._written = written
+
+    def taken(self, group: int, numbers: np.ndarray) -> np.ndarray:
+        """Copies the rows of these numbers of a group: [layers, parts, 1, heads, rows, width]."""
+        raise NotImplementedError
+
+    def put(self, group: int, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Writes what `taken` returned for these numbers where it lay."""
+        raise NotImplementedError
 
     def grow(self, rows: int, spare: int) -> bool:
         """Doubles the capacity where it is too small for `rows` rows of the next call and `spare` more. Returns whether
@@ -130,13 +172,29 @@ class SequenceRows:
     def restart(self, length: int, rows: Sequence[np.ndarray]) -> None:
         """Counts anew after each group was filled with the last of `length` rows: `rows` [.., rows, width]."""
         self.length = self._written = length
-        counts = [filled.shape[4] for group, filled in zip(self.groups, rows, strict=True) if group.cache.window]
-        self._first = length - min(counts, default=length)
+        self._places = []
+        for window in self._windows:
+            window.first = length - rows[window.group].shape[4]
 
     def held_rows(self, group: CacheGroup, slots: int) -> np.ndarray:
         """Returns the numbers of the committed rows, ascending, that a group of `slots` slots holds."""
-        return np.arange(0 if group.cache.window is None else self._oldest(slots), self.length)
+        filled = [each.first for each in self._windows if self.groups[each.group] is group]
+        return np.arange(max(filled[0], self._written - slots) if filled else 0, self.length)
 
-    def _oldest(self, slots: int) -> int:
-        """Returns the number of the oldest row in a ring."""
-        return max(self._first, self._written - slots)
+    @property
+    def _earliest(self) -> int:
+        """The fewest tokens that can be gone back to without a kept place, but for none."""
+        oldest = [(max(each.first, self._written - each.slots), each.window) for each in self._windows]
+        return max((first + window - 1 for first, window in oldest if first > 0), default=0)
+
+    def _would_hold(self, length: int, written: int) -> bool:
+        """Tells what `holds` does, after rows up to `written` were written."""
+        return all(max(each.first, written - each.slots) <= max(0, length + 1 - each.window) for each in self._windows)
+
+    def _go_back_to(self, place: KeptPlace, length: int) -> None:
+        """Fills the rings with what they held at `place`, of its first `length` tokens."""
+        assert place.rows is not None
+        for ring, rows in zip(self._rings, place.rows, strict=True):
+            ring.first = place.first(ring.window)
+            self.put(ring.group, np.arange(ring.first, length), rows[..., : length - ring.first, :])
+        self._written = length

@@ -27,19 +27,21 @@ from streamspec.runtime.draft_sources.prediction import predicted_tokens
 from streamspec.runtime.embeddings import MEAN
 from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
+from streamspec.serve.api.answer import Answer, Build, Read
 from streamspec.serve.api.chat_requests import ParsedRequest, read_chat, read_completion
 from streamspec.serve.api.chat_responses import ResponseBuilder
 from streamspec.serve.api.embeddings_request import read_embeddings
 from streamspec.serve.api.fill_in_middle import between
+from streamspec.serve.api.kept_items import KeptItems
 from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
+from streamspec.serve.forms.table import FORMS, error_body
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
 from streamspec.serve.tools.call_parser import CallParser
-from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 PAGE = {
     ".html": "text/html",
@@ -49,9 +51,7 @@ PAGE = {
 }  # files of the page, by their ending
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
-Answer = ResponseBuilder | ResponseObject
 Prompt = Callable[[Session], Any]
-Read = Callable[[bytes, Limits, CheckedGrammars], ParsedRequest]  # of a request's body
 
 
 class ClientDisconnected(Exception):
@@ -71,14 +71,8 @@ class Prepared:
     hint: list[int] | None = None
     calls: Callable[[], CallParser] | None = None
 
-    @property
-    def field(self) -> str:
-        """Names the field of the request that holds the prompt."""
-        return "input" if self.parsed.echo else "messages" if self.parsed.chat else "prompt"
-
-    def answer(self) -> Answer:
-        """Makes the builder of the answer in the requested form."""
-        build = ResponseBuilder if self.parsed.echo is None else ResponseObject
+    def answer(self, build: Build) -> Answer:
+        """Makes the builder of the answer."""
         return build(self.parsed, None if self.adapter is None else self.parsed.model, self.base.tokenizer, self.calls)
 
 
@@ -95,6 +89,7 @@ class Service:
         more: Mapping[str, Session],
     ) -> None:
         self.pool, self.limits, self.created = Pool([session, *more.values()], limits), limits, int(time.time())
+        self.items = KeptItems()
         offered: list[tuple[str, Session, str | None]] = [(name, session, session.adapter)]
         offered += [(model, session, str(adapter)) for model, adapter in adapters.items()]
         for bundle, other in more.items():
@@ -122,27 +117,28 @@ class Service:
 
     async def one_model(self, request: Request) -> Response:
         """Answers `GET /v1/models/{name}`. Raises ApiError for an unknown name."""
-        self._model_of(request.path_params["name"])
+        self.model_of(request.path_params["name"])
         return JSONResponse(self._model(request.path_params["name"]))
 
     async def chat(self, request: Request) -> Response:
         """Answers `POST /v1/chat/completions`."""
-        return await self._answer(request, read_chat)
+        return await self.answer(request, read_chat, ResponseBuilder)
 
     async def complete(self, request: Request) -> Response:
         """Answers `POST /v1/completions`."""
-        return await self._answer(request, read_completion)
+        return await self.answer(request, read_completion, ResponseBuilder)
 
     async def respond(self, request: Request) -> Response:
         """Answers `POST /v1/responses`."""
-        return await self._answer(request, read_responses)
+        read, build = partial(read_responses, kept=self.items), partial(ResponseObject, kept=self.items)
+        return await self.answer(request, read, build)
 
     async def embed(self, request: Request) -> Response:
         """Answers `POST /v1/embeddings`."""
         if self.pool.closed:
             raise closing()
         parsed = await asyncio.to_thread(read_embeddings, await request.body(), self.limits)
-        base, adapter = self._model_of(parsed.model)
+        base, adapter = self.model_of(parsed.model)
         parsed.check(base.manifest.model)
         queued = EmbeddingRequest(self.pool, adapter, parsed.texts, parsed.pooling or MEAN, base)
         self.pool.enqueue(queued)
@@ -155,11 +151,18 @@ class Service:
             raise _api_error(error, "input") from None
         return await asyncio.to_thread(lambda: JSONResponse(parsed.response(vectors, tokens)))
 
+    async def count(self, request: Request, read: Read) -> int:
+        """Counts the tokens of the prompt of a request that `read` parses. Raises ApiError."""
+        body = await request.body()
+        ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
+        return len(await asyncio.to_thread(ready.base.encode, ready.prompts[0](ready.base)))
+
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
 
-    async def _answer(self, request: Request, read: Read) -> Response:
+    async def answer(self, request: Request, read: Read, build: Build) -> Response:
+        """Answers a request that `read` parses, in the form of `build`. Raises ApiError."""
         if self.pool.closed:
             raise closing()
         body, arrived = await request.body(), time.perf_counter()
@@ -168,26 +171,26 @@ class Service:
             self.pool, ready.adapter, ready.prompts, ready.options, ready.hint, ready.base, arrived
         )
         self.pool.enqueue(generation)
-        answer, field, parsed = ready.answer(), ready.field, ready.parsed
+        answer, parsed = ready.answer(build), ready.parsed
         chunks: AsyncIterator[Chunk] = generation.items()
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
             answer.waited = generation.waited
             if parsed.stream:
-                return Events(_events(answer, first, chunks), generation)
+                return Events(_events(answer, first, chunks), generation, answer.media_type)
             return JSONResponse(await _while_connected(request, _whole(answer, first, chunks)))
         except (ClientDisconnected, asyncio.CancelledError):
             generation.cancel()
             raise
         except Exception as error:
             generation.cancel()
-            raise _api_error(error, field) from None
+            raise _api_error(error, parsed.field) from None
 
     def _prepare(self, read: Read, body: bytes) -> Prepared:
         """Does what takes time before a request can be queued: checking a schema does. From any thread."""
         grammars = self.pool.grammars
         parsed = read(body, self.limits, grammars)
-        base, adapter = self._model_of(parsed.model)
+        base, adapter = self.model_of(parsed.model)
         parsed = parsed.beginning_with(base.sampling)
         if (prediction := parsed.options[0].prediction) is not None:
             parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
@@ -206,7 +209,7 @@ class Service:
         try:
             ready.hint = self.pool.encode(adapter, ready.prompts[0], base)
         except StreamspecError as error:
-            raise _api_error(error, ready.field) from None
+            raise _api_error(error, parsed.field) from None
         return ready
 
     async def _before_the_queue(self, request: Request, work: Awaitable[Prepared]) -> Prepared:
@@ -223,7 +226,8 @@ class Service:
             self.pool.counts.cancelled += 1
             raise out_of_time(self.limits.timeout, "the request was not read and its grammar checked") from None
 
-    def _model_of(self, model: str) -> tuple[Session, str | None]:
+    def model_of(self, model: str) -> tuple[Session, str | None]:
+        """Returns the session and the adapter of a model. Raises ApiError for an unknown name."""
         if model not in self.models:
             known = ", ".join(self.models)
             raise ApiError(404, f"the model {model!r}; expected one of {known}", "model_not_found", "model")
@@ -236,12 +240,10 @@ class Service:
 
 
 class Events(Response):
-    """Sends the server-sent events of a generation; whatever ends them ends the generation."""
+    """Sends the events of a generation; whatever ends them ends the generation."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], generation: QueuedRequest) -> None:
-        super().__init__()
+    def __init__(self, events: AsyncIterator[bytes], generation: QueuedRequest, media_type: str) -> None:
+        super().__init__(media_type=media_type)
         del self.headers["content-length"]
         self.events, self.generation = events, generation
 
@@ -296,6 +298,7 @@ def create_app(
         Route("/v1/embeddings", service.embed, methods=["POST"]),
         Route("/metrics", service.metrics),
         Route("/health", _health),
+        *(route for form in FORMS for route in form.routes(service)),
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
     app = Starlette(
@@ -303,7 +306,9 @@ def create_app(
         exception_handlers={ApiError: _say, HTTPException: _say_http, ClientDisconnected: _hang_up, Exception: _say},
     )
     app.router.redirect_slashes = False
-    return RequestGuard(app, token, port, limits, frozenset({"/health", *files}), allow_origins), service.pool
+    return RequestGuard(
+        app, token, port, limits, frozenset({"/health", *files}), allow_origins, error_body
+    ), service.pool
 
 
 async def _health(request: Request) -> Response:
@@ -407,13 +412,13 @@ def _api_error(error: Exception, field: str | None = None) -> ApiError:
 
 async def _say(request: Request, error: Exception) -> Response:
     api_error = _api_error(error)
-    return JSONResponse(api_error.body, api_error.status, api_error.headers)
+    return JSONResponse(error_body(request.url.path, api_error), api_error.status, api_error.headers)
 
 
 async def _say_http(request: Request, error: Exception) -> Response:
     """Answers for a path or method that has no route."""
     assert isinstance(error, HTTPException)
-    paths = ", ".join(route.path for route in request.app.routes if route.path.startswith("/v1/"))
+    paths = ", ".join(route.path for route in request.app.routes if route.path.startswith(("/v1/", "/api/")))
     message = {
         404: f"no such path; expected one of {paths}",
         405: f"the method {request.method}; expected {(error.headers or {}).get('Allow', 'another')}",
@@ -421,7 +426,7 @@ async def _say_http(request: Request, error: Exception) -> Response:
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     api_error = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)
-    return JSONResponse(api_error.body, api_error.status, error.headers)
+    return JSONResponse(error_body(request.url.path, api_error), api_error.status, error.headers)
 
 
 async def _hang_up(request: Request, error: Exception) -> Response:

@@ -69,7 +69,8 @@ class RequestGuard:
     """Refuses requests before the application sees them.
 
     `port`: the port that Host must name. `open_paths`: paths that need no token. `allow_origins`:
-    origins of other pages that may ask, with the token. Raises ConfigError for what is no origin.
+    origins of other pages that may ask, with the token; `error_body`: what a path answers with an error. Raises
+    ConfigError for what is no origin.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class RequestGuard:
         limits: Limits,
         open_paths: frozenset[str],
         allow_origins: Collection[str] = (),
+        error_body: Callable[[str, ApiError], Any] = lambda path, error: error.body,
     ) -> None:
         check_origins(allow_origins)
+        self._error_body = error_body
         self.app, self.limits, self.open_paths = app, limits, open_paths
         self._token = token.encode()
         hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == 80 else set())
@@ -115,7 +118,8 @@ class RequestGuard:
                 self._check(scope, headers)
                 body = await self._read(scope, receive)
             except ApiError as error:
-                await JSONResponse(error.body, error.status, error.headers)(scope, receive, dressed)
+                body_of_error = self._error_body(scope["path"], error)
+                await JSONResponse(body_of_error, error.status, error.headers)(scope, receive, dressed)
                 return
             if body is not None:
                 await self.app(scope, _replay(body, receive), dressed)
@@ -161,7 +165,7 @@ class RequestGuard:
 
     def _check(self, scope: Scope, headers: dict[bytes, list[bytes]]) -> None:
         if scope["path"] not in self.open_paths or scope["method"] not in ("GET", "HEAD"):
-            self._check_token(headers.get(b"authorization", []))
+            self._check_token(headers)
             scope[KNOWN] = True
         if scope["method"] not in METHODS:
             raise ApiError(405, f"the method {scope['method']}; expected GET or POST", "method_not_allowed")
@@ -171,14 +175,16 @@ class RequestGuard:
         if headers.get(b"content-encoding"):
             raise ApiError(415, "an encoded request; expected plain JSON", "content_type")
 
-    def _check_token(self, given: list[bytes]) -> None:
+    def _check_token(self, headers: dict[bytes, list[bytes]]) -> None:
+        keys = [b"bearer " + key for key in headers.get(b"x-api-key", [])]  # as clients of Anthropic's API send it
+        given = headers.get(b"authorization", keys)
         kind, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         # compared whatever it is, in a time that tells nothing of where they differ
         if not hmac.compare_digest(token.strip(), self._token) or kind.lower() != b"bearer":
             raise ApiError(
                 401,
                 "no valid token; expected the header Authorization: Bearer TOKEN with the token the server was "
-                "started with",
+                "started with, or x-api-key: TOKEN",
                 "invalid_api_key",
             )
 

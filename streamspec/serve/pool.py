@@ -30,7 +30,7 @@ from streamspec.serve.tools.checked_grammars import CheckedGrammars
 class Slot:
     """Holds a session, opened when it is first needed, and its thread. `base`: the session in
     `Pool.bases` of the same bundle. `used`: when the session last answered; `prompt_tokens`: of the
-    prompt then, with which the cache begins (0: unknown)."""
+    last prompt that ended a user's turn, with which the cache begins (0: unknown)."""
 
     session: Session | None = None
     base: Session | None = None
@@ -300,7 +300,9 @@ class Pool:
         """Frees the slot of a request that ran and has ended. `ends`: the counts of its answers."""
         self.requests.discard(request)
         slot.busy, slot.used = False, time.monotonic()
-        slot.prompt_tokens = ends[-1].prompt_tokens if ends else slot.prompt_tokens
+        if ends and request.options:  # else nothing of it is in the cache
+            goes_on = request.options[-1].within_turn and ends[-1].reused_tokens >= slot.prompt_tokens > 0
+            slot.prompt_tokens = slot.prompt_tokens if goes_on else ends[-1].prompt_tokens
         counts = self.counts
         if failure is not None:
             counts.failed += 1

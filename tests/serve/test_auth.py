@@ -49,6 +49,30 @@ def test_without_the_token_every_path_says_401_also_unknown_ones(running: Make, 
 
 
 @pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", TOKEN)], 200),
+        ([("x-api-key", "wrong")], 401),
+        ([("x-api-key", "")], 401),
+        ([("x-api-key", TOKEN), ("x-api-key", TOKEN)], 401),
+        ([("x-api-key", TOKEN), ("authorization", "Bearer wrong")], 401),
+        ([("x-api-key", "wrong"), ("authorization", f"Bearer {TOKEN}")], 200),
+    ],
+)
+def test_a_key_of_anthropics_clients_is_the_token_or_refused(
+    running: Make, headers: list[tuple[str, str]], status: int
+) -> None:
+    with running().http() as client:
+        del client.headers["authorization"]
+        for path in ("/v1/models", "/api/tags"):
+            assert client.get(path, headers=headers).status_code == status
+        if status == 401:
+            assert client.post("/api/chat", headers=headers).json()["error"].startswith("no valid token")
+            spelt = client.post("/v1/messages", headers=headers).json()
+            assert (spelt["type"], spelt["error"]["type"]) == ("error", "authentication_error")
+
+
+@pytest.mark.parametrize(
     ("path", "given", "known"),
     [("/v1/models", TOKEN, True), ("/v1/models", "wrong", False), ("/health", TOKEN, False), ("/nowhere", "", False)],
 )

@@ -46,9 +46,15 @@ class FakeServeSession:
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
         self.sampling, self.thought, self.context_length = Sampling(), None, CONTEXT
+        self.template = None
         self.adapters, self.loaded = ["alpha", "beta"], True
         self.manifest = SimpleNamespace(
-            prompt_format=SimpleNamespace(kind="raw"), model=SimpleNamespace(embeddings=False)
+            prompt_format=SimpleNamespace(kind="raw"),
+            model=SimpleNamespace(embeddings=False),
+            base=SimpleNamespace(model_type="llama"),
+            precision="int8",
+            data_bytes=1000,
+            to_json=lambda: "{}",
         )
         self.vocabulary = Vocabulary(TOKENIZER, 257, [EOS])
         self.cached_tokens: list[int] = []

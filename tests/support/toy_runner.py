@@ -119,7 +119,7 @@ class ToyRunner:
     def reusable(self, prompt: Sequence[int]) -> int:
         return shared_prefix(self.tokens, prompt[:-1])
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         same = self.reusable(prompt)
         self.tokens, self.sampling, self._wants_logits = self.tokens[:same], sampling, logits
         return same

@@ -63,6 +63,15 @@ def parsed_as(model: type[Request], values: Any, where: str = "", fixed: Fixed =
         raise _first(error, values, where, model, fixed) from None
 
 
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Returns the error of a chat with the field's name on another path. `names`: of fields there."""
+    name = next((name for name in names if error.param in (name, f"{name}.type")), None)
+    if name is None:
+        return error
+    message = error.message.replace(name, names[name], 1)
+    return ApiError(error.status, message, error.code, names[name], error.kind)
+
+
 def _first(error: ValidationError, values: Any, where: str, model: type[Strict], fixed: Fixed) -> ApiError:
     """Returns the deepest fault, a wrong type of an object and an unknown field before others, by its path in the
     request."""

@@ -17,7 +17,7 @@ from pydantic import Field
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
-from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Tool
+from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Text, Tool
 from streamspec.serve.errors import invalid
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
@@ -189,6 +189,8 @@ class ParsedRequest:
     further: Sequence[Any] = ()
     suffix: str = ""  # that follows a completion
     unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
+    keeps: bool = False  # a later request may name the answer's items
+    field: str = "messages"  # of the request, that holds the prompt
     truncates: bool = False  # a chat that is too long for the context loses its oldest turns
 
     @property
@@ -210,10 +212,25 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
     messages = values.get("messages")
     if isinstance(messages, list):
         values["messages"] = [
-            without_fixed(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
+            without_fixed(_gathered(message), ONLY_IN_MESSAGE, f"messages.{i}.")
+            if isinstance(message, dict)
+            else message
             for i, message in enumerate(messages)
         ]
     return in_runtime_terms(parsed_as(ChatRequest, values, fixed=ONLY), limits, grammars)
+
+
+def _gathered(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer's message with those of its fields that a client wrote into a part of its text: the Agents SDK
+    for JavaScript does."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, list):
+        return message
+    own = (Message.model_fields.keys() | ONLY_IN_MESSAGE) - Text.model_fields.keys() - {"content"}
+    texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    spread = {name: part[name] for part in texts for name in own & part.keys()}
+    parts = [{k: v for k, v in part.items() if k not in own} if part in texts else part for part in content]
+    return spread | message | {"content": parts} if spread else message
 
 
 def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -229,7 +246,7 @@ def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGram
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
     thinking = _thinking(request, limits)
-    parsed = replace(parsed, options=[replace(option, **thinking) for option in parsed.options])
+    parsed = replace(parsed, options=[replace(option, **thinking).within(prompt) for option in parsed.options])
     return replace(_constrained(parsed, request, limits, grammars), tools=_tools(request, limits))
 
 
@@ -291,6 +308,13 @@ def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
+    return completion_in_runtime_terms(request, limits, grammars)
+
+
+def completion_in_runtime_terms(
+    request: CompletionRequest, limits: Limits, grammars: CheckedGrammars | None = None
+) -> ParsedRequest:
+    """Converts a completion for the runtime. Raises ApiError, status 400, naming the field."""
     prompt: Any = request.prompt
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
     if len(prompts) > limits.inputs:
@@ -307,7 +331,7 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
     parsed = replace(parsed, options=[replace(option, separate_reasoning=False) for option in parsed.options])
     parsed = _constrained(parsed, request, limits, grammars)
     options = parsed.options * len(prompts)
-    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "")
+    parsed = replace(parsed, options=options, further=prompts[1:], suffix=request.suffix or "", field="prompt")
     if not request.echo:
         return parsed
     if request.stream or (request.n or 1) > 1 or request.suffix:

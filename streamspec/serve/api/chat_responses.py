@@ -17,6 +17,7 @@ from streamspec.runtime import Chunk, Logprob
 from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
+from streamspec.serve.api.answer import EVENTS
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser
@@ -27,6 +28,8 @@ NEVER = -9999.0  # OpenAI's log-probability of a token that cannot come: JSON ha
 
 class ResponseBuilder:
     """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
+
+    media_type = EVENTS
 
     def __init__(
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
@@ -140,6 +143,11 @@ class Choice:
         self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
 
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Returns the calls so far."""
+        return [] if self._calls is None else self._calls.calls
+
     def push(self, chunk: Chunk) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns OpenAI's object of the chunk, and the record of its call."""
         first, self.last = self.last is None, chunk
@@ -170,8 +178,8 @@ class Choice:
         """Returns OpenAI's object of the whole answer."""
         text = "".join(self._text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._calls is not None and self._calls.calls:
-            message |= {"content": text or None, "tool_calls": self._calls.calls}
+        if self.calls:
+            message |= {"content": text or None, "tool_calls": self.calls}
         if self._reasoning:
             message["reasoning_content"] = self._reasoning
         return self._body({"message": message}, text, self._logprobs or None)

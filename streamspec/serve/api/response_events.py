@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
+from streamspec.serve.api.answer import EVENTS
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
+from streamspec.serve.api.kept_items import KeptItems
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser
 
@@ -21,10 +23,19 @@ Event = dict[str, Any]
 class ResponseObject:
     """Builds the response to one request: `push` every chunk of its answer, or send what `events` makes of them."""
 
+    media_type = EVENTS
+
     def __init__(
-        self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
+        self,
+        request: ParsedRequest,
+        adapter: str | None,
+        tokenizer: Any,
+        calls: Callable[[], CallParser] | None,
+        *,
+        kept: KeptItems | None = None,
     ) -> None:
-        """`calls`: makes the parser of an answer that may call tools."""
+        """`calls`: makes the parser of an answer that may call tools; `kept`: takes its items, where the request
+        wishes."""
         assert request.echo is not None
         self.request, self.adapter = request, adapter
         sampling = request.options[0].sampling
@@ -36,6 +47,7 @@ class ResponseObject:
         self._open = False  # whether the last item of the output goes on
         self._logprobs: list[Any] = []  # of tokens whose text is held back
         self._numbers = 0
+        self._kept = kept if request.keeps else None
 
     def push(self, chunk: Chunk) -> None:
         """Takes the next chunk."""
@@ -96,6 +108,8 @@ class ResponseObject:
         if over:
             cut = self._choice.reason == "length"
             yield from self._close("incomplete" if cut else "completed")
+            if self._kept is not None:
+                self._kept.add(self._output)
             yield {"type": "response.incomplete" if cut else "response.completed", "response": self.whole()}
 
     def _begin(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:

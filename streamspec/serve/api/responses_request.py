@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from streamspec.serve.api.body import json_object, parsed_as, without_fixed
+from streamspec.serve.api.body import json_object, parsed_as, renamed, without_fixed
 from streamspec.serve.api.chat_requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
@@ -22,6 +22,7 @@ from streamspec.serve.api.chat_requests import (
     in_runtime_terms,
 )
 from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict
+from streamspec.serve.api.kept_items import KeptItems
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
@@ -144,6 +145,13 @@ class InputReasoning(Strict):
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
 
 
+class ItemReference(Strict):
+    """An item of an earlier answer, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 ITEMS: dict[str, type[InputMessage] | type[InputCall] | type[InputCallOutput] | type[InputReasoning]] = {
     "message": InputMessage,
     "reasoning": InputReasoning,
@@ -239,8 +247,11 @@ class ResponsesRequest(Decoding, Thinking):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
-    """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
+def read_responses(
+    body: bytes, limits: Limits, grammars: CheckedGrammars | None = None, *, kept: KeptItems | None = None
+) -> ParsedRequest:
+    """Parses a body. `grammars`: those checked before; `kept`: items that it may name. Raises ApiError, status 400,
+    naming the field."""
     values = json_object(body)
     if isinstance(values.get("tools"), list):
         values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
@@ -248,10 +259,16 @@ def read_responses(body: bytes, limits: Limits, grammars: CheckedGrammars | None
     if isinstance(request.input, list) and len(request.input) > limits.messages:
         raise invalid(f"{len(request.input)} input items; expected at most {limits.messages}", "input", "too_large")
     try:
-        parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request)), limits, grammars)
+        parsed = in_runtime_terms(parsed_as(ChatRequest, _of_chat(request, kept or KeptItems())), limits, grammars)
     except ApiError as error:
-        raise _renamed(error) from None
-    return replace(parsed, echo=_echo(request), truncates=request.truncation == "auto")
+        raise renamed(error, NAMES) from None
+    return replace(
+        parsed,
+        echo=_echo(request),
+        keeps=request.store is not False,
+        field="input",
+        truncates=request.truncation == "auto",
+    )
 
 
 def _function(tool: Any, where: str) -> Any:
@@ -263,7 +280,7 @@ def _function(tool: Any, where: str) -> Any:
     return without_fixed(tool, ONLY_IN_TOOL, where)
 
 
-def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
+def _of_chat(request: ResponsesRequest, kept: KeptItems) -> dict[str, Any]:
     """Returns the fields of the chat that the request asks for."""
     shared = {name: getattr(request, name) for name in (*Decoding.model_fields, *Thinking.model_fields)}
     chosen = request.tool_choice
@@ -272,7 +289,7 @@ def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
     logprobs = LOGPROBS in (request.include or ()) or request.top_logprobs is not None
     return shared | {
         "grammar": request.grammar and request.grammar.model_dump(),
-        "messages": _messages(request),
+        "messages": _messages(request, kept),
         "max_tokens": request.max_output_tokens,
         "reasoning_effort": request.reasoning and request.reasoning.effort,
         "response_format": form,
@@ -284,7 +301,7 @@ def _of_chat(request: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, kept: KeptItems) -> list[dict[str, Any]]:
     """Returns the messages that the input items stand for, after the instructions."""
     messages: list[dict[str, Any]] = []
     if request.instructions:
@@ -293,6 +310,12 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
         return [*messages, {"role": "user", "content": request.input}]
     for i, item in enumerate(request.input):
         type_ = item.get("type", "message") if isinstance(item, dict) else None
+        if type_ == "item_reference":
+            named = parsed_as(ItemReference, item, f"input.{i}.").id
+            found = kept.get(named)
+            if found is None:
+                raise invalid(f"input.{i}.id {named!r:.60} is not kept; expected the item itself", f"input.{i}.id")
+            type_, item = found["type"], found
         if not isinstance(type_, str) or type_ not in ITEMS:
             known = ", ".join(ITEMS)
             raise invalid(
@@ -304,15 +327,6 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 def _joined(content: str | Sequence[ItemText | Refusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """Returns the error with the field's name on this path."""
-    name = next((name for name in NAMES if error.param in (name, f"{name}.type")), None)
-    if name is None:
-        return error
-    message = error.message.replace(name, NAMES[name], 1)
-    return ApiError(error.status, message, error.code, NAMES[name], error.kind)
 
 
 def _echo(request: ResponsesRequest) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
@@ -229,6 +230,15 @@ class _JsonEnd:
 def middle_of(form: CallForm) -> str:
     """Returns an expression of what stands between the name and the arguments of a call."""
     return spaced(form.middle).replace(ID, "[A-Za-z0-9]*") + (r"\s*(?=\{)" if form.style is None else "")
+
+
+def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the arguments of a call as an object; None of one that was cut short."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:

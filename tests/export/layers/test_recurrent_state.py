@@ -166,6 +166,17 @@ def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, session:
     assert ours == session.generate(prompt, max_new_tokens=150, speculate=False).token_ids
 
 
+def test_after_a_dropped_thought_only_the_turn_is_read_again(session: Session) -> None:
+    runner_of(session)
+    ids = session.encode(TEXT)
+    session.generate(ids, max_new_tokens=STATE_BLOCK + 10)  # further back than a state can be gone back from
+    shorter = [*ids, 5, 9, 7]
+    answer = session.generate(shorter, max_new_tokens=20)
+    assert answer.stats.reused_tokens == len(ids)
+    runner_of(session)
+    assert answer.token_ids == session.generate(shorter, max_new_tokens=20, speculate=False).token_ids
+
+
 def test_a_saved_conversation_goes_on(session: Session, bundles: dict[str, Path], tmp_path: Path) -> None:
     session.generate(TEXT, max_new_tokens=NEW)
     session.save(tmp_path / "conversation")

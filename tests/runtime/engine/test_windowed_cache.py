@@ -166,6 +166,28 @@ def test_a_turn_that_is_taken_back_is_answered_anew(name: str, windowed: Any) ->
     assert same.token_ids == far.token_ids and same.stats.reused_tokens > 190
 
 
+@pytest.mark.parametrize(("name", "cut"), [("gemma3_text lora", 3), ("mistral jakiro", 2), ("mistral static", 0)])
+def test_after_a_dropped_thought_only_the_turn_is_read_again(name: str, cut: int, windowed: Any) -> None:
+    session, ids = opened(windowed(name)), long_text(60)
+    session.generate(ids, max_new_tokens=SLACK + 40)  # no ring holds the prompt's end then
+    end = len(ids) - cut  # some templates end a prompt with tokens that the next one lacks
+    ids = [*ids[:end], 5, 9, 30, *long_text(20)]
+    answer = session.generate(ids, max_new_tokens=20)
+    assert answer.stats.reused_tokens == end - (name == "mistral jakiro")
+    assert answer.token_ids == alone(session, ids, 20)
+
+
+def test_a_turn_with_tools_is_gone_back_to_where_it_began(windowed: Any) -> None:
+    session, ids = opened(windowed("gemma3_text lora")), long_text(150)
+    text = [*ids, *session.generate(ids, max_new_tokens=SLACK + 40).token_ids[:-1]]
+    for _ in range(2):  # calls of tools, whose thoughts stay while the turn goes on
+        text += long_text(10)
+        text += session.generate(text, max_new_tokens=SLACK + 40, within_turn=True).token_ids[:-1]
+    later = [*ids, 5, 9, 30, 41, *long_text(30)]
+    answer = session.generate(later, max_new_tokens=30)
+    assert answer.stats.reused_tokens == len(ids) and answer.token_ids == alone(session, later, 30)
+
+
 def test_a_cancelled_answer_leaves_a_cache_that_goes_on(windowed: Any) -> None:
     session, ids = opened(windowed("gemma2 lora")), long_text(300)
     stream = session.stream(ids, max_new_tokens=100)
@@ -267,6 +289,10 @@ def test_rings_in_a_devices_memory(sampling: Sampling, windowed: Any, device: No
     there.runner.restore(tokens_kept, rows)
     text = [*tokens_kept, 9]
     assert there.generate(text, max_new_tokens=9).token_ids == alone(here, text, 9)
+    there.generate(ids, max_new_tokens=150)
+    shorter = [*ids, 44, *long_text(20)]  # what lay at the prompt's end comes back from the machine's memory
+    answer = there.generate(shorter, max_new_tokens=30)
+    assert answer.stats.reused_tokens == len(ids) and answer.token_ids == alone(here, shorter, 30)
 
 
 def test_memory_is_foretold_for_what_the_arrays_take(windowed: Any) -> None:
@@ -274,7 +300,10 @@ def test_memory_is_foretold_for_what_the_arrays_take(windowed: Any) -> None:
         session = opened(windowed(name))
         cache = runner_of(session).cache
         whole = sum(group.bytes(group.cache.slots(CONTEXT)) for group in cache.groups)
-        assert estimate(windowed(name)).cache == whole
+        session.generate(long_text(200), max_new_tokens=SLACK + 40)
+        session.generate([*session.cached_tokens, 7], max_new_tokens=SLACK + 40, within_turn=True)
+        kept = [rows.nbytes for place in cache._places for rows in place.rows or ()]
+        assert 0.7 < sum(kept) / (estimate(windowed(name)).cache - whole) <= 1
         full = [data.shape[4] for data in cache.data if data.shape[4] != SLOTS]
         spare = sum(group.bytes(full[0] - CONTEXT) for group in cache.groups if group.cache.window is None)
         assert sum(data.nbytes for data in cache.data) == whole + (spare if full else 0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streamspec.layer_cache import LayerCache, window_slots
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from streamspec.runtime.kv_cache.kept_place import REACH
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 
@@ -67,9 +68,11 @@ def test_what_can_be_gone_back_to_is_there(data: st.DataObject) -> None:
         if data.draw(st.booleans()):  # else the call was cancelled
             cache.compact(path)
             text += wrote[path].tolist()
+        if data.draw(st.booleans()):
+            cache.keep(len(text), turn=data.draw(st.booleans()))
         back = data.draw(st.integers(0, len(text)))
         reached = cache.reachable(back)
-        assert reached in (0, back)
+        assert reached == back if cache.holds(back) else reached in (0, back, *(p.length for p in cache._places))
         if back >= len(text) - 1 or (back and cache._written <= SLOTS):
             assert reached == back
         if data.draw(st.booleans()):
@@ -81,6 +84,72 @@ def test_what_can_be_gone_back_to_is_there(data: st.DataObject) -> None:
             tokens = seen if layer in (0, 2) else np.arange(len(text))
             for part in view:
                 assert part[0, 0, tokens % part.shape[2], 0].tolist() == [text[token] for token in tokens]
+
+
+def text_of(cache: KeyValueCache, tokens: int, begin: float) -> None:
+    """Writes so many tokens after the committed ones, numbered from `begin` on, seven a call."""
+    for start in range(0, tokens, 7):
+        count = min(7, tokens - start)
+        cache.reserve(count)
+        write(cache, begin + start + np.arange(count))
+        cache.compact(range(count))
+
+
+def seen_in(cache: KeyValueCache) -> list[float]:
+    """What the next token sees of the rings."""
+    numbers = np.arange(max(0, cache.length - WINDOW + 1), cache.length)
+    return [float(x) for x in cache.taken(0, numbers)[0, 0, 0, 0, :, 0]]
+
+
+@pytest.mark.parametrize("answer", [50, 900])
+def test_the_end_of_a_prompt_is_gone_back_to_after_an_answer_of_any_length(answer: int) -> None:
+    cache = mixed()
+    for turn in range(3):  # each turn reads its prompt, answers, and goes back to the prompt's end
+        cache.keep(100 * turn + 100)
+        text_of(cache, 100, 100 * turn)
+        text_of(cache, answer, 5000)
+        back = 100 * turn + (100, 98, 100 - REACH)[turn]  # templates end a prompt with what the next one lacks
+        assert cache.reachable(back) == back and cache.reachable(back + 7) in (back, back + 7, 100 * turn + 100)
+        cache.rewind(back)
+        assert seen_in(cache) == [*range(back - WINDOW + 1, back)]
+        text_of(cache, 100 * turn + 100 - back, back)
+    text_of(cache, 900, 5000)
+    assert cache.reachable(300) == 300 - REACH  # what was gone back to stays kept
+    cache.rewind(300 - REACH)
+    cache.keep(305 - REACH)  # before it lies nothing any more
+    text_of(cache, 900, 300 - REACH)
+    assert cache.reachable(299 - REACH) == 0 and cache.reachable(300) == 305 - REACH
+    cache.rewind(300 - REACH)
+    assert seen_in(cache) == [*range(300 - REACH - WINDOW + 1, 300 - REACH)]
+
+
+def test_the_end_of_a_users_turn_is_kept_beside_that_of_the_last_prompt_within_it() -> None:
+    cache, ends = mixed(), list[int]()
+    for prompt in range(4):  # of the first ends the user's turn, the others go on with what tools returned
+        ends.append(cache.length + 20)
+        cache.keep(ends[-1], turn=prompt == 0)
+        text_of(cache, 20, cache.length)
+        text_of(cache, 450, cache.length)
+    assert cache.reachable(ends[3] + 9) == ends[3] and cache.reachable(ends[2] + 9) == ends[0]
+    cache.rewind(ends[0] - 3)
+    assert seen_in(cache) == [*range(ends[0] - 2 - WINDOW, ends[0] - 3)]
+    cache.keep(60)
+    text_of(cache, 600, 5000)
+    assert cache.reachable(59) == 59 and cache.reachable(ends[0] - 4) == 0
+
+
+def test_a_place_is_copied_only_where_rings_go_round() -> None:
+    cache = mixed()
+    cache.keep(30)
+    text_of(cache, SLOTS + 30 - REACH - WINDOW, 0)
+    assert [place.rows for place in cache._places] == [None]
+    text_of(cache, 60, 0)
+    assert [rows.shape[4] for rows in cache._places[0].rows or ()] == [30]
+    cache.rewind(0)
+    assert cache._places == []
+    whole = KeyValueCache(cache_groups(GraphFeatures(3, 1, 4, 0, caches=(LayerCache(),) * 3)), 2000)
+    whole.keep(30)
+    assert whole._places == []
 
 
 def test_a_sequence_cannot_go_back_behind_what_rings_hold() -> None:

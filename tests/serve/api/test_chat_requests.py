@@ -134,6 +134,24 @@ def test_a_message_means_the_same_here_and_in_python(message: Any) -> None:
         assert layout.render(given, template) == layout.render([message], template)
 
 
+def test_fields_of_a_message_in_a_part_of_its_text_are_the_messages() -> None:
+    """So the Agents SDK for JavaScript sends an answer back."""
+
+    def read(*messages: Any) -> Any:
+        asked = {"model": "m", "messages": [{"role": "user", "content": "Where?"}, *messages]}
+        return read_chat(json.dumps(asked).encode(), Limits()).prompt
+
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    spread = {"role": "assistant", "refusal": None, "tool_calls": [call], "reasoning_content": "Rome?"}
+    part = {"type": "text", "text": "I look."}
+    prompt = read({"role": "assistant", "content": [part | spread], "tool_calls": [call]})
+    assert prompt == read(spread | {"content": "I look."})
+    assert prompt[1]["reasoning_content"] == "Rome?" and prompt[1]["tool_calls"] == [call]
+    for wrong in ({"role": "user", "content": [part | spread]}, spread | {"content": [part | {"contents": ""}]}):
+        with pytest.raises(ApiError, match="unknown field messages.1.content.0"):
+            read(wrong)
+
+
 def test_hints_for_caches_change_nothing() -> None:
     hint = {"cache_control": {"type": "ephemeral"}}
     hinted = {"role": "user", "content": [{"type": "text", "text": "hi"} | hint]} | hint

@@ -12,6 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from streamspec.serve.api.chat_requests import read_chat
+from streamspec.serve.api.kept_items import MOST_ITEMS, MOST_TEXT, KeptItems
 from streamspec.serve.api.responses_request import ONLY, read_responses
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
@@ -158,6 +159,38 @@ def test_a_pydantic_tool_is_parsed_from_a_stream(tool_server: Running) -> None:
     assert call.type == "function_call" and set(json.loads(call.arguments)) == {"again"}
 
 
+def test_items_of_earlier_answers_may_be_named_by_their_ids(tool_server: Running, running: Any) -> None:
+    """As clients do that take them to be stored, such as Vercel's AI SDK."""
+    first = ask(tool_server, tools=TOOLS, tool_choice="required", max_output_tokens=300)
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "4 C"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    named: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    items = [item.to_dict() for item in first.output]
+    answers = [
+        ask(tool_server, input=[*user("Rome?"), *before, *results], tools=TOOLS, max_output_tokens=20)
+        for before in (named, items)
+    ]
+    assert same(answers[0].output, answers[1].output) and results
+    assert answers[0].usage.input_tokens == answers[1].usage.input_tokens
+    forgotten = ask(tool_server, store=False).output[0].id
+    for unknown in (forgotten, "msg_1"):
+        with pytest.raises(openai.BadRequestError, match="is not kept; expected the item itself"):
+            ask(tool_server, input=[{"type": "item_reference", "id": unknown}])
+
+
+def test_kept_items_are_bounded() -> None:
+    kept = KeptItems()
+    kept.add([{"id": str(i), "text": "x" * 1000} for i in range(MOST_ITEMS + 5)])
+    assert kept.get("4") is None and kept.get("5") is not None
+    kept.add([{"id": "long", "text": "x" * (MOST_TEXT - 3000)}])
+    assert kept.get("long") is not None and kept.get(str(MOST_ITEMS)) is None
+    kept.add([{"id": "longer", "text": "x" * MOST_TEXT}])
+    assert kept.get("longer") is None and kept._text == 0
+
+
 def test_log_probabilities_are_the_chats(tool_server: Running) -> None:
     chat = tool_server.client().chat.completions.create(
         model="base", messages=user("Rome?"), max_tokens=6, logprobs=True, top_logprobs=2
@@ -274,8 +307,8 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": ["hi"]}, "input.0.type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type"),
+        ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.id"),
         ({"input": [*user("a"), {"role": "user"}]}, "input.1.content"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input.0.role"),
         ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input.0.foo"),

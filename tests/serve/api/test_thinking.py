@@ -76,6 +76,26 @@ def test_the_thought_is_reasoning_content_streamed_and_whole(server: Running) ->
     assert plain.choices[0].message == message and plain.usage.completion_tokens == usage.completion_tokens
 
 
+def test_after_a_turn_with_tools_only_that_turn_is_read_again() -> None:
+    dropping = TEMPLATE.replace(
+        "{% if m.reasoning_content %}",
+        "{% if m.reasoning_content and not messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list %}",
+    )
+    server = served(f"<think>{'Which one? ' * 20}</think>\n\n<call>{CALL}", template=dropping, context=2000)
+    session = server.server.pool.first
+    chat = [{"role": "system", "content": "Be brief. " * 30}, *user("Where?")]
+    question = len(session.encode(chat)) - 1  # without the beginning of an answer
+    for result in ("4 C", "5 C", None):
+        said = ask(server, messages=chat, tools=[WEATHER]).choices[0].message
+        chat.append({name: said.to_dict()[name] for name in ("role", "reasoning_content", "tool_calls")})
+        if result is not None:
+            chat.append({"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": result})
+    answer = ask(server, messages=[*chat, *user("And now?")], tools=[WEATHER])
+    assert answer.usage.prompt_tokens_details.cached_tokens >= question
+    assert [slot.session for slot in server.server.pool.slots[1:]] == [None] * 3  # not taken for another conversation
+    server.stop()
+
+
 def test_stop_strings_and_logprobs_are_the_contents(server: Running) -> None:
     stopped = ask(server, stop=["END"], logprobs=True, n=2)
     for choice in stopped.choices:
