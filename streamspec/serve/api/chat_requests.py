@@ -247,10 +247,9 @@ def _thinking(request: ChatRequest, limits: Limits) -> dict[str, Any]:
 
 
 def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
-    choice = request.tool_choice
-    if not request.tools and choice not in (None, "none", "auto"):
+    if not request.tools and request.tool_choice not in (None, "none", "auto"):
         raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
-    if not request.tools or choice == "none":
+    if not request.tools or request.tool_choice == "none":
         return None
     tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
     names = [tool.function.name for tool in request.tools]
@@ -258,20 +257,13 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         raise invalid("two tools of one name; expected different names", "tools")
     if request.grammar is not None:
         raise invalid("tools beside a grammar; expected one of them", "tools")
-    named, listed = isinstance(choice, NamedTool), list[str]()
-    if isinstance(choice, NamedTool):
-        listed = [choice.function.name]
-    elif isinstance(choice, AllowedTools):
-        listed = [tool.function.name for tool in choice.allowed_tools.tools]
-    if unknown := [name for name in listed if name not in names]:
-        raise invalid(f"tool_choice of {unknown[0]}; expected one of {', '.join(names)}", "tool_choice")
-    required = isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required"
+    required, listed = _chosen(request.tool_choice, names)
     made = Tools(
         schemas=tools,
-        forced=named or required or choice == "required",
-        named=named,
+        forced=required,
+        named=isinstance(request.tool_choice, NamedTool),
         parallel=request.parallel_tool_calls is not False,
-        callable=tuple(dict.fromkeys(listed or names)),
+        callable=listed,
         strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         content=_content(request.response_format),
     )
@@ -279,6 +271,20 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
     if made.forced or made.strict:
         bounded(len(json.dumps(undescribed(made.parameters))), limits.grammar, "tools")
     return made
+
+
+def _chosen(choice: str | NamedTool | AllowedTools | None, names: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether one of the tools with these names has to be called, and those that may be."""
+    if isinstance(choice, NamedTool):
+        required, listed = True, [choice]
+    elif isinstance(choice, AllowedTools):
+        required, listed = choice.allowed_tools.mode == "required", choice.allowed_tools.tools
+    else:
+        return choice == "required", tuple(names)
+    chosen = tuple(dict.fromkeys(tool.function.name for tool in listed))
+    if unknown := [name for name in chosen if name not in names]:
+        raise invalid(f"tool_choice of {unknown[0]}; expected one of {', '.join(names)}", "tool_choice")
+    return required, chosen
 
 
 def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
