@@ -297,13 +297,7 @@ def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
     """Parses a body. `grammars`: those checked before. Raises ApiError, status 400, naming the field."""
     request = parsed_as(CompletionRequest, json_object(body), fixed=ONLY_IN_COMPLETION)
-    prompt: Any = request.prompt
-    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
-    if len(prompts) > limits.inputs:
-        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
-    if not all(prompts):
-        raise invalid("an empty prompt; expected some text", "prompt")
-    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    prompts = _prompts(request.prompt, limits)
     bounded(len(request.suffix or ""), limits.text, "suffix")
     if request.suffix and not isinstance(prompts[0], str):
         raise invalid("suffix beside token ids; expected a text as the prompt", "suffix")
@@ -320,6 +314,17 @@ def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | Non
         raise invalid("echo with a stream, n or suffix; expected one whole answer to each prompt", "echo")
     options = [replace(option, prompt_logprobs=option.logprobs) for option in options]
     return replace(parsed, options=options, repeats_prompt=True, unanswered=request.max_tokens == 0)
+
+
+def _prompts(given: Any, limits: Limits) -> list[Any]:
+    """Returns the prompts, each a text or token ids, of one or several."""
+    prompts = given if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
+    if len(prompts) > limits.inputs:
+        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
+    if not all(prompts):
+        raise invalid("an empty prompt; expected some text", "prompt")
+    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    return prompts
 
 
 def _parsed(
