@@ -19,7 +19,8 @@ import onnx
 from onnx import helper
 
 from streamspec.export.ops.builder import Array, read_names
-from streamspec.export.runners.graph_runner import GraphRunner, most_rows, open_model, run_bound, slots_for, with_logits
+from streamspec.export.runners.empty_cache import most_rows, slots_for
+from streamspec.export.runners.graph_runner import GraphRunner, open_model, run_bound, with_logits
 from streamspec.progress import track
 from streamspec.step_graph import is_cache
 
