@@ -11,6 +11,7 @@ from typing import Any
 
 from streamspec.errors import ConfigError
 from streamspec.runtime.text.grammar_schema import PATTERNS
+from streamspec.serve.tools.call_arguments import resolved
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
@@ -71,7 +72,7 @@ class _Rules:
         self._root, self._known = schema, {}
         if self._style is None:
             return self._json(schema)
-        schema = self._resolved(schema)
+        schema = resolved(schema, self._root)
         if wrong := schema.keys() - SHAPE:
             raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
         if isinstance(self._style, Quoted):
@@ -95,19 +96,9 @@ class _Rules:
         self.schemas[name] = {**kept, **schema} if isinstance(schema, Mapping) else schema
         return name
 
-    def _resolved(self, schema: Any) -> Any:
-        for _ in range(100):
-            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-            if not isinstance(reference, str) or not reference.startswith("#"):
-                return schema
-            schema = self._root
-            for key in filter(None, reference[1:].split("/")):
-                schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
-        return schema
-
     def _alternatives(self, schema: Any) -> list[Schema]:
         """Returns the alternatives of a schema; one that says nothing is a text."""
-        schema = self._resolved(schema)
+        schema = resolved(schema, self._root)
         if not isinstance(schema, Mapping) or not schema.keys() - {"description", "title", "default", "examples"}:
             return [{"type": "string"}]
         for key in ("anyOf", "oneOf", "allOf"):
@@ -151,12 +142,12 @@ class _Rules:
     def _quoted(self, schema: Any) -> str:
         assert isinstance(self._style, Quoted)
         quote = self._style.quote
-        resolved = self._resolved(schema)
-        if resolved is not schema:
+        meant = resolved(schema, self._root)
+        if meant is not schema:
             reference = str(schema["$ref"])
             if reference not in self._known:
                 self._known[reference] = name = self._rule("")
-                self.lines[int(name[1:])] = f"{name}: {self._quoted(resolved)}"
+                self.lines[int(name[1:])] = f"{name}: {self._quoted(meant)}"
             return self._known[reference]
         texts, others = self._split(schema)
         ways = []
