@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,33 +154,34 @@ class GraphRunner:
         return out
 
     def _in_parts(self, tokens: Array, rows: Array | None = None, **_: Any) -> Any:
-        """A causal chunk of more rows than a call has, of a graph without a drafter."""
+        """A causal chunk of more rows than a call has, of a graph without a drafter. `rows`: those whose outputs are
+        read, by default all."""
         parts = [self.prefill(tokens[at : at + self.most]) for at in range(0, len(tokens), self.most)]
-        return _Joined(parts, rows)
+        chosen = slice(None) if rows is None else rows
+        return LateOutputs(parts[0], lambda name: np.concatenate([part[name] for part in parts])[chosen])
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
         self.length += count
 
 
-class _Joined(Mapping[str, Array]):
-    """What calls of successive rows return of all of them, or of `rows`; nothing is read before it is asked for."""
+class LateOutputs(Mapping[str, Array]):
+    """Outputs by their `names`; `read` computes one, and nothing is computed before it is asked for."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Array]], rows: Array | None) -> None:
-        self.parts, self.rows = parts, slice(None) if rows is None else rows
+    def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:
+        self.names, self.read = names, read
 
     def __getitem__(self, name: str) -> Array:
-        joined: Array = np.concatenate([part[name] for part in self.parts])[self.rows]
-        return joined
+        return self.read(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.parts[0]
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.parts[0])
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.parts[0])
+        return len(self.names)
 
 
 def run_bound(

@@ -20,7 +20,7 @@ from onnx import helper
 
 from streamspec.export.ops.builder import Array, read_names
 from streamspec.export.runners.empty_cache import most_rows, slots_for
-from streamspec.export.runners.graph_runner import GraphRunner, open_model, run_bound, with_logits
+from streamspec.export.runners.graph_runner import GraphRunner, LateOutputs, open_model, run_bound, with_logits
 from streamspec.progress import track
 from streamspec.step_graph import is_cache
 
@@ -46,12 +46,13 @@ class _Part:
 @dataclass(eq=False)
 class _Recorded:
     """A call that waits. `values`: OrtValues of the parts that it has run through; `last`: the last part, once it
-    has run through all others."""
+    has run through all others; `outputs`: what that gives, once it was read."""
 
     runner: LayerwiseRunner
     feed: dict[str, Array]
     values: dict[str, Any] = field(default_factory=dict)
     last: _Opened | None = None
+    outputs: dict[str, Array] = field(default_factory=dict)
 
 
 class LayerwiseGraph:
@@ -75,6 +76,16 @@ class LayerwiseGraph:
     def runner(self, capacity: int) -> LayerwiseRunner:
         """A runner with a cache of so many tokens."""
         return LayerwiseRunner(self, capacity)
+
+    def read(self, call: _Recorded) -> dict[str, Array]:
+        """The outputs of a call, as of `GraphRunner.step`."""
+        if not call.outputs:
+            if call.last is None:
+                self.run()
+            assert call.last is not None
+            values = call.values | call.last.run(call, {})
+            call.outputs = with_logits({name: values[name].numpy() for name in self.outputs})
+        return call.outputs
 
     def run(self) -> None:
         """Runs the recorded calls through all parts but the last, which runs where outputs are read."""
@@ -200,32 +211,7 @@ class LayerwiseRunner(GraphRunner):
     def _run(self, feed: Mapping[str, Array]) -> Any:
         call = _Recorded(self, {name: value for name, value in feed.items() if name in self.graph.inputs})
         self.graph.waiting.append(call)
-        return _Outputs(self.graph, call)
-
-
-class _Outputs(Mapping[str, Array]):
-    """The outputs of a call, as of `GraphRunner.step`."""
-
-    def __init__(self, graph: LayerwiseGraph, call: _Recorded) -> None:
-        self.graph, self.call, self.found = graph, call, dict[str, Array]()
-
-    def __getitem__(self, name: str) -> Array:
-        if not self.found:
-            if self.call.last is None:
-                self.graph.run()
-            assert self.call.last is not None
-            values = self.call.values | self.call.last.run(self.call, {})
-            self.found = with_logits({name: values[name].numpy() for name in self.graph.outputs})
-        return self.found[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.graph.outputs
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.graph.outputs)
-
-    def __len__(self) -> int:
-        return len(self.graph.outputs)
+        return LateOutputs(self.graph.outputs, lambda name: self.graph.read(call)[name])
 
 
 def _layer(node: onnx.NodeProto) -> str:
