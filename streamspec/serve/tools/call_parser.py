@@ -6,6 +6,7 @@ import re
 import secrets
 import string
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from streamspec.prompt.thought_tags import TAGS
@@ -184,18 +185,15 @@ class ForcedCalls:
         head = self._head.match(self._text, self._at)
         if head is None:
             return None
-        name = head["name"]
+        name, written = head["name"], ""
         if self._form.style is None:
             self._at, self._within = head.end(), _JsonEnd()
-            self.calls.append(_call(name, ""))
-        else:
-            found = arguments_at(self._text, head.end(), self._form.style, self._schemas[name])
-            if found is None:
-                return None
+        elif (found := arguments_at(self._text, head.end(), self._form.style, self._schemas[name])) is not None:
             written, self._at = found
-            self.calls.append(_call(name, written))
-        call = self.calls[-1]
-        return {"index": len(self.calls) - 1} | _call(name, call["function"]["arguments"], call["id"])
+        else:
+            return None
+        self.calls.append(_call(name, written))
+        return {"index": len(self.calls) - 1} | deepcopy(self.calls[-1])  # arguments may grow
 
     def _json_piece(self) -> dict[str, Any] | None:
         assert self._within is not None
@@ -237,9 +235,9 @@ def middle_of(form: CallForm) -> str:
     return spaced(form.middle).replace(ID, "[A-Za-z0-9]*") + (r"\s*(?=\{)" if form.style is None else "")
 
 
-def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:
+def _call(name: str, arguments: str) -> dict[str, Any]:
     return {
-        "id": id or "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
+        "id": "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
