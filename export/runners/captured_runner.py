@@ -48,7 +48,7 @@ class CapturedGraphRunner:
 
     def __init__(self, graph: CapturedGraph) -> None:
         self.graph, self.length = graph, 0
-        self.buffers = empty_cache(graph)
+        self.buffers = empty_cache(graph.get_inputs())
         self.sources = unmoved(graph.sizes, 0)
 
     def step(

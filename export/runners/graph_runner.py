@@ -97,8 +97,8 @@ class GraphRunner:
     def __init__(self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> None:
         self.session, self.capacity, self.length, self.adapter = session, capacity, 0, adapter or {}
         self.names = {value.name for value in session.get_inputs() + session.get_overridable_initializers()}
-        self.most = most_rows(value.shape[2] for value in session.get_inputs() if is_cache(value.name))
-        self.buffers = empty_cache(session, capacity)
+        self.most = most_rows(session.get_inputs())
+        self.buffers = empty_cache(session.get_inputs(), capacity)
         self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
 
     def step(
@@ -222,7 +222,7 @@ class StaticGraphRunner:
         self.shapes = {value.name: value.shape for value in session.get_inputs()}
         self.rows = self.shapes[INPUT_IDS][1]
         self.outputs = [value.name for value in session.get_outputs()]
-        self.buffers = empty_cache(session)
+        self.buffers = empty_cache(session.get_inputs())
 
     def step(
         self,
