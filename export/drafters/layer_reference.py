@@ -5,7 +5,6 @@ Covered by tests/export/drafters/test_eagle3.py and test_published_block.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[in
     tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
     seen: dict[int, Tensor] = {}
 
-    def around(layer: int) -> AbstractContextManager[Any]:
+    def around(layer: int) -> Any:
         def keep(module: Any, args: Any, kwargs: Any) -> None:
             seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach()[0]
 
