@@ -20,7 +20,6 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
-from streamspec.errors import ConfigError
 from streamspec.export.answer_store import add_store
 from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_graphs import build_graph, write_graphs
@@ -66,10 +65,8 @@ def export_bundle(
     options.check()
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
-    options.check_state(described.config.model_type, described.drafts)
+    options.check_base(described.config.model_type, described.drafts)
     head = None if options.drafter is None else read_published(Path(options.drafter), described, rounded)
-    if options.self_draft is not None and (head is not None or described.drafts):
-        raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
     check_hidden_size(rounded, described.config.hidden_size)
     if options.held_out is not None:
         options.held_out.read()  # its faults are reported before the long work

@@ -183,17 +183,20 @@ class ExportOptions:
         }
         return [flag for flag, value in of_bundles.items() if value]
 
-    def check_state(self, model_type: str, drafts: bool) -> None:
-        """Raises ConfigError for what layers of this family cannot do where they keep a recurrent state. `drafts`:
-        whether the adapter has a drafter."""
+    def check_base(self, model_type: str, drafts: bool) -> None:
+        """Raises ConfigError for what does not go with a base of this family, or its adapter. `drafts`: whether that
+        has a drafter."""
+        drafts = drafts or self.drafter is not None
         asked = {
-            "a drafter": drafts or self.drafter is not None,
+            "a drafter": drafts,
             "--self-draft": self.self_draft is not None,
             self.target.flag: self.target != PLAIN_CPU,
             f"--kv-cache-dtype {self.kv_cache_dtype}": self.kv_cache_dtype != DTYPES[0],
         }
         for found in [name for name, given in asked.items() if given]:
             check_state(model_type, found)
+        if self.self_draft is not None and drafts:
+            raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
 
     def check_unused(self, kind: str) -> None:
         """Raises ConfigError for an option that only an ordinary bundle takes, beside the flag `kind` of another kind

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -141,7 +142,7 @@ class GenerationOptions:
         if "max_tokens" in values:
             if "max_new_tokens" in values:
                 raise ConfigError("max_tokens beside max_new_tokens", "one of them", "leave one out")
-            if type(values["max_tokens"]) is not int or values["max_tokens"] < 1:
+            if not _in_range(values["max_tokens"], 1):
                 raise _too_few("max_tokens", values["max_tokens"])
             values["max_new_tokens"] = values.pop("max_tokens")
         flat = {field.name: values.pop(field.name) for field in fields(Sampling) if field.name in values}
@@ -152,7 +153,7 @@ class GenerationOptions:
         return cls(**values, sampling=Sampling(**flat)) if flat else cls(**values)
 
     def __post_init__(self) -> None:
-        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+        if not _in_range(self.max_new_tokens, 1):
             raise _too_few("max_new_tokens", self.max_new_tokens)
         if not isinstance(self.stop, Sequence) or any(not isinstance(s, str) or not s for s in self.stops):
             raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
@@ -166,14 +167,12 @@ class GenerationOptions:
             )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
+            if count is not None and not _in_range(count, 0, MAX_LOGPROBS):
                 raise ConfigError(f"{name} {count!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
         self._check_thinking()
         if self.prediction is not None and not _is_text(self.prediction):
             raise ConfigError(f"prediction {self.prediction!r:.40}", "text that UTF-8 can hold", "correct it")
-        if self.timeout is not None and not (
-            type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
-        ):
+        if self.timeout is not None and not _is_seconds(self.timeout):
             raise ConfigError(
                 f"a timeout of {self.timeout!r}",
                 f"seconds, above 0 and at most {threading.TIMEOUT_MAX:.0f}",
@@ -182,7 +181,7 @@ class GenerationOptions:
 
     def _check_thinking(self) -> None:
         budget = self.thinking_token_budget
-        if budget is not None and (type(budget) is not int or budget < 0):
+        if budget is not None and not _in_range(budget, 0):
             raise ConfigError(f"thinking_token_budget {budget!r}", "a whole number from 0", "correct it")
         if budget is not None and not self.separate_reasoning:
             found = "thinking_token_budget with separate_reasoning=False"
@@ -313,7 +312,7 @@ class LoadOptions:
         return cls(**keywords) if options is None else _whole(options, dict(keywords), cls)
 
     def __post_init__(self) -> None:
-        if not (self.tree in ("auto", "plain") or (type(self.tree) is int and self.tree >= 1)):
+        if self.tree not in ("auto", "plain") and not _in_range(self.tree, 1):
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
         if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
             raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
@@ -326,11 +325,11 @@ class LoadOptions:
             )
 
     def _check_limits(self) -> None:
-        if type(self.batch) is not int or not 1 <= self.batch <= MOST_BATCH:
+        if not _in_range(self.batch, 1, MOST_BATCH):
             raise ConfigError(f"batch {self.batch!r}", f"a whole number from 1 to {MOST_BATCH}", "correct batch")
-        if self.memory is not None and not (_is_number(self.memory, int) and self.memory >= 1):
+        if self.memory is not None and not _in_range(self.memory, 1):
             raise ConfigError(f"memory {self.memory!r}", "a number of bytes", "correct memory")
-        if self.idle is not None and not (_is_number(self.idle, int, float) and 0 < self.idle < threading.TIMEOUT_MAX):
+        if self.idle is not None and not _is_seconds(self.idle):
             raise ConfigError(f"idle {self.idle!r}", "seconds above 0, or None", "correct idle")
 
     @property
@@ -365,8 +364,12 @@ def _is_text(value: object) -> bool:
         return False
 
 
-def _is_number(value: object, *types: type) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
+def _in_range(value: object, least: int, most: float = math.inf) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and value is not True and 0 < value <= threading.TIMEOUT_MAX
 
 
 def _too_few(name: str, value: object) -> ConfigError:

@@ -14,11 +14,10 @@ import re
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from streamspec.file_lock import release, take
+from streamspec.file_lock import held, release, take
 
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds for another process to finish two renames
@@ -182,18 +181,12 @@ def _swap(staging: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _locked(target: Path, patience: float = 0.0) -> Iterator[bool]:
     """Holds the right to swap the folder `target`; gives False where another process has it for `patience` seconds."""
-    lock, end = _swap_lock(target), time.monotonic() + patience
-    try:
-        while (handle := take(lock)) is None and time.monotonic() < end:
-            time.sleep(0.01)
-    except OSError:  # no locks here: as good as alone
-        yield True
-        return
-    try:
-        yield handle is not None
-    finally:
-        if handle is not None:
-            release(handle, lock)
+    with contextlib.ExitStack() as stack:
+        try:
+            alone = stack.enter_context(held(_swap_lock(target), patience))
+        except OSError:  # no locks here: as good as alone
+            alone = True
+        yield alone
 
 
 def _previous(target: Path) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -21,6 +23,20 @@ else:
 
 
 HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK, errno.EWOULDBLOCK)  # how systems say that another has it
+
+
+@contextmanager
+def held(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Holds the lock `path` while the block runs; gives False where another process has it for `patience` seconds.
+    Raises OSError as `take` does."""
+    end = time.monotonic() + patience
+    while (handle := take(path)) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            release(handle, path)
 
 
 def take(path: Path) -> int | None:

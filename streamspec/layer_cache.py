@@ -93,19 +93,18 @@ def layer_caches(
     layers with such convolutions, where they keep a recurrent state. Returns an empty tuple where
     all layers keep everything in the first of `DTYPES`, as in bundles without the section.
     """
-    taps = taps or [0] * len(windows)
-    seen = [count or window for window, count in zip(windows, taps, strict=True)]
-    rings = [window if window is not None and window_slots(window) < context else None for window in seen]
-    kinds = [CONV if count else ATTENTION for count in taps]
-    sizes = sizes or [(0, 0)] * len(windows)
-    caches = tuple(LayerCache(kind, ring, dtype, *size) for kind, ring, size in zip(kinds, rings, sizes, strict=True))
-    if recurrent:
-        state = LayerCache(RECURRENT, STATE_WINDOW, parts=recurrent)
-        caches = tuple(state if cache.kind == CONV else cache for cache in caches)
-    borrowed = {layer for layer, source in enumerate(sources) if source != layer}
-    caches = tuple(LayerCache(SHARED, None, dtype) if i in borrowed else cache for i, cache in enumerate(caches))
-    caches = tuple(LayerCache(NONE, None, dtype) if i in bare else cache for i, cache in enumerate(caches))
-    return () if set(caches) == {LayerCache()} else caches
+    none, caches = [0] * len(windows), list[LayerCache]()
+    by_layer = zip(windows, taps or none, sizes or [(0, 0)] * len(windows), sources or range(len(windows)), strict=True)
+    for layer, (window, convolved, size, source) in enumerate(by_layer):
+        if layer in bare or source != layer:
+            caches.append(LayerCache(NONE if layer in bare else SHARED, None, dtype))
+        elif convolved and recurrent:
+            caches.append(LayerCache(RECURRENT, STATE_WINDOW, parts=recurrent))
+        else:
+            seen = convolved or window
+            ring = seen if seen is not None and window_slots(seen) < context else None
+            caches.append(LayerCache(CONV if convolved else ATTENTION, ring, dtype, *size))
+    return () if set(caches) == {LayerCache()} else tuple(caches)
 
 
 NOT_KEYS = {

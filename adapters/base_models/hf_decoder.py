@@ -228,13 +228,10 @@ class HFDecoder:
     def watched(self, index: int) -> Iterator[list[Tensor]]:
         """The hidden states [B, T, H] that enter layer `index` while the block runs, one for each pass."""
         entered: list[Tensor] = []
-        hook = self.layers[index].register_forward_pre_hook(
+        with self.layers[index].register_forward_pre_hook(
             lambda _, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-        )
-        try:
+        ):
             yield entered
-        finally:
-            hook.remove()
 
     def finish(self, hidden: Tensor) -> Tensor:
         """Applies the final norm and OPT's output projection, after which comes the head."""

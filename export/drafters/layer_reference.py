@@ -4,8 +4,7 @@ Covered by tests/export/drafters/test_eagle3.py and test_published_block.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,17 +71,11 @@ def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[in
     tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
     seen: dict[int, Tensor] = {}
 
-    @contextmanager
-    def around(layer: int) -> Iterator[None]:
+    def around(layer: int) -> Any:
         def keep(module: Any, args: Any, kwargs: Any) -> None:
             seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach()[0]
 
-        module = model.decoder.layer(layer)
-        hook = module.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
+        return model.decoder.layer(layer).register_forward_pre_hook(keep, with_kwargs=True)
 
     seen[len(model.decoder.layers)] = model.states(tokens, positions, sees, around).final[0]
     return torch.cat([seen[layer] for layer in entries], dim=-1)

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
-from streamspec.export.ops.builder import Scope, WeightStore
-from streamspec.export.ops.static_scope import LOWERED, StaticScope
+from streamspec.export.ops.builder import WeightStore
+from streamspec.export.ops.static_scope import StaticScope
 
 # A CUDA kernel without an end version takes its operator's own version alone (onnxruntime, kernel_registry.cc). Of
 # `Equal`, `ReduceMax` and `TopK` it has none newer than 13, 18 and 11: no newer opset has a kernel for every node.
@@ -28,29 +28,15 @@ class CapturedScope(StaticScope):
 
     def __init__(self, store: WeightStore, inputs: Iterable[onnx.ValueInfoProto], lacks: Collection[str] = ()) -> None:
         super().__init__(store, inputs, OPSET)
-        self.lacks = lacks
+        self.lowered = frozenset(lacks)
 
-    def ops(
-        self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
-    ) -> tuple[str, ...]:
-        """Adds a node as `Scope.ops` does, computed where all its inputs are known, and infers its shapes."""
-        assert not any(out) or kind not in {*self.lacks, "Shape"}, f"{kind} writes under no given name"
-        if kind in self.lacks:
-            return LOWERED[kind](self, *inputs, **attributes)
-        if kind == "Shape":
-            sizes = self.shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
-            assert all(sizes), f"{inputs[0]} has {sizes} rows: their number is not known before the call"
-            return (self.ints(*sizes),)
-        if not domain and not any(out) and (known := self._computed(kind, inputs, attributes)):
-            return known
-        names = Scope.ops(self, kind, *inputs, out=out, domain=domain, **attributes)
-        node = self.nodes[-1]
-        if kind in _SHAPES:
-            self._types[names[0]] = _SHAPES[kind]([self._type(name) for name in inputs if name], attributes)
-            self._types |= {name: self._types[names[0]] for name in names[1:] if name}
+    def shaped(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+        """See `StaticScope`; shapes that a call has are not known."""
+        if node.op_type in _SHAPES:
+            kind = _SHAPES[node.op_type]([self._type(name) for name in node.input if name], attributes)
+            self._types |= {name: kind for name in node.output if name}
         else:
             self._infer(node)
-        return names
 
     def columns(self, x: str, parts: Sequence[str]) -> tuple[str, ...]:
         """See `Scope`; how many columns the last part has may be unknown."""

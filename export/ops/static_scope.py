@@ -8,7 +8,7 @@ So the static graph holds standard operators of fixed shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class StaticScope(Scope):
 
     def __init__(self, store: WeightStore, inputs: Iterable[onnx.ValueInfoProto], opset: int) -> None:
         super().__init__(store)
-        self.opset = helper.make_opsetid("", opset)
+        self.opset, self.lowered = helper.make_opsetid("", opset), frozenset(LOWERED)
         self._types: dict[str, TypeProto] = {value.name: value.type for value in inputs}
 
     def shape(self, value: str) -> tuple[int, ...]:
@@ -36,20 +36,26 @@ class StaticScope(Scope):
     def ops(
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
-        """Adds a node as `Scope.ops` does, lowered to standard operators, and infers its shapes."""
-        assert kind not in LOWERED or not any(out), f"{kind} is replaced: it cannot give names"
-        if kind in LOWERED:
+        """Adds a node as `Scope.ops` does, lowered to standard operators or computed where all its inputs are known,
+        and infers its shapes."""
+        assert not any(out) or kind not in {*self.lowered, "Shape"}, f"{kind} is replaced: it cannot give names"
+        if kind in self.lowered:
             return LOWERED[kind](self, *inputs, **attributes)
         if kind == "Shape":
             sizes = self.shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
+            assert all(sizes), f"{inputs[0]} has {sizes} rows: their number is not known before the call"
             return (self.ints(*sizes),)
-        if not any(out) and (known := self._computed(kind, inputs, attributes)):
+        if not domain and not any(out) and (known := self._computed(kind, inputs, attributes)):
             return known
         names = super().ops(kind, *inputs, out=out, domain=domain, **attributes)
-        self._infer(self.nodes[-1])
-        if kind == "Reshape":  # its shape is known now
-            self.nodes[-1].input[1] = self.ints(*self.shape(names[0]))
+        self.shaped(self.nodes[-1], attributes)
         return names
+
+    def shaped(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+        """Infers the shapes of what a node gives."""
+        self._infer(node)
+        if node.op_type == "Reshape":  # its shape is known now
+            node.input[1] = self.ints(*self.shape(node.output[0]))
 
     def drop_unused(self, outputs: Iterable[str]) -> None:
         """Removes the nodes and constants that no output of the graph depends on."""

@@ -7,7 +7,7 @@ to be fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +74,10 @@ class ReferenceModel:
             return hook
 
         of = self.decoder.layer(layer)
-        hooks = [of.get_submodule(name).register_forward_pre_hook(keep(name)) for name in modules]
-        try:
+        with ExitStack() as hooks:
+            for name in modules:
+                hooks.enter_context(of.get_submodule(name).register_forward_pre_hook(keep(name)))
             yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
     def fast_products(self) -> Iterator[None]:

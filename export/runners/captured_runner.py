@@ -11,6 +11,7 @@ import numpy as np
 from streamspec.captured.packed_call import DRAW_COLUMNS, CallSizes, Numbers, pack, result_parts, unmoved, unpack
 from streamspec.draft_tree import DraftTree
 from streamspec.export.ops.builder import Array
+from streamspec.export.runners.empty_cache import empty_cache
 from streamspec.step_graph import (
     CALL,
     CHOICES,
@@ -21,7 +22,6 @@ from streamspec.step_graph import (
     RESULT,
     SEEN,
     GraphFeatures,
-    is_cache,
     renamed,
 )
 
@@ -48,11 +48,7 @@ class CapturedGraphRunner:
 
     def __init__(self, graph: CapturedGraph) -> None:
         self.graph, self.length = graph, 0
-        self.buffers = {
-            given.name: np.zeros(given.shape, np.float16 if given.type == "tensor(float16)" else np.float32)
-            for given in graph.get_inputs()
-            if is_cache(given.name)
-        }
+        self.buffers = empty_cache(graph.get_inputs())
         self.sources = unmoved(graph.sizes, 0)
 
     def step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,11 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import NATIVE as OPERATORS
 from streamspec.export.ops.builder import Array
 from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGraphRunner, joined_chunks
-from streamspec.layer_cache import STATE_BLOCK, STATE_WINDOW
+from streamspec.export.runners.empty_cache import empty_cache, most_rows
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.step_graph import (
     CHOICES,
-    EVERY_TOKEN,
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
@@ -41,9 +40,7 @@ from streamspec.step_graph import (
     TREE_MASK,
     is_cache,
     new_rows,
-    past,
     renamed,
-    ring_symbol,
 )
 
 if TYPE_CHECKING:
@@ -94,33 +91,14 @@ def _options(entries: Mapping[str, str]) -> Any:
 
 
 class GraphRunner:
-    """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
-    inputs of a swappable graph. `cache` [layers, 2, 1, Hkv, capacity, D] where all layers keep the same.
-    """
+    """A step graph with its cache, in place, of `capacity` tokens. `length` is the number of tokens that it holds;
+    `adapter`: further inputs of a swappable graph."""
 
-    def __init__(
-        self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None, ring: int | None = None
-    ) -> None:
-        """`ring`: slots of the layers that keep a window, by default `capacity`, which is never too few. With fewer a
-        call may have as many rows as they are beyond the window."""
-        self.session, self.length, self.adapter = session, 0, adapter or {}
-        inputs = session.get_inputs() + session.get_overridable_initializers()
-        self.names = {value.name for value in inputs}
-        caches = {value.name: value for value in inputs if is_cache(value.name)}
-        first = caches[past(0, KEY)]
-        dtype = np.float16 if first.type == "tensor(float16)" else np.float32
-        slots = {name: slots_for(value.shape[2], capacity) for name, value in caches.items()}
-        shapes = {name: (1, value.shape[1], slots[name], value.shape[3]) for name, value in caches.items()}
-        self.most = most_rows(value.shape[2] for value in caches.values())
-        whole = np.zeros((len(caches), *shapes[first.name]), dtype)
-        self.cache = whole.reshape(len(caches) // 2, 2, *whole.shape[1:]) if len(set(shapes.values())) == 1 else None
-        self.buffers = {
-            name: np.zeros(shape, dtype) if self.cache is None else whole[number]
-            for number, (name, shape) in enumerate(shapes.items())
-        }
-        for name, value in caches.items():
-            if ring is not None and value.shape[2] != EVERY_TOKEN:
-                self.buffers[name] = self.buffers[name][:, :, :ring].copy()
+    def __init__(self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> None:
+        self.session, self.capacity, self.length, self.adapter = session, capacity, 0, adapter or {}
+        self.names = {value.name for value in session.get_inputs() + session.get_overridable_initializers()}
+        self.most = most_rows(session.get_inputs())
+        self.buffers = empty_cache(session.get_inputs(), capacity)
         self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
 
     def step(
@@ -176,43 +154,34 @@ class GraphRunner:
         return out
 
     def _in_parts(self, tokens: Array, rows: Array | None = None, **_: Any) -> Any:
-        """A causal chunk of more rows than a call has, of a graph without a drafter."""
+        """A causal chunk of more rows than a call has, of a graph without a drafter. `rows`: those whose outputs are
+        read, by default all."""
         parts = [self.prefill(tokens[at : at + self.most]) for at in range(0, len(tokens), self.most)]
-        return _Joined(parts, rows)
+        chosen = slice(None) if rows is None else rows
+        return LateOutputs(parts[0], lambda name: np.concatenate([part[name] for part in parts])[chosen])
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
         self.length += count
 
 
-class _Joined(Mapping[str, Array]):
-    """What calls of successive rows return of all of them, or of `rows`; nothing is read before it is asked for."""
+class LateOutputs(Mapping[str, Array]):
+    """Outputs by their `names`; `read` computes one, and nothing is computed before it is asked for."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Array]], rows: Array | None) -> None:
-        self.parts, self.rows = parts, slice(None) if rows is None else rows
+    def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:
+        self.names, self.read = names, read
 
     def __getitem__(self, name: str) -> Array:
-        joined: Array = np.concatenate([part[name] for part in self.parts])[self.rows]
-        return joined
+        return self.read(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.parts[0]
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.parts[0])
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.parts[0])
-
-
-def slots_for(symbol: int | str, capacity: int) -> int:
-    """Slots of a layer's cache, whose dimension is called `symbol`, for `capacity` tokens: states take a whole ring."""
-    return max(capacity, STATE_WINDOW + STATE_BLOCK) if symbol == ring_symbol(STATE_WINDOW) else capacity
-
-
-def most_rows(symbols: Iterable[int | str]) -> int:
-    """Rows of a call at most, where slots of caches are called so."""
-    return STATE_BLOCK if ring_symbol(STATE_WINDOW) in symbols else 1 << 30
+        return len(self.names)
 
 
 def run_bound(
@@ -241,8 +210,8 @@ def run_bound(
 
 
 def with_logits(out: dict[str, Array]) -> dict[str, Array]:
-    """The outputs of a graph, and the logits of its raw ones."""
-    return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]}
+    """The outputs of a graph, and the logits of its raw ones, if any."""
+    return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]} if RAW_LOGITS in out else out
 
 
 class StaticGraphRunner:
@@ -253,12 +222,7 @@ class StaticGraphRunner:
         self.shapes = {value.name: value.shape for value in session.get_inputs()}
         self.rows = self.shapes[INPUT_IDS][1]
         self.outputs = [value.name for value in session.get_outputs()]
-        types = {value.name: value.type for value in session.get_inputs()}
-        self.buffers = {
-            name: np.zeros(shape, np.float16 if types[name] == "tensor(float16)" else np.float32)
-            for name, shape in self.shapes.items()
-            if is_cache(name)
-        }
+        self.buffers = empty_cache(session.get_inputs())
 
     def step(
         self,

@@ -19,7 +19,8 @@ import onnx
 from onnx import helper
 
 from streamspec.export.ops.builder import Array, read_names
-from streamspec.export.runners.graph_runner import GraphRunner, most_rows, open_model, run_bound, slots_for, with_logits
+from streamspec.export.runners.empty_cache import empty_cache, most_rows
+from streamspec.export.runners.graph_runner import GraphRunner, LateOutputs, open_model, run_bound, with_logits
 from streamspec.progress import track
 from streamspec.step_graph import is_cache
 
@@ -29,6 +30,13 @@ PART = 1 << 26  # bytes of weights up to which a layer joins the one before
 class _Input(NamedTuple):
     name: str
     type: str
+    shape: list[int | str]
+
+    @classmethod
+    def of(cls, value: onnx.ValueInfoProto) -> _Input:
+        tensor = value.type.tensor_type
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        return cls(value.name, f"tensor({kind})", [dim.dim_param or dim.dim_value for dim in tensor.shape.dim])
 
 
 @dataclass
@@ -45,12 +53,13 @@ class _Part:
 @dataclass(eq=False)
 class _Recorded:
     """A call that waits. `values`: OrtValues of the parts that it has run through; `last`: the last part, once it
-    has run through all others."""
+    has run through all others; `outputs`: what that gives, once it was read."""
 
     runner: LayerwiseRunner
     feed: dict[str, Array]
     values: dict[str, Any] = field(default_factory=dict)
     last: _Opened | None = None
+    outputs: dict[str, Array] = field(default_factory=dict)
 
 
 class LayerwiseGraph:
@@ -69,11 +78,21 @@ class LayerwiseGraph:
 
     def get_inputs(self) -> list[_Input]:
         """As a session of ONNX Runtime."""
-        return [_Input(name, f"tensor({_type(value)})") for name, value in self.inputs.items()]
+        return [_Input.of(value) for value in self.inputs.values()]
 
     def runner(self, capacity: int) -> LayerwiseRunner:
         """A runner with a cache of so many tokens."""
         return LayerwiseRunner(self, capacity)
+
+    def read(self, call: _Recorded) -> dict[str, Array]:
+        """The outputs of a call, as of `GraphRunner.step`."""
+        if not call.outputs:
+            if call.last is None:
+                self.run()
+            assert call.last is not None
+            values = call.values | call.last.run(call, {})
+            call.outputs = with_logits({name: values[name].numpy() for name in self.outputs})
+        return call.outputs
 
     def run(self) -> None:
         """Runs the recorded calls through all parts but the last, which runs where outputs are read."""
@@ -84,7 +103,8 @@ class LayerwiseGraph:
             needed = set[str]().union(*(later.reads for later in self.parts[number + 1 :]), self.outputs)
             for call in calls:
                 if call.runner not in caches:
-                    caches[call.runner] = self._caches(part, call.runner.capacity)
+                    inputs = (_Input.of(value) for name, value in self.inputs.items() if name in part.reads)
+                    caches[call.runner] = empty_cache(inputs, call.runner.capacity)
                 values = call.values | opened.run(call, caches[call.runner])
                 call.values = {name: value for name, value in values.items() if name in needed}
             del opened
@@ -126,15 +146,6 @@ class LayerwiseGraph:
     def _model(self, nodes: Any, inputs: Any, outputs: Any, initializers: Any) -> onnx.ModelProto:
         graph = helper.make_graph(nodes, "part", inputs, outputs, initializers)
         return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
-
-    def _caches(self, part: _Part, capacity: int) -> dict[str, Array]:
-        caches = {name: self.inputs[name] for name in sorted(part.reads) if is_cache(name)}
-        found = dict[str, Array]()
-        for name, value in caches.items():
-            _, heads, slots, width = value.type.tensor_type.shape.dim
-            shape = 1, heads.dim_value, slots_for(slots.dim_param, capacity), width.dim_value
-            found[name] = np.zeros(shape, _type(value))
-        return found
 
     def _cut(self) -> list[_Part]:
         fixed = set(self.initializers) - set(self.inputs)
@@ -193,38 +204,12 @@ class LayerwiseRunner(GraphRunner):
 
     def __init__(self, graph: LayerwiseGraph, capacity: int) -> None:
         self.graph, self.capacity, self.length = graph, capacity, 0
-        caches = (value for name, value in graph.inputs.items() if is_cache(name))
-        self.most = most_rows(value.type.tensor_type.shape.dim[2].dim_param for value in caches)
+        self.most = most_rows(graph.get_inputs())
 
     def _run(self, feed: Mapping[str, Array]) -> Any:
         call = _Recorded(self, {name: value for name, value in feed.items() if name in self.graph.inputs})
         self.graph.waiting.append(call)
-        return _Outputs(self.graph, call)
-
-
-class _Outputs(Mapping[str, Array]):
-    """The outputs of a call, as of `GraphRunner.step`."""
-
-    def __init__(self, graph: LayerwiseGraph, call: _Recorded) -> None:
-        self.graph, self.call, self.found = graph, call, dict[str, Array]()
-
-    def __getitem__(self, name: str) -> Array:
-        if not self.found:
-            if self.call.last is None:
-                self.graph.run()
-            assert self.call.last is not None
-            values = self.call.values | self.call.last.run(self.call, {})
-            self.found = with_logits({name: values[name].numpy() for name in self.graph.outputs})
-        return self.found[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.graph.outputs
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.graph.outputs)
-
-    def __len__(self) -> int:
-        return len(self.graph.outputs)
+        return LateOutputs(self.graph.outputs, lambda name: self.graph.read(call)[name])
 
 
 def _layer(node: onnx.NodeProto) -> str:
@@ -236,10 +221,6 @@ def _layer(node: onnx.NodeProto) -> str:
 def _by_layer(nodes: Sequence[onnx.NodeProto]) -> Iterator[list[onnx.NodeProto]]:
     for _, group in groupby(nodes, _layer):
         yield list(group)
-
-
-def _type(value: onnx.ValueInfoProto) -> Any:
-    return np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
 
 def _placeholder(name: str, value: Array, file: str) -> onnx.TensorProto:

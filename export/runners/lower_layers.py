@@ -6,7 +6,7 @@ The graph is cut where a layer begins: neither the layers above nor the head are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import NATIVE
 from streamspec.errors import ConfigError
 from streamspec.export.ops.builder import Array, read_names
-from streamspec.export.runners.graph_runner import GraphRunner, open_model, run_bound
+from streamspec.export.runners.graph_runner import GraphRunner, open_model
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import ENTERED, is_cache
 
@@ -40,7 +40,7 @@ class LowerLayers:
         model, self._entered = cut(onnx.load(folder / NATIVE, load_external_data=False), count)
         self._open = partial(open_model, model, folder, intra_op_num_threads=threads)
         self._session: Any = None
-        self._runner: _Runner | None = None
+        self._runner: GraphRunner | None = None
 
     def __call__(self, ids: Sequence[int]) -> Array:
         """float32 [count, T, H]: the states of a text's tokens at the input of layers 1 to `count`."""
@@ -53,22 +53,11 @@ class LowerLayers:
         """Gives the memory back; the next text opens the graph again."""
         self._session, self._runner = None, None
 
-    def _with_room(self, tokens: int) -> _Runner:
+    def _with_room(self, tokens: int) -> GraphRunner:
         self._session = self._session or self._open()
         if self._runner is None or tokens > self._runner.capacity:
-            self._runner = _Runner(self._session, -(-tokens // ROWS) * ROWS)
+            self._runner = GraphRunner(self._session, -(-tokens // ROWS) * ROWS)
         return self._runner
-
-
-class _Runner(GraphRunner):
-    def __init__(self, session: Any, capacity: int) -> None:
-        super().__init__(session, capacity)
-        self.capacity = capacity
-
-    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        known = {name: value for name, value in feed.items() if name in self.names}
-        values = run_bound(self.session, known, self.buffers, self.outputs)
-        return {name: value.numpy() for name, value in values.items()}
 
 
 def cut(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:

@@ -5,7 +5,7 @@ Covered by tests/runtime/onnx_decoder/test_folder.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from streamspec.bundle.manifest import Manifest
@@ -15,8 +15,8 @@ from streamspec.step_graph import CACHE_KINDS, INPUT_IDS, POSITION_IDS, past, pr
 
 ATTENTION_MASK, LOGITS = "attention_mask", "logits"
 CACHE_BRANCH, KEPT_LOGITS = "use_cache_branch", "num_logits_to_keep"
-# By name: the type. `KEPT_LOGITS`: how many of the last rows get logits; `CACHE_BRANCH`: whether there is a past.
-OPTIONAL = {ATTENTION_MASK: "int64", POSITION_IDS: "int64", KEPT_LOGITS: "int64", CACHE_BRANCH: "bool"}
+# By name: the types. `KEPT_LOGITS`: how many of the last rows get logits; `CACHE_BRANCH`: whether there is a past.
+OPTIONAL = dict.fromkeys((ATTENTION_MASK, POSITION_IDS, KEPT_LOGITS), ("int64",)) | {CACHE_BRANCH: ("bool",)}
 FORM = (
     f"{INPUT_IDS}, past_key_values.N.key and .value, perhaps {', '.join(OPTIONAL)}, to {LOGITS}, present.N.key and "
     ".value"
@@ -28,21 +28,25 @@ KINDS = {"tensor(int64)": "int64", "tensor(bool)": "bool", "tensor(float)": "flo
 
 def check_tensors(graph: str, inputs: Mapping[str, str], outputs: Collection[str], layers: int) -> None:
     """Raises BundleError unless the graph of this name is a decoder of `layers` layers. `inputs`: the type of each."""
-    cache = [past(layer, kind) for layer in range(layers) for kind in CACHE_KINDS]
-    written = [present(layer, kind) for layer in range(layers) for kind in CACHE_KINDS]
-    wanted = {INPUT_IDS: "int64", **OPTIONAL}
-    if unknown := [name for name in inputs if name not in wanted and name not in cache]:
-        raise BundleError(f"{graph} reads {', '.join(unknown[:4])}", FORM, FIX)
-    if missing := [name for name in (INPUT_IDS, *cache) if name not in inputs] or ["a KV cache"] * (not layers):
-        raise BundleError(f"{graph} does not read {', '.join(missing[:4])}", FORM, FIX)
-    if missing := [name for name in (LOGITS, *written) if name not in outputs]:
-        raise BundleError(f"{graph} does not give {', '.join(missing[:4])}", FORM, FIX)
+    parts = [(layer, kind) for layer in range(layers) for kind in CACHE_KINDS]
+    cache, written = [past(*part) for part in parts], [present(*part) for part in parts]
+    types = {INPUT_IDS: ("int64",), **OPTIONAL, **dict.fromkeys(cache, DTYPES)}
+    for fault, names in (
+        ("reads", _beyond(inputs, types)),
+        ("does not read", _beyond((INPUT_IDS, *cache), inputs) or ["a KV cache"] * (not layers)),
+        ("does not give", _beyond((LOGITS, *written), outputs)),
+    ):
+        if names:
+            raise BundleError(f"{graph} {fault} {', '.join(names[:4])}", FORM, FIX)
     for name, dtype in inputs.items():
-        expected = DTYPES if name in cache else (wanted[name],)
-        if dtype not in expected:
-            raise BundleError(f"{graph} with {name} of type {dtype or 'unknown'}", " or ".join(expected), FIX)
+        if dtype not in types[name]:
+            raise BundleError(f"{graph} with {name} of type {dtype or 'unknown'}", " or ".join(types[name]), FIX)
     if len({inputs[name] for name in cache}) > 1:
         raise BundleError(f"{graph} with a KV cache of several types", "one", FIX)
+
+
+def _beyond(names: Iterable[str], known: Collection[str]) -> list[str]:
+    return [name for name in names if name not in known]
 
 
 def check_decoder(session: Any, manifest: Manifest, *others: Any) -> None:

@@ -36,10 +36,7 @@ def choose_policy(
     `data`: for the sources of drafts.
     """
     second = data.draft is not None  # a second model drafts
-    sources = chosen(options, data)
-    if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
-        found = f"{explorer} with a graph whose rows see all rows before them"
-        raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")
+    sources = _sources(runner, options, data)
     drafts = manifest.trees is not None or bool(sources) or second
     rows, costs = 1, None
     pruning = options.pruning if _prunes(manifest) else None
@@ -65,6 +62,15 @@ def choose_policy(
         deepest=MAX_DEPTH if second else 0,
         window=options.window,
     )
+
+
+def _sources(runner: OrtRunner, options: LoadOptions, data: SourceData) -> tuple[DraftSource, ...]:
+    """Returns the sources that are on. Raises ConfigError for one whose rows the graph cannot compute."""
+    sources = chosen(options, data)
+    if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
+        found = f"{explorer} with a graph whose rows see all rows before them"
+        raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")
+    return sources
 
 
 def _why_plain(manifest: Manifest, options: LoadOptions, second: bool) -> str:

@@ -16,7 +16,7 @@ from streamspec.bundle.files import read_manifest, regular_file
 from streamspec.bundle.manifest import MANIFEST, plain_name
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError, ResourceError
-from streamspec.file_lock import release, take
+from streamspec.file_lock import held
 from streamspec.library import archive, download
 from streamspec.library.file_list import (
     AGAIN,
@@ -129,27 +129,15 @@ def _workplace(source: str) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(source.encode()).hexdigest()[:24]
     for old in {entry.stem for entry in folder.iterdir() if entry.stem != name}:
-        with suppress(OSError), _alone(folder / old) as alone:
+        with suppress(OSError), held(folder / f"{old}.lock") as alone:
             newest = max((entry.lstat().st_mtime for entry in (folder / old).rglob("*")), default=0.0)
             if alone and time.time() - newest > KEPT:
                 delete(folder / old)
-    with _alone(folder / name) as alone:
+    with held(folder / f"{name}.lock") as alone:
         if not alone:
             raise ResourceError("another process fetches the same", "one at a time", "wait for it, or end it")
         (folder / name).mkdir(exist_ok=True)
         yield folder / name
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Holds the lock beside `folder`; gives False where another process has it."""
-    lock = folder.with_suffix(".lock")
-    handle = take(lock)
-    try:
-        yield handle is not None
-    finally:
-        if handle is not None:
-            release(handle, lock)
 
 
 def copy(source: Path, folder: Path) -> FileList:

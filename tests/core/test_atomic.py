@@ -179,7 +179,8 @@ def test_where_there_are_no_locks_files_are_written_all_the_same(
     def none(path: Path) -> None:
         raise OSError("no locks here")
 
-    monkeypatch.setattr("streamspec.atomic.take", none)
+    for module in ("atomic", "file_lock"):
+        monkeypatch.setattr(f"streamspec.{module}.take", none)
     (tmp_path / ".a.0123abcd.tmp").write_text("of a process that may live")
     with new_file(tmp_path / "a") as file:
         file.write_text("x")

@@ -360,7 +360,7 @@ def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
         (kept / name).mkdir(parents=True)
         (kept / name / "part").touch()
         os.utime(kept / name / "part", (time.time() - days * 86400,) * 2)
-    with install._alone(kept / "old"):  # another process goes on with it
+    with install.held(kept / "old.lock"):  # another process goes on with it
         with install._workplace(served.url), pytest.raises(ResourceError, match="another process fetches the same"):
             pull(served.url)
         assert (kept / "old" / "part").exists()

@@ -49,8 +49,5 @@ def last_seen(mask: Tensor, count: int) -> Tensor:
 def watched_inputs(module: Any) -> Iterator[list[Tensor]]:
     """The inputs u [B, T, H] of a convolution `module` while the block runs, one for each pass."""
     inputs: list[Tensor] = []
-    hook = module.in_proj.register_forward_hook(lambda _, args, mapped: inputs.append(gated_inputs(mapped)[1]))
-    try:
+    with module.in_proj.register_forward_hook(lambda _, args, mapped: inputs.append(gated_inputs(mapped)[1])):
         yield inputs
-    finally:
-        hook.remove()

@@ -29,8 +29,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.dataset.batches import collate
-from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.dflash.config import BlockConfig, taps_of
 from streamspec.adapters.drafters.drafter_caches import AppendCache, KeptHeads
 from streamspec.adapters.drafters.drafting_model import (
@@ -45,13 +43,11 @@ from streamspec.adapters.drafters.layer_copy import plain_maps, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import depth_losses, state_loss
 from streamspec.adapters.drafters.streams.model import (
-    SCALE_ROWS,
     StreamingModel,
     fit_start,
-    measure_scale,
+    start_scale,
     stream_mask,
 )
-from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
 
 
@@ -96,17 +92,12 @@ class BlockDraftModel(StreamingModel):
         """Builds a drafter of the target's last layers and fits the start of its rows to the training rows, unless it
         begins with another adapter's.
         """
-        options, before = run.options, run.begins_with
-        layers = model.config.num_hidden_layers
+        options, layers = run.options, model.config.num_hidden_layers
         taps = taps_of(options, layers, layers - like_last(HFDecoder(model), options["block_layers"])[0])
-        if before is not None:
-            scale = float(streams_of(before)["scale"])
-        else:
-            batch = collate(run.first_rows(SCALE_ROWS), run.device)
-            scale = processes.from_first(measure_scale(model, taps[0], [(batch["input_ids"], batch["attention_mask"])]))
+        scale = start_scale(run, model, taps[0])
         shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps)
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)
-        if before is None:
+        if run.begins_with is None:
             run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
         return drafter
 

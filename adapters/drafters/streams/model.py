@@ -125,19 +125,14 @@ class StreamingModel(DraftingModel):
         """Builds streams at the scale measured of the hidden state that they are added to, or at that of the adapter
         that they start from.
         """
-        options, before = run.options, run.begins_with
-        if before is not None:
-            scale = float(streams_of(before)["scale"])
-        else:
-            batch = collate(run.first_rows(SCALE_ROWS), run.device)
-            scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
+        options, scale = run.options, start_scale(run, model, run.ns)
         same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
         bigram = bigram_shape(run, model, vocabulary)
         exits = tuple(map(int, options["exit_layer"].split(","))) if options["exit_layer"] else ()
         rms, prune_rank = options["stream_embedding"], options["prune_rank"]
         streams = cls(model, shape, frozen, rms, bigram, prune_rank, exits).to(run.device)
-        if options["fit_start"] and before is None:
+        if options["fit_start"] and run.begins_with is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
         return streams
 
@@ -290,17 +285,18 @@ def stream_mask(
 
 
 @torch.no_grad()
-def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Measures the median rms of the hidden state at the input of layer N-Ns over all real tokens, the scale of P_j."""
+def start_scale(run: DrafterRun, model: PreTrainedModel, ns: int) -> float:
+    """Returns the scale of P_j: that of the adapter that the run begins with, else the median rms of the hidden state
+    at the input of layer N-Ns over the tokens of some texts."""
+    if run.begins_with is not None:
+        return float(streams_of(run.begins_with)["scale"])
     probe = TargetModel(model, model.config.num_hidden_layers - ns)
-    values = []
-    for input_ids, attention_mask in batches:
-        entry = probe.main_pass(input_ids, attention_mask).entry.float()
-        values.append(entry.pow(2).mean(-1).sqrt()[attention_mask.bool()])
-    scale = float(torch.cat(values).median())
+    batch = collate(run.first_rows(SCALE_ROWS), run.device)
+    entry = probe.main_pass(batch["input_ids"], batch["attention_mask"]).entry.float()
+    scale = float(entry.pow(2).mean(-1).sqrt()[batch["attention_mask"].bool()].median())
     if not math.isfinite(scale) or scale <= 0:
         raise ConfigError(f"hidden states with rms {scale}", "finite activations", "check the base's weights")
-    return scale
+    return processes.from_first(scale)
 
 
 @torch.no_grad()

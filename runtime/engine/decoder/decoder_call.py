@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.draft_tree import frozen
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.engine.graph_call import CallContext, CallRows, checked_tokens
 from streamspec.runtime.engine.io_binding import IoBinding
@@ -64,7 +63,6 @@ class DecoderCall:
         inputs = {value.name: value for value in model.session.get_inputs()}
         # Of the number of logits: [] or [1].
         self._kept = [1] * len(inputs[KEPT_LOGITS].shape) if KEPT_LOGITS in inputs else None
-        self._ones = frozen(np.ones(self._cache.capacity, np.int64))
         fitting = ALL_LOGITS // (4 * self._vocab)
         self.prompt_rows: int | None = min(MOST, max(FEWEST, fitting)) if self._kept is None else None
 
@@ -91,8 +89,6 @@ class DecoderCall:
         if rows.tree is not None and rows.tree.depth != n - 1:
             raise ValueError("a tree for a graph that takes chains")  # the caller's arithmetic is wrong
         self._cache.reserve(n)
-        if past + n > len(self._ones):
-            self._ones = frozen(np.ones(self._cache.capacity, np.int64))
         if isinstance(binding, _HandingBinding):
             assert isinstance(self._cache, HandedCache)
             binding.hand(self._cache, n)
@@ -100,7 +96,7 @@ class DecoderCall:
             binding.follow(self._cache)
         binding.numbers(sg.INPUT_IDS, (1, n), rows.tokens)
         binding.input(sg.POSITION_IDS, np.asarray(rows.positions, np.int64).reshape(1, n))
-        binding.input(ATTENTION_MASK, self._ones[None, : past + n])
+        binding.input(ATTENTION_MASK, np.ones((1, past + n), np.int64))
         binding.input(CACHE_BRANCH, np.array([past > 0]))
         first = 0
         if self._kept is not None:

@@ -264,10 +264,9 @@ def _thinking(request: ChatRequest, limits: Limits) -> dict[str, Any]:
 
 
 def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
-    choice = request.tool_choice
-    if not request.tools and choice not in (None, "none", "auto"):
+    if not request.tools and request.tool_choice not in (None, "none", "auto"):
         raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
-    if not request.tools or choice == "none":
+    if not request.tools or request.tool_choice == "none":
         return None
     tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
     names = [tool.function.name for tool in request.tools]
@@ -275,20 +274,13 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         raise invalid("two tools of one name; expected different names", "tools")
     if request.grammar is not None:
         raise invalid("tools beside a grammar; expected one of them", "tools")
-    named, listed = isinstance(choice, NamedTool), list[str]()
-    if isinstance(choice, NamedTool):
-        listed = [choice.function.name]
-    elif isinstance(choice, AllowedTools):
-        listed = [tool.function.name for tool in choice.allowed_tools.tools]
-    if unknown := [name for name in listed if name not in names]:
-        raise invalid(f"tool_choice of {unknown[0]}; expected one of {', '.join(names)}", "tool_choice")
-    required = isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required"
+    required, listed = _chosen(request.tool_choice, names)
     made = Tools(
         schemas=tools,
-        forced=named or required or choice == "required",
-        named=named,
+        forced=required,
+        named=isinstance(request.tool_choice, NamedTool),
         parallel=request.parallel_tool_calls is not False,
-        callable=tuple(dict.fromkeys(listed or names)),
+        callable=listed,
         strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         content=_content(request.response_format),
     )
@@ -296,6 +288,20 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
     if made.forced or made.strict:
         bounded(len(json.dumps(undescribed(made.parameters))), limits.grammar, "tools")
     return made
+
+
+def _chosen(choice: str | NamedTool | AllowedTools | None, names: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether one of the tools with these names has to be called, and those that may be."""
+    if isinstance(choice, NamedTool):
+        required, listed = True, [choice]
+    elif isinstance(choice, AllowedTools):
+        required, listed = choice.allowed_tools.mode == "required", choice.allowed_tools.tools
+    else:
+        return choice == "required", tuple(names)
+    chosen = tuple(dict.fromkeys(tool.function.name for tool in listed))
+    if unknown := [name for name in chosen if name not in names]:
+        raise invalid(f"tool_choice of {unknown[0]}; expected one of {', '.join(names)}", "tool_choice")
+    return required, chosen
 
 
 def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
@@ -315,13 +321,7 @@ def completion_in_runtime_terms(
     request: CompletionRequest, limits: Limits, grammars: CheckedGrammars | None = None
 ) -> ParsedRequest:
     """Converts a completion for the runtime. Raises ApiError, status 400, naming the field."""
-    prompt: Any = request.prompt
-    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
-    if len(prompts) > limits.inputs:
-        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
-    if not all(prompts):
-        raise invalid("an empty prompt; expected some text", "prompt")
-    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    prompts = _prompts(request.prompt, limits)
     bounded(len(request.suffix or ""), limits.text, "suffix")
     if request.suffix and not isinstance(prompts[0], str):
         raise invalid("suffix beside token ids; expected a text as the prompt", "suffix")
@@ -338,6 +338,17 @@ def completion_in_runtime_terms(
         raise invalid("echo with a stream, n or suffix; expected one whole answer to each prompt", "echo")
     options = [replace(option, prompt_logprobs=option.logprobs) for option in options]
     return replace(parsed, options=options, repeats_prompt=True, unanswered=request.max_tokens == 0)
+
+
+def _prompts(given: Any, limits: Limits) -> list[Any]:
+    """Returns the prompts, each a text or token ids, of one or several."""
+    prompts = given if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
+    if len(prompts) > limits.inputs:
+        raise invalid(f"{len(prompts)} prompts; expected at most {limits.inputs}", "prompt", "too_large")
+    if not all(prompts):
+        raise invalid("an empty prompt; expected some text", "prompt")
+    bounded(sum(map(len, prompts)), limits.text, "prompt")
+    return prompts
 
 
 def _parsed(

@@ -185,7 +185,7 @@ class FlatAllowedTools(Strict):
 
     def of_chat(self) -> dict[str, Any]:
         """Returns the choice as a chat spells it."""
-        tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
+        tools = [tool.of_chat() for tool in self.tools]
         return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 

@@ -62,13 +62,9 @@ def _valued(text: str, key: str, schema: Any) -> Any:
 
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     """Returns the types that a schema admits; nothing for any."""
+    schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth > 20:
         return set()
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        found = root
-        for name in filter(None, reference[1:].split("/")):
-            found = found.get(name) if isinstance(found, dict) else None
-        return _kinds(found, root, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(inner := schema.get(key), list):
             every = [_kinds(each, root, depth + 1) for each in inner]
@@ -78,6 +74,18 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
         return {_kind(value) for value in values}
     kinds = schema.get("type", [])
     return {kinds} if isinstance(kinds, str) else {*kinds}
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """Returns a schema, or the one within `root` that it refers to; {} for one that is not there."""
+    for _ in range(100):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        schema = root
+        for key in filter(None, reference[1:].split("/")):
+            schema = schema.get(key, {}) if isinstance(schema, dict) else {}
+    return schema
 
 
 def _kind(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamspec.errors import StreamspecError
@@ -44,7 +44,7 @@ class Tagged:
     begin: str
     colon: str
     end: str
-    close: str
+    close: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,38 +111,43 @@ class _Probes:
     def form(self) -> CallForm | None:
         """Returns the form; None for one that is not known here."""
         shown = self._shown(ARGUMENTS)
-        found = None if shown is None else _split(shown)
-        if shown is None or found is None:
+        if shown is None or (form := _split(shown)) is None:
             return None
-        prefix, middle, rest, field, style = found
-        between, begin = None, prefix
-        if (two := self._shown(ARGUMENTS, calls=2)) is not None and two.startswith(shown[: len(shown) - len(rest)]):
-            after = two[len(shown) - len(rest) :]
-            if NAME in after:
-                between = after[: after.index(NAME)]
-                begin = _common_suffix(prefix, between).lstrip(">")
-        rest = self._ended(rest)
-        if field:
-            rest = rest[
-                rest.find("}") :
-            ]  # what a template says of a call besides, such as its id, is no model's affair
-            around = self._after_words()
-            begin = _before_object(prefix).rpartition("\n")[2] if around is None else around
-            between = between and between[between.find("}") :]
-        if isinstance(style, Tagged):
-            empty = self._shown({})
-            head = prefix + NAME + middle
-            style = _closed(style, rest) if empty is not None and self._ended(empty) == head + rest else None
-            if style is None:
-                return None
-            rest, between = rest[len(style.close) :], between and between[len(style.close) :]
-        if not field and not begin.strip():
-            begin = prefix
-        texts = (prefix, middle, rest, between or "", *(vars(style).values() if style is not None else ()))
-        form = CallForm(
-            prefix, middle, rest, between, begin.strip(), field, style, tuple(self._special_in("".join(texts)))
+        two = self._shown(ARGUMENTS, calls=2) or ""
+        next_call = re.match(f"{re.escape(shown.removesuffix(form.suffix))}(.*?){NAME}", two, re.DOTALL)
+        if next_call is not None:
+            begin = _common_suffix(form.prefix, next_call[1]).lstrip(">")
+            form = replace(form, between=next_call[1], begin=begin)
+        form = replace(form, suffix=self._ended(form.suffix))
+        if form.field:
+            form = self._with_object(form)
+        elif isinstance(form.style, Tagged) and (form := self._with_close(form, form.style)) is None:
+            return None
+        begin = form.begin.strip() or ("" if form.field else form.prefix.strip())
+        styled = vars(form.style).values() if form.style is not None else ()
+        written = "".join((form.prefix, form.middle, form.suffix, form.between or "", *styled))
+        form = replace(form, begin=begin, specials=tuple(self._special_in(written)))
+        return form if begin or form.field else None
+
+    def _with_object(self, form: CallForm) -> CallForm:
+        """Returns the form of a JSON object without what a template says of a call besides, such as its id, which is
+        no model's affair."""
+        around = self._after_words()
+        return replace(
+            form,
+            suffix=form.suffix[form.suffix.find("}") :],
+            between=form.between and form.between[form.between.find("}") :],
+            begin=_before_object(form.prefix).rpartition("\n")[2] if around is None else around,
         )
-        return form if form.begin or field else None
+
+    def _with_close(self, form: CallForm, style: Tagged) -> CallForm | None:
+        """Returns the form with what closes a call's arguments; None where a call without some is written otherwise."""
+        empty, end = self._shown({}), re.match(r"\s*(?:>\s*)?</[^<>]+>", form.suffix)
+        if empty is None or self._ended(empty) != form.prefix + NAME + form.middle + form.suffix:
+            return None
+        close = "" if end is None else end[0]
+        between = form.between and form.between[len(close) :]
+        return replace(form, suffix=form.suffix[len(close) :], between=between, style=replace(style, close=close))
 
     def _render(self, messages: list[Any], prompt: bool) -> str:
         layout, template = self._session.manifest.prompt_format, self._session.template
@@ -180,7 +185,7 @@ class _Probes:
         spoken = self._shown(ARGUMENTS, content=WORDS)
         at = -1 if spoken is None else spoken.find(WORDS)
         found = None if spoken is None or at < 0 else _split(spoken[at + len(WORDS) :])
-        return None if found is None else _before_object(found[0])
+        return None if found is None else _before_object(found.prefix)
 
     def _ended(self, rest: str) -> str:
         """Returns what follows arguments without the end of the turn."""
@@ -195,57 +200,54 @@ class _Probes:
                 yield token.content, i
 
 
-def _split(text: str) -> tuple[str, str, str, str, Tagged | Quoted | None] | None:
+def _split(text: str) -> CallForm | None:
     """Splits the probe's call into what stands before its name, between name and arguments, and after these; with the
     field of the arguments and their style."""
-    call = _object_in(text)
-    start = text.find(NAME) if call is None else text.index(NAME, call[0])
+    at, field = next(((at, field) for at, call, _ in _objects(text) if (field := _field_of(call))), (0, ""))
+    start = text.find(NAME, at)
     if start < 0:
         return None
     prefix, rest = text[:start], text[start + len(NAME) :]
-    for brace in re.finditer(r"\{", rest):
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest, brace.start())
-        except ValueError:
-            continue
+    for brace, value, end in _objects(rest):
         if value == ARGUMENTS:
-            return prefix, rest[: brace.start()], rest[end:], "" if call is None else call[1], None
+            return CallForm(prefix, rest[:brace], rest[end:], None, prefix, field)
+    return None if field else _not_json(prefix, rest)
+
+
+def _not_json(prefix: str, rest: str) -> CallForm | None:
+    """The same of a call whose arguments, at the beginning of `rest`, are no JSON."""
     marks = [rest.find(word) for word in (*FIRST, *SECOND)]
-    if call is not None or -1 in marks or marks != sorted(marks):
+    if -1 in marks or marks != sorted(marks):
         return None
     ends = [at + len(word) for at, word in zip(marks, (*FIRST, *SECOND), strict=True)]
     before, colon, comma, after = rest[: marks[0]], rest[ends[0] : marks[1]], rest[ends[1] : marks[2]], rest[ends[3] :]
     if comma.endswith(","):
         quote = comma.removesuffix(",")
         if quote and before == "{" and colon == ":" + quote and after.startswith(quote + "}"):
-            return prefix, "", after[len(quote) + 1 :], "", Quoted(quote)
+            return CallForm(prefix, "", after[len(quote) + 1 :], None, prefix, "", Quoted(quote))
         return None
     begin = _common_suffix(before, comma)
-    value_end = comma[: len(comma) - len(begin)]
-    if not begin.strip() or not value_end.strip() or not after.startswith(value_end):
+    style = Tagged(begin, colon, end=comma.removesuffix(begin))
+    if not begin.strip() or not style.end.strip() or not after.startswith(style.end):
         return None
-    return prefix, before[: len(before) - len(begin)], after[len(value_end) :], "", Tagged(begin, colon, value_end, "")
+    return CallForm(prefix, before.removesuffix(begin), after.removeprefix(style.end), None, prefix, "", style)
 
 
-def _closed(style: Tagged, rest: str) -> Tagged:
-    """Returns the style with what closes a call's arguments. `rest`: what follows the last."""
-    end = re.match(r"\s*(?:>\s*)?</[^<>]+>", rest)
-    return Tagged(style.begin, style.colon, style.end, "" if end is None else end[0])
-
-
-def _object_in(text: str) -> tuple[int, str] | None:
-    """Finds a JSON object that is the probe's call. Returns where it begins, and the name of its arguments."""
+def _objects(text: str) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """Yields the JSON objects of a text, each between where it begins and where it ends."""
     for brace in re.finditer(r"\{", text):
         try:
-            call, _ = json.JSONDecoder().raw_decode(text, brace.start())
+            value, end = json.JSONDecoder().raw_decode(text, brace.start())
         except ValueError:
             continue
-        if isinstance(call, dict) and call.get("name") == NAME:
-            keys = list(call)
-            arguments = next((key for key, value in call.items() if value == ARGUMENTS), None)
-            if arguments is not None and keys.index("name") < keys.index(arguments):
-                return brace.start(), arguments
-    return None
+        yield brace.start(), value, end
+
+
+def _field_of(call: dict[str, Any]) -> str:
+    """Returns the name of the arguments in a JSON object, if it is the probe's call and its name comes first; else
+    ""."""
+    keys = list(call) if call.get("name") == NAME else []
+    return next((key for key in keys[keys.index("name") :] if call[key] == ARGUMENTS), "") if keys else ""
 
 
 def _before_object(prefix: str) -> str:

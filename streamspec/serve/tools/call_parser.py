@@ -6,6 +6,8 @@ import json
 import re
 import secrets
 import string
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from streamspec.prompt.thought_tags import TAGS
@@ -17,6 +19,7 @@ LETTERS = string.ascii_lowercase + string.digits
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
 # Tags around thoughts that the runtime left in the text, as the template does not name them; the first may be lacking.
 THOUGHT_TAGS, THOUGHT_ENDS = tuple(tags.begin for tags in TAGS), tuple(tags.end for tags in TAGS)
+_Found = tuple[dict[str, Any] | None, int] | None  # a call, None for no tool's, and where it ends; None for no call
 
 
 class CallParser:
@@ -96,29 +99,33 @@ class CallParser:
         text, content, at, broken = self._held, "", 0, False
         kept: int | None = 0  # where the content goes on
         while mark := self._marks.search(text, at):
-            begin, at = mark.start(), mark.end()
+            at = mark.end()
             if self._ends_thought(mark):
                 self.calls, content, kept, broken = [], "", 0, False
             if not self._begins_call(mark) or broken:
                 continue
-            read = self._object_at if self._form.field else self._named_at
-            found = read(text, at - 1 if self._form.field else begin)
-            while found is not None:
-                call, at = found
+            for begin, found in self._written(text, mark):
+                call, at = found or (None, at)
+                broken = found is None or not self._form.begin
                 if call is not None:
                     content, kept = content + ("" if kept is None else text[kept:begin].rstrip()), None
                     self.calls += [call] if self._tools.parallel or not self.calls else []
                 elif kept is None:
                     kept = begin
-                if not self._form.field or (gap := NEXT.match(text, at)) is None:
-                    break
-                begin = gap.end()
-                found = read(text, begin)
-            broken = found is None or not self._form.begin
-            kept = begin if found is None and kept is None else kept
         return content if kept is None else content + (text[kept:].rstrip() if self.calls else text[kept:])
 
-    def _object_at(self, text: str, at: int) -> tuple[dict[str, Any] | None, int] | None:
+    def _written(self, text: str, mark: re.Match[str]) -> Iterator[tuple[int, _Found]]:
+        """Yields the calls from `mark` on, objects that share its tags, too: where each begins, and what was found."""
+        if not self._form.field:
+            yield mark.start(), self._named_at(text, mark.start())
+            return
+        found = self._object_at(text, mark.end() - 1)
+        yield mark.start(), found
+        while found is not None and (gap := NEXT.match(text, found[1])) is not None:
+            found = self._object_at(text, gap.end())
+            yield gap.end(), found
+
+    def _object_at(self, text: str, at: int) -> _Found:
         """Returns the call that the JSON object at `text[at]` is, with its arguments as they are written, None for no
         call of a tool; and where the object ends."""
         found = members_at(text, at)
@@ -131,7 +138,7 @@ class CallParser:
         known = name in self._tools.names and isinstance(arguments, dict)
         return (_call(name, written) if known else None), end
 
-    def _named_at(self, text: str, at: int) -> tuple[dict[str, Any] | None, int] | None:
+    def _named_at(self, text: str, at: int) -> _Found:
         """The same of a call whose name stands before its arguments."""
         head = self._head.match(text, at)
         if head is None:
@@ -179,18 +186,15 @@ class ForcedCalls:
         head = self._head.match(self._text, self._at)
         if head is None:
             return None
-        name = head["name"]
+        name, written = head["name"], ""
         if self._form.style is None:
             self._at, self._within = head.end(), _JsonEnd()
-            self.calls.append(_call(name, ""))
-        else:
-            found = arguments_at(self._text, head.end(), self._form.style, self._schemas[name])
-            if found is None:
-                return None
+        elif (found := arguments_at(self._text, head.end(), self._form.style, self._schemas[name])) is not None:
             written, self._at = found
-            self.calls.append(_call(name, written))
-        call = self.calls[-1]
-        return {"index": len(self.calls) - 1} | _call(name, call["function"]["arguments"], call["id"])
+        else:
+            return None
+        self.calls.append(_call(name, written))
+        return {"index": len(self.calls) - 1} | deepcopy(self.calls[-1])  # arguments may grow
 
     def _json_piece(self) -> dict[str, Any] | None:
         assert self._within is not None
@@ -241,9 +245,9 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _call(name: str, arguments: str, id: str | None = None) -> dict[str, Any]:
+def _call(name: str, arguments: str) -> dict[str, Any]:
     return {
-        "id": id or "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
+        "id": "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 from streamspec.errors import ConfigError
 from streamspec.runtime.text.grammar_schema import PATTERNS
+from streamspec.serve.tools.call_arguments import resolved
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
@@ -71,7 +72,7 @@ class _Rules:
         self._root, self._known = schema, {}
         if self._style is None:
             return self._json(schema)
-        schema = self._resolved(schema)
+        schema = resolved(schema, self._root)
         if wrong := schema.keys() - SHAPE:
             raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
         if isinstance(self._style, Quoted):
@@ -95,35 +96,31 @@ class _Rules:
         self.schemas[name] = {**kept, **schema} if isinstance(schema, Mapping) else schema
         return name
 
-    def _resolved(self, schema: Any) -> Any:
-        for _ in range(100):
-            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-            if not isinstance(reference, str) or not reference.startswith("#"):
-                return schema
-            schema = self._root
-            for key in filter(None, reference[1:].split("/")):
-                schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
-        return schema
+    def _alternatives(self, schema: Any) -> list[Schema]:
+        """Returns the alternatives of a schema; one that says nothing is a text."""
+        schema = resolved(schema, self._root)
+        if not isinstance(schema, Mapping) or not schema.keys() - {"description", "title", "default", "examples"}:
+            return [{"type": "string"}]
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(inner := schema.get(key), list) and (key != "allOf" or len(inner) == 1):
+                return [one for each in inner for one in self._alternatives(each)]
+        return [schema]
 
     def _split(self, schema: Any) -> tuple[list[Schema], list[Any]]:
         """Returns the alternatives of a schema: those of texts, and others."""
-        schema = self._resolved(schema)
-        if not isinstance(schema, Mapping) or not schema.keys() - {"description", "title", "default", "examples"}:
-            return [{}], []
-        for key in ("anyOf", "oneOf", "allOf"):
-            if isinstance(inner := schema.get(key), list) and (key != "allOf" or len(inner) == 1):
-                split = [self._split(each) for each in inner]
-                return [text for texts, _ in split for text in texts], [one for _, others in split for one in others]
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(listed, list):
-            others = [each for each in listed if not isinstance(each, str)]
-            texts = [{"const": each} for each in listed if isinstance(each, str)]
-            return list[Schema](texts), [{"enum": others}] if others else []
-        kinds = schema.get("type")
-        names = kinds if isinstance(kinds, list) else [kinds]
-        texts_of = [{key: schema[key] for key in OF_TEXT & schema.keys()}] if "string" in names else []
-        rest = [kind for kind in names if kind != "string"]
-        return list[Schema](texts_of), [{**schema, "type": rest if len(rest) > 1 else rest[0]}] if rest else []
+        texts, others = list[Schema](), list[Any]()
+        for one in self._alternatives(schema):
+            listed, kinds = [one["const"]] if "const" in one else one.get("enum"), one.get("type")
+            if isinstance(listed, list):
+                texts += [{"const": value} for value in listed if isinstance(value, str)]
+                values = [value for value in listed if not isinstance(value, str)]
+                others += [{"enum": values}] if values else []
+            else:
+                names = kinds if isinstance(kinds, list) else [kinds]
+                texts += [{key: one[key] for key in OF_TEXT & one.keys()}] * ("string" in names)
+                rest = [name for name in names if name != "string"]
+                others += [{**one, "type": rest if rest[1:] else rest[0]}] if rest else []
+        return texts, others
 
     def _value(self, schema: Any) -> str:
         """Returns the rule of a value and what ends it."""
@@ -145,12 +142,12 @@ class _Rules:
     def _quoted(self, schema: Any) -> str:
         assert isinstance(self._style, Quoted)
         quote = self._style.quote
-        resolved = self._resolved(schema)
-        if resolved is not schema:
+        meant = resolved(schema, self._root)
+        if meant is not schema:
             reference = str(schema["$ref"])
             if reference not in self._known:
                 self._known[reference] = name = self._rule("")
-                self.lines[int(name[1:])] = f"{name}: {self._quoted(resolved)}"
+                self.lines[int(name[1:])] = f"{name}: {self._quoted(meant)}"
             return self._known[reference]
         texts, others = self._split(schema)
         ways = []

@@ -297,12 +297,14 @@ def test_compacted_cache_equals_a_cache_without_the_tree(tmp_path: Path) -> None
     run_tree(tree)
     path = np.array(TREE.path(max(range(len(TREE)), key=lambda i: (TREE.depths[i], i))))
     assert (np.diff(path) > 1).any()  # the path really is gapped
-    kept = tree.cache[..., len(CONTEXT) + path, :].copy()
-    tree.cache[..., len(CONTEXT) : len(CONTEXT) + len(path), :] = kept
-    tree.cache[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left over must not matter
+    for rows in tree.buffers.values():
+        rows[..., len(CONTEXT) : len(CONTEXT) + len(path), :] = rows[..., len(CONTEXT) + path, :]
+        rows[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left over must not matter
     tree.length += len(path)
     plain.prefill(DRAFT[path], forced_node=len(path) - 1)
-    np.testing.assert_allclose(tree.cache[..., : tree.length, :], plain.cache[..., : plain.length, :], atol=1e-5)
+    for name, rows in tree.buffers.items():
+        kept, expected = rows[..., : tree.length, :], plain.buffers[name][..., : plain.length, :]
+        np.testing.assert_allclose(kept, expected, atol=1e-5)
     follow = chain(3)
     ours, theirs = (run_tree(s, DRAFT[:4], follow, streams=3) for s in (tree, plain))
     np.testing.assert_allclose(ours["logits"], theirs["logits"], atol=1e-4)

@@ -52,7 +52,9 @@ def run(
         streams=3,
         **options,
     )
-    return out, stepper.cache
+    buffers = list(stepper.buffers.values())
+    alike = len({buffer.shape for buffer in buffers}) == 1
+    return out, np.stack(buffers).reshape(-1, 2, *buffers[0].shape) if alike else None
 
 
 def path_scores(built: Built) -> np.ndarray:
