@@ -23,8 +23,10 @@ from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
-from streamspec.runtime.text.grammar_schema import has_open_keys, narrowed
+from streamspec.runtime.text.grammar_schema import Narrowed, has_open_keys, narrowed
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
+from streamspec.runtime.text.schemas.rewriting import refused
+from streamspec.runtime.text.schemas.unique_items import SortedTokens, UniqueItems, UniquePlaces
 from streamspec.runtime.text.thought import WITHIN, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 
@@ -57,40 +59,51 @@ class Grammar:
     source: str  # as given
     _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
     trigger: str = field(default="", repr=False)  # the text that it begins after, wherever that comes, if it does
+    unique: UniquePlaces | None = field(default=None, repr=False)  # its lists without equal items
+    left_out: tuple[str, ...] = ()  # keywords of the schema that it does not enforce, by their path
 
     @staticmethod
-    def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = SEPARATORS) -> Grammar:
+    def json_schema(
+        schema: Mapping[str, Any] | str, separators: tuple[str, str] = SEPARATORS, strict: bool = True
+    ) -> Grammar:
         """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
         space.
 
         Numbers whose type is named, without bounds or `multipleOf`, have at most 15 digits before the point and 10
-        after it, and no exponent.
-        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword or format that
-        cannot be enforced.
+        after it, and no exponent. A keyword that cannot be enforced is left out where not `strict`; `left_out` of the
+        grammar says so.
+        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword that cannot be
+        enforced.
         """
-        text, parsed = _narrowed(schema, separators)
-        made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed))
+        text, narrow = _narrowed(schema, separators, strict)
+        made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(narrow.schema))
         grammar = _checked("JSON schema", text, made)
-        if not has_open_keys(parsed):
-            return grammar
-        return replace(grammar, _texts=(made, _library().LLMatcher.grammar_from_regex(ESCAPES)))
+        left_out = (*narrow.left_out, *grammar.left_out)
+        open_keys = (_library().LLMatcher.grammar_from_regex(ESCAPES),) if has_open_keys(narrow.schema) else ()
+        return replace(grammar, _texts=(made, *open_keys), unique=narrow.unique, left_out=left_out)
 
     @staticmethod
-    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "") -> Grammar:
+    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "", strict: bool = True) -> Grammar:
         """Returns a grammar of `rules`, in the library's Lark, which name JSON `schemas`. Before `trigger`, if it is
         given, an answer is free; it need not come.
 
         `<[5]>` in the rules is the special token 5. Raises ConfigError as `json_schema` does. The rules are the
-        caller's own: nothing of a user's may be in them unquoted.
+        caller's own: nothing of a user's may be in them unquoted. `strict`: as there; `uniqueItems` is not enforced.
         """
-        parts = {name: _narrowed(schema, SEPARATORS)[1] for name, schema in schemas.items()}
+        narrow = {name: _narrowed(schema, SEPARATORS, strict)[1] for name, schema in schemas.items()}
+        left_out = [where for each in narrow.values() for where in each.left_out]
+        if any(each.unique for each in narrow.values()):
+            if strict:
+                raise refused("uniqueItems in the parameters of a tool")
+            left_out.append("uniqueItems")
+        parts = {name: each.schema for name, each in narrow.items()}
         made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
         grammar = _checked("grammar of calls", made, made)
         texts: tuple[str, ...] = (made,)
         if any(map(has_open_keys, parts.values())):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
             texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")
-        return replace(grammar, _texts=texts, trigger=trigger)
+        return replace(grammar, _texts=texts, trigger=trigger, left_out=(*left_out, *grammar.left_out))
 
     @staticmethod
     def json_object() -> Grammar:
@@ -141,6 +154,7 @@ class Vocabulary:
         self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
+        self._by_bytes: SortedTokens | None = None
         self.builds = GrammarBuilds(self._match)
         self._triggers: dict[str, Thought] = {}  # what may stand before a grammar, by the text that ends it
 
@@ -165,6 +179,8 @@ class Vocabulary:
                 raise _bad(grammar.kind, made)
             matchers, end = made
             inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
+            if grammar.unique is not None:
+                inner = UniqueItems(inner, grammar.unique, self._sorted())
             if grammar.trigger:
                 before = self._before(grammar.trigger)
                 inner = ThoughtMatcher(before, Place(WITHIN), self._size, None, inner, may_end=True)
@@ -172,6 +188,13 @@ class Vocabulary:
             return GrammarState(inner, self._eos)
         assert thought is not None
         return GrammarState(ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner), self._eos)
+
+    def _sorted(self) -> SortedTokens:
+        tokens, end = self._tokens()
+        with self._lock:
+            if self._by_bytes is None:
+                self._by_bytes = SortedTokens([tokens.decode_bytes([i]) for i in range(min(end, self._size))])
+            return self._by_bytes
 
     def _before(self, trigger: str) -> Thought:
         if trigger not in self._triggers:
@@ -270,7 +293,9 @@ class _LibraryMatcher:
                 raise _bad(self._kind, matcher.get_error())
 
 
-def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> tuple[str, Any]:
+def _narrowed(
+    schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool = True
+) -> tuple[str, Narrowed]:
     """Returns the text of a checked schema, and what the library is to make of it."""
     text = schema if isinstance(schema, str) else _dumped(schema)
     if len(text) > MAX_TEXT:
@@ -285,7 +310,7 @@ def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> t
     if isinstance(parsed, dict):
         parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
     check_schema(parsed)
-    parsed = narrowed(parsed)
+    narrow = narrowed(parsed, strict, _unsatisfiable)
     for separator, mark in zip(separators, ",:", strict=True):
         if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
             raise ConfigError(
@@ -295,10 +320,19 @@ def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> t
         "item_separator": separators[0],
         "key_separator": separators[1],
         "whitespace_flexible": False,
-        "lenient": False,
+        "lenient": not strict,
     }
-    parsed = parsed if isinstance(parsed, dict) else {} if parsed else {"not": {}}
-    return text, parsed | {"x-guidance": rules}
+    parsed = narrow.schema if isinstance(narrow.schema, dict) else {} if narrow.schema else {"not": {}}
+    return text, narrow._replace(schema=parsed | {"x-guidance": rules})
+
+
+def _unsatisfiable(schema: Any) -> bool:
+    """Tells whether the library finds that no JSON satisfies a schema."""
+    try:
+        _checked("", "", _call_library("", _library().LLMatcher.grammar_from_json_schema, json.dumps(schema)))
+    except ConfigError as error:
+        return "Unsatisfiable schema" in error.found
+    return False
 
 
 def _library() -> Any:
@@ -322,7 +356,7 @@ def _checked(kind: str, source: str, made: str) -> Grammar:
     )
     if wrong:
         raise _bad(kind, messages[0])
-    return Grammar(kind, source, (made,))
+    return Grammar(kind, source, (made,), left_out=tuple(map(_line, messages)))
 
 
 def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,0 +1,1 @@
+"""JSON schemas in the terms of the grammar library, and what it cannot be told."""
