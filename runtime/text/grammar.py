@@ -1,8 +1,8 @@
 """Defines grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, a list of choices.
 
 `Grammar` is checked when a user makes it, and immutable; `Vocabulary` is a bundle's tokens for the grammar library,
-built once and shared. The library is llguidance, loaded only here; `runtime/sampling/grammar_state.py` follows a
-grammar while decoding.
+built once and shared. The library is llguidance, loaded only here, as is `streamspec.schemas`;
+`runtime/sampling/grammar_state.py` follows a grammar while decoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,13 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
-from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
-from streamspec.runtime.text.grammar_schema import Narrowed, has_open_keys, narrowed
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
-from streamspec.runtime.text.schemas.rewriting import refused
-from streamspec.runtime.text.schemas.unique_items import SortedTokens, UniqueItems, UniquePlaces
 from streamspec.runtime.text.thought import WITHIN, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
+
+if TYPE_CHECKING:
+    from streamspec.schemas.narrowing import Narrowed
+    from streamspec.schemas.unique_items import SortedTokens, UniquePlaces
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
@@ -79,7 +79,7 @@ class Grammar:
         made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(narrow.schema))
         grammar = _checked("JSON schema", text, made)
         left_out = (*narrow.left_out, *grammar.left_out)
-        open_keys = (_library().LLMatcher.grammar_from_regex(ESCAPES),) if has_open_keys(narrow.schema) else ()
+        open_keys = (_library().LLMatcher.grammar_from_regex(ESCAPES),) if narrow.open_keys else ()
         return replace(grammar, _texts=(made, *open_keys), unique=narrow.unique, left_out=left_out)
 
     @staticmethod
@@ -94,13 +94,13 @@ class Grammar:
         left_out = [where for each in narrow.values() for where in each.left_out]
         if any(each.unique for each in narrow.values()):
             if strict:
-                raise refused("uniqueItems in the parameters of a tool")
+                raise ConfigError("uniqueItems in the parameters of a tool", "lists that may repeat", "leave it out")
             left_out.append("uniqueItems")
         parts = {name: each.schema for name, each in narrow.items()}
         made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
         grammar = _checked("grammar of calls", made, made)
         texts: tuple[str, ...] = (made,)
-        if any(map(has_open_keys, parts.values())):
+        if any(each.open_keys for each in narrow.values()):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
             texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")
         return replace(grammar, _texts=texts, trigger=trigger, left_out=(*left_out, *grammar.left_out))
@@ -124,6 +124,8 @@ class Grammar:
         """
         if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
+        from streamspec.schemas.schema_checks import check_pattern
+
         check_pattern(pattern)
         return _checked(
             "regular expression",
@@ -180,6 +182,8 @@ class Vocabulary:
             matchers, end = made
             inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
             if grammar.unique is not None:
+                from streamspec.schemas.unique_items import UniqueItems
+
                 inner = UniqueItems(inner, grammar.unique, self._sorted())
             if grammar.trigger:
                 before = self._before(grammar.trigger)
@@ -190,6 +194,8 @@ class Vocabulary:
         return GrammarState(ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner), self._eos)
 
     def _sorted(self) -> SortedTokens:
+        from streamspec.schemas.unique_items import SortedTokens
+
         tokens, end = self._tokens()
         with self._lock:
             if self._by_bytes is None:
@@ -297,6 +303,9 @@ def _narrowed(
     schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool = True
 ) -> tuple[str, Narrowed]:
     """Returns the text of a checked schema, and what the library is to make of it."""
+    from streamspec.schemas.narrowing import narrowed
+    from streamspec.schemas.schema_checks import check_schema
+
     text = schema if isinstance(schema, str) else _dumped(schema)
     if len(text) > MAX_TEXT:
         raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.text.schemas.formats import PATTERNS
+from streamspec.schemas.formats import PATTERNS
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar
-from streamspec.runtime.text.schemas.rewriting import BY_NAME, VALUES
+from streamspec.schemas.rewriting import BY_NAME, VALUES
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_rules import rules_of

@@ -23,7 +23,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Completion, Grammar, Logprob, Sampling, Session, load
 from streamspec.runtime.sampling.sampling_params import GREEDY
 from streamspec.runtime.text.grammar import MAX_TEXT, Vocabulary
-from streamspec.runtime.text.grammar_checks import MAX_PATTERN
+from streamspec.schemas.schema_checks import MAX_PATTERN
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
 
 Bundles = Callable[[str], Path]

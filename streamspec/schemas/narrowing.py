@@ -1,5 +1,5 @@
 """Narrows JSON schemas where the grammar library is too lax: formats that it half enforces, numbers without an end, and
-keywords that it takes for comments. tests/runtime/text/test_grammar_schema.py compares the result with `jsonschema`.
+keywords that it takes for comments. tests/schemas/test_narrowing.py compares the result with `jsonschema`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.text.grammar_checks import (
+from streamspec.schemas.formats import ALIASES, LENGTHS, MOST, PATTERNS, RANGES, is_annotation
+from streamspec.schemas.rewriting import BY_NAME, VALUES, Rewriting
+from streamspec.schemas.schema_checks import (
     BOUNDS,
     PIECES,
     common_multiple,
@@ -19,9 +21,7 @@ from streamspec.runtime.text.grammar_checks import (
     objects_of,
     units_of,
 )
-from streamspec.runtime.text.schemas.formats import ALIASES, LENGTHS, MOST, PATTERNS, RANGES, is_annotation
-from streamspec.runtime.text.schemas.rewriting import BY_NAME, VALUES, Rewriting
-from streamspec.runtime.text.schemas.unique_items import UniquePlaces, unique_places
+from streamspec.schemas.unique_items import UniquePlaces, unique_places
 
 DECIMALS = 10  # of a number without `multipleOf`; more the library cannot count
 FEW = 100  # units of `multipleOf` beside which digits are bounded: the library gave up at a thousand
@@ -32,9 +32,11 @@ _ESCAPE, _DOT_ALL = re.compile(r"\\.", re.DOTALL), re.compile(r"\(\?[a-zA-Z]*s")
 
 
 class Narrowed(NamedTuple):
-    """A schema as the library takes it. `unique`: its lists without equal items; `left_out`: keywords that went."""
+    """A schema as the library takes it. `open_keys`: whether some object may have keys beside those that it names;
+    `unique`: its lists without equal items; `left_out`: keywords that went."""
 
     schema: Any
+    open_keys: bool
     unique: UniquePlaces | None
     left_out: tuple[str, ...]
 
@@ -55,11 +57,10 @@ def narrowed(schema: Any, strict: bool = True, unsatisfiable: Callable[[Any], bo
     schema = rewriting.result()
     unique = unique_places(schema, rewriting.draft)
     schema = _narrowed(schema, list(multiples_of(schema)) if joins(schema) else [])
-    return Narrowed(schema, unique, tuple(rewriting.left_out))
+    return Narrowed(schema, _has_open_keys(schema), unique, tuple(rewriting.left_out))
 
 
-def has_open_keys(schema: Any) -> bool:
-    """Tells whether some object may have keys beside those that the schema names."""
+def _has_open_keys(schema: Any) -> bool:
     named = {"properties", "patternProperties"}
     objects = (each for each in objects_of(schema) if not named.isdisjoint(each))
     return any(each.get("additionalProperties") is not False for each in objects)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from streamspec.runtime.text.schemas.text_patterns import (
+from streamspec.schemas.text_patterns import (
     MOST_LETTERS,
     InexpressibleError,
     other_texts,

@@ -1,5 +1,5 @@
 """Says in the grammar library's keywords what a JSON schema says in others: `not`, `if`, overlapping `oneOf` and more.
-What comes out has no value that the schema rejects. tests/runtime/text/schemas/test_rewriting.py covers this module.
+What comes out has no value that the schema rejects. tests/schemas/test_rewriting.py covers this module.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from itertools import combinations, islice
 from typing import Any
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.text.schemas.formats import PATTERNS, is_annotation
-from streamspec.runtime.text.schemas.schema_logic import NO_CONSTRAINTS, Schema, SchemaLogic
-from streamspec.runtime.text.schemas.text_patterns import InexpressibleError, without_look_ahead
+from streamspec.schemas.formats import PATTERNS, is_annotation
+from streamspec.schemas.schema_logic import NO_CONSTRAINTS, Schema, SchemaLogic
+from streamspec.schemas.text_patterns import InexpressibleError, without_look_ahead
 
 BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # hold schemas by name
 IN_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}

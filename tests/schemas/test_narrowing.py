@@ -15,7 +15,7 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar
 from streamspec.runtime.text.grammar import Vocabulary
-from streamspec.runtime.text.grammar_schema import DECIMALS, MOST, PATTERNS, narrowed
+from streamspec.schemas.narrowing import DECIMALS, MOST, PATTERNS, narrowed
 from tests.support.byte_tokenizers import EOS, byte_level
 
 TOKENIZER = byte_level()

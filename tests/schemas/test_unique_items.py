@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamspec.runtime import Grammar
-from streamspec.runtime.text.schemas.unique_items import UniquePlaces
+from streamspec.schemas.unique_items import UniquePlaces
 from tests.support.random_answers import accepts, random_answer
 
 UNIQUE = {"type": "array", "uniqueItems": True}

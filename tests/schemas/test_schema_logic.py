@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamspec.runtime.text.schemas.schema_logic import SchemaLogic, frozen, kind_of
-from streamspec.runtime.text.schemas.text_patterns import InexpressibleError
-from tests.runtime.text.schemas.test_rewriting import random_schema, validator
+from streamspec.schemas.schema_logic import SchemaLogic, frozen, kind_of
+from streamspec.schemas.text_patterns import InexpressibleError
+from tests.schemas.test_rewriting import random_schema, validator
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 1.0, 2, 2.5, -1, 3, "", "a", "b", "ab", "abc", [], [1], ["a"], [1, 1], [1, 2, 3], {}),

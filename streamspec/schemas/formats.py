@@ -1,5 +1,5 @@
 """The formats of JSON schemas that are enforced; all others are annotations, which have no effect.
-`test_grammar_schema.py` covers this module.
+`test_narrowing.py` covers this module.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Keeps the items of lists apart where a schema has `uniqueItems`, which no grammar can say: what would end an item
-that the list has already may not come next. tests/runtime/text/schemas/test_unique_items.py covers this module.
+that the list has already may not come next. tests/schemas/test_unique_items.py covers this module.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamspec.runtime.sampling.grammar_state import Matcher
-from streamspec.runtime.text.schemas.rewriting import BY_NAME, IN_LISTS
-from streamspec.runtime.text.schemas.schema_logic import Schema, SchemaLogic, frozen
+from streamspec.schemas.rewriting import BY_NAME, IN_LISTS
+from streamspec.schemas.schema_logic import Schema, SchemaLogic, frozen
 
 CLOSERS = b",]}"
 
@@ -103,9 +102,10 @@ class _Reading(NamedTuple):
 
 
 class UniqueItems:
-    """A `Matcher` of what `inner` allows, without items that a list of `places` has already."""
+    """A `Matcher` (`runtime/sampling/grammar_state.py`) of what `inner`, another, allows, without items that a list of
+    `places` has already."""
 
-    def __init__(self, inner: Matcher, places: UniquePlaces, tokens: SortedTokens) -> None:
+    def __init__(self, inner: Any, places: UniquePlaces, tokens: SortedTokens) -> None:
         """`inner`: of JSON, at its beginning."""
         self._inner, self._places, self._tokens = inner, places, tokens
         self._path = [_Reading()]

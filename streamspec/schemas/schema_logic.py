@@ -1,6 +1,6 @@
 """Reasons about JSON schemas: whether two have a value in common, and the opposite of one. Both err on the safe side:
 what is not proved disjoint may overlap, and the opposite of a schema holds none of its values but may lack others.
-tests/runtime/text/schemas/test_schema_logic.py compares it with `jsonschema`.
+tests/schemas/test_schema_logic.py compares it with `jsonschema`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from streamspec.runtime.text.schemas.formats import is_annotation
-from streamspec.runtime.text.schemas.text_patterns import InexpressibleError, beginning, other_texts, outside
+from streamspec.schemas.formats import is_annotation
+from streamspec.schemas.text_patterns import InexpressibleError, beginning, other_texts, outside
 
 Schema = Any  # an object or a boolean
 TYPES = ("null", "boolean", "string", "array", "object", "integer", "number")  # "number": those that are no integers

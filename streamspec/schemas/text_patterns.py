@@ -1,5 +1,5 @@
 """Regular expressions of all texts but some, and expressions without look-ahead that say the same together.
-tests/runtime/text/schemas/test_text_patterns.py compares them with Python's.
+tests/schemas/test_text_patterns.py compares them with Python's.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from streamspec.runtime.text.grammar_checks import PIECES
+from streamspec.schemas.schema_checks import PIECES
 
 MOST_LETTERS = 2_000  # of the texts that a pattern excludes
 CHARACTERS = re.compile(r"(\[\^?)((?:\\.|[^\]\\^])(?:\\.|[^\]\\])*)\]([*+])\$")  # [...]* and no more

@@ -1,1 +1,0 @@
-"""JSON schemas in the terms of the grammar library, and what it cannot be told."""
