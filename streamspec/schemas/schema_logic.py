@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from streamspec.errors import ConfigError
 from streamspec.schemas.formats import is_annotation
 from streamspec.schemas.text_patterns import InexpressibleError, beginning, other_texts, outside
 
@@ -17,6 +18,7 @@ TYPES = ("null", "boolean", "string", "array", "object", "integer", "number")  #
 DEPTH = 12  # of references and alternatives that are followed
 OF_TEXTS = ("pattern", "format", "minLength", "maxLength", "const", "enum")
 MOST_PAIRS = 20_000  # of schemas that are compared
+MOST_STEPS = 300_000  # in all: half a second. References that double would take for ever
 NO_CONSTRAINTS = {
     *("$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default"),
     *("examples", "readOnly", "writeOnly", "deprecated", "contentMediaType", "contentEncoding", "contentSchema"),
@@ -34,6 +36,7 @@ class SchemaLogic:
     def __init__(self, root: Schema, draft: int, empty: Callable[[list[Schema]], bool]) -> None:
         self._root, self.draft, self._empty = root, draft, empty
         self._bases = isinstance(root, dict) and any(_identified(inner) for inner in root.values())
+        self._steps = 0
         self._known: dict[tuple[int, int], tuple[Schema, Schema, bool]] = {}  # what is disjoint, kept alive for its id
 
     def resolved(self, schema: Schema) -> Schema:
@@ -54,6 +57,7 @@ class SchemaLogic:
 
     def parts(self, schema: Schema, depth: int = DEPTH) -> Iterator[Schema]:
         """Yields schemas that all hold wherever `schema` does: itself, and those it refers to or joins."""
+        self._count()
         if not isinstance(schema, dict) or depth < 0:
             yield schema
             return
@@ -67,6 +71,11 @@ class SchemaLogic:
                 yield True
         for inner in _listed(schema, "allOf") if not alone else ():
             yield from self.parts(inner, depth - 1)
+
+    def _count(self) -> None:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise ConfigError("a JSON schema whose parts refer to each other too often", "fewer", "simplify it")
 
     def kinds(self, schema: Schema, depth: int = DEPTH) -> set[str]:
         """Returns the types that values of `schema` may have."""
@@ -165,6 +174,7 @@ class SchemaLogic:
     def negated(self, schema: Schema, beside: Schema = True, depth: int = DEPTH) -> Schema:
         """Returns a schema whose values `schema` rejects. `beside`: a schema that holds as well; where it is given,
         differences between the two may be left out that others make up for. Raises InexpressibleError."""
+        self._count()
         if isinstance(schema, bool):
             return not schema
         if depth < 0:
