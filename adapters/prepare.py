@@ -88,6 +88,8 @@ def read_inputs(
     formatter = Formatter.of(base, prompt_format, target.path if target else None)
     if warning := joined_words(sample, prompt_format):
         say(warning)
+    if note := formatter.unended_turn():
+        say(note)
     prompts, val_prompts = read_rows_of(config, formatter, data, val, say)
     rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
     check_learnable(prompts, rows, "the data", config.max_length)

@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What `streamspec.runtime` needs of streamspec: the files of the core, and these packages with all that is in them.
 CORE, RUNTIME = "streamspec", ("bundle", "captured", "prompt", "runtime")
+GRAMMARS = "schemas"  # what it needs with the extra `grammar` alone
 LEFT = ("__pycache__", ".venv", "build", "dist", "*.egg-info")
 NATIVE = "streamspec_native"  # name of the library, without its ending
 

@@ -23,6 +23,7 @@ from streamspec.export.options import DEFERRED, ExportOptions, Progress
 from streamspec.export.spec.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
 from streamspec.export.spec.draft_spec import DraftSpec, most_candidates
 from streamspec.export.weights.target import ReadTarget, read_target, tools
+from streamspec.prompt.turn_end import unended_turn
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
 
@@ -147,6 +148,15 @@ def with_exit(drafter: DraftSpec | None, layers: int, layer: int) -> DraftSpec:
             f"--exit-layer {layer}", f"{trained}, as the adapter was trained", "correct it, or train with --exit-layer"
         )
     return replace(drafter, pruning=exits[layer])
+
+
+def say_of_open_turns(manifest: Manifest, described: DescribedBase, tokenizer: Tokenizer, say: Progress) -> None:
+    """Says where the chats of a bundle will not end."""
+    template = described.template if manifest.prompt_format.kind == "chat" else None
+    specials = {name: text or "" for name, text in described.specials.items()}
+    ends = manifest.model.eos_token_ids
+    if note := unended_turn(None if template is None else template.decode(), specials, tokenizer, ends):
+        say(note)
 
 
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manifest:

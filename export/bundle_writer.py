@@ -23,7 +23,14 @@ from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.export.answer_store import add_store
 from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_graphs import build_graph, write_graphs
-from streamspec.export.bundle_parts import Parts, describe_bundle, load_parts, with_short, with_tokens
+from streamspec.export.bundle_parts import (
+    Parts,
+    describe_bundle,
+    load_parts,
+    say_of_open_turns,
+    with_short,
+    with_tokens,
+)
 from streamspec.export.described_base import read_base
 from streamspec.export.drafters.published.read import read_published
 from streamspec.export.options import ExportKwargs, ExportOptions, Progress
@@ -82,6 +89,7 @@ def export_bundle(
         if options.measure or described.base.gguf is None:
             say(told(parts.spec, options.precision, options.quant_method))
         manifest = describe_bundle(parts, options.precision, tokenizer)
+        say_of_open_turns(manifest, described, tokenizer, say)
         manifest = replace(manifest, provider=options.target.name, block_size=options.block_size)
         if options.store is not None:
             manifest = add_store(folder, manifest, stored, options.store.most, tokenizer)

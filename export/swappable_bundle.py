@@ -39,7 +39,14 @@ from streamspec.bundle.swappable_adapters import (
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.export.bundle_graphs import DATA, weights
-from streamspec.export.bundle_parts import DEFAULT_ROWS, Parts, absent_tokens, describe_bundle, with_tokens
+from streamspec.export.bundle_parts import (
+    DEFAULT_ROWS,
+    Parts,
+    absent_tokens,
+    describe_bundle,
+    say_of_open_turns,
+    with_tokens,
+)
 from streamspec.export.bundle_writer import complete, to_stderr
 from streamspec.export.described_base import DescribedBase, describe_base
 from streamspec.export.drafters.adapter_section import read_nodes
@@ -152,6 +159,7 @@ def _write_base(
     if scales.columns or scales.mixed:
         scales.save(folder / SCALES)
     manifest = describe_bundle(parts, kind.name, tokenizer)
+    say_of_open_turns(manifest, described, tokenizer, say)
     for adapter in adapters:
         _check_end(adapter, manifest, tokenizer)
     del graph, source, target, parts  # the session and the model need not be in memory together

@@ -19,6 +19,7 @@ from streamspec.errors import BaseModelError, DataError
 from streamspec.prompt.control_tokens import MARK, ControlTokens
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
+from streamspec.prompt.turn_end import unended_turn
 
 
 class PromptedRow(NamedTuple):
@@ -68,6 +69,13 @@ class Formatter:
         """The tokens that end an answer, the tokenizer's own first."""
         known = (self.tokenizer.convert_tokens_to_ids(end) for end in self.ends)
         return tuple(dict.fromkeys((self.tokenizer.eos_token_id, *(token for token in known if token is not None))))
+
+    def unended_turn(self) -> str | None:
+        """Returns what to say of a chat template that ends turns where generation does not end; None as a rule."""
+        if self.chat is None:
+            return None
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return backend and unended_turn(self.template, self.chat.specials, backend, self.end_ids)
 
     def rows(self, example: Example) -> list[TokenRow]:
         """The rows of one example, as `all_rows` makes them."""

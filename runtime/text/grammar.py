@@ -1,8 +1,8 @@
 """Defines grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, a list of choices.
 
 `Grammar` is checked when a user makes it, and immutable; `Vocabulary` is a bundle's tokens for the grammar library,
-built once and shared. The library is llguidance, loaded only here; `runtime/sampling/grammar_state.py` follows a
-grammar while decoding.
+built once and shared. The library is llguidance, loaded only here, as is `streamspec.schemas`;
+`runtime/sampling/grammar_state.py` follows a grammar while decoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,13 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
-from streamspec.runtime.text.grammar_checks import check_pattern, check_schema
-from streamspec.runtime.text.grammar_schema import has_open_keys, narrowed
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
 from streamspec.runtime.text.thought import WITHIN, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
+
+if TYPE_CHECKING:
+    from streamspec.schemas.narrowing import Narrowed
+    from streamspec.schemas.unique_items import SortedTokens, UniquePlaces
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
@@ -57,40 +59,51 @@ class Grammar:
     source: str  # as given
     _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
     trigger: str = field(default="", repr=False)  # the text that it begins after, wherever that comes, if it does
+    unique: UniquePlaces | None = field(default=None, repr=False)  # its lists without equal items
+    left_out: tuple[str, ...] = ()  # keywords of the schema that it does not enforce, by their path
 
     @staticmethod
-    def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = SEPARATORS) -> Grammar:
+    def json_schema(
+        schema: Mapping[str, Any] | str, separators: tuple[str, str] = SEPARATORS, strict: bool = True
+    ) -> Grammar:
         """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
         space.
 
         Numbers whose type is named, without bounds or `multipleOf`, have at most 15 digits before the point and 10
-        after it, and no exponent.
-        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword or format that
-        cannot be enforced.
+        after it, and no exponent. A keyword that cannot be enforced is left out where not `strict`; `left_out` of the
+        grammar says so.
+        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword that cannot be
+        enforced.
         """
-        text, parsed = _narrowed(schema, separators)
-        made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed))
+        text, narrow = _narrowed(schema, separators, strict)
+        made = _call_library("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(narrow.schema))
         grammar = _checked("JSON schema", text, made)
-        if not has_open_keys(parsed):
-            return grammar
-        return replace(grammar, _texts=(made, _library().LLMatcher.grammar_from_regex(ESCAPES)))
+        left_out = (*narrow.left_out, *grammar.left_out)
+        open_keys = (_library().LLMatcher.grammar_from_regex(ESCAPES),) if narrow.open_keys else ()
+        return replace(grammar, _texts=(made, *open_keys), unique=narrow.unique, left_out=left_out)
 
     @staticmethod
-    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "") -> Grammar:
+    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "", strict: bool = True) -> Grammar:
         """Returns a grammar of `rules`, in the library's Lark, which name JSON `schemas`. Before `trigger`, if it is
         given, an answer is free; it need not come.
 
         `<[5]>` in the rules is the special token 5. Raises ConfigError as `json_schema` does. The rules are the
-        caller's own: nothing of a user's may be in them unquoted.
+        caller's own: nothing of a user's may be in them unquoted. `strict`: as there; `uniqueItems` is not enforced.
         """
-        parts = {name: _narrowed(schema, SEPARATORS)[1] for name, schema in schemas.items()}
+        narrow = {name: _narrowed(schema, SEPARATORS, strict)[1] for name, schema in schemas.items()}
+        left_out = [where for each in narrow.values() for where in each.left_out]
+        if any(each.unique for each in narrow.values()):
+            if strict:
+                raise ConfigError("uniqueItems in the parameters of a tool", "lists that may repeat", "leave it out")
+            left_out.append("uniqueItems")
+        parts = {name: each.schema for name, each in narrow.items()}
         made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
         grammar = _checked("grammar of calls", made, made)
         texts: tuple[str, ...] = (made,)
-        if any(map(has_open_keys, parts.values())):
+        if any(each.open_keys for each in narrow.values()):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
             texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")
-        return replace(grammar, _texts=texts, trigger=trigger)
+        return replace(grammar, _texts=texts, trigger=trigger, left_out=(*left_out, *grammar.left_out))
 
     @staticmethod
     def json_object() -> Grammar:
@@ -111,6 +124,8 @@ class Grammar:
         """
         if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
+        from streamspec.schemas.schema_checks import check_pattern
+
         check_pattern(pattern)
         return _checked(
             "regular expression",
@@ -141,6 +156,7 @@ class Vocabulary:
         self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
+        self._by_bytes: SortedTokens | None = None
         self.builds = GrammarBuilds(self._match)
         self._triggers: dict[str, Thought] = {}  # what may stand before a grammar, by the text that ends it
 
@@ -165,6 +181,10 @@ class Vocabulary:
                 raise _bad(grammar.kind, made)
             matchers, end = made
             inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
+            if grammar.unique is not None:
+                from streamspec.schemas.unique_items import UniqueItems
+
+                inner = UniqueItems(inner, grammar.unique, self._sorted())
             if grammar.trigger:
                 before = self._before(grammar.trigger)
                 inner = ThoughtMatcher(before, Place(WITHIN), self._size, None, inner, may_end=True)
@@ -172,6 +192,15 @@ class Vocabulary:
             return GrammarState(inner, self._eos)
         assert thought is not None
         return GrammarState(ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner), self._eos)
+
+    def _sorted(self) -> SortedTokens:
+        from streamspec.schemas.unique_items import SortedTokens
+
+        tokens, end = self._tokens()
+        with self._lock:
+            if self._by_bytes is None:
+                self._by_bytes = SortedTokens([tokens.decode_bytes([i]) for i in range(min(end, self._size))])
+            return self._by_bytes
 
     def _before(self, trigger: str) -> Thought:
         if trigger not in self._triggers:
@@ -270,8 +299,13 @@ class _LibraryMatcher:
                 raise _bad(self._kind, matcher.get_error())
 
 
-def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> tuple[str, Any]:
+def _narrowed(
+    schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool = True
+) -> tuple[str, Narrowed]:
     """Returns the text of a checked schema, and what the library is to make of it."""
+    from streamspec.schemas.narrowing import narrowed
+    from streamspec.schemas.schema_checks import check_schema
+
     text = schema if isinstance(schema, str) else _dumped(schema)
     if len(text) > MAX_TEXT:
         raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
@@ -285,7 +319,7 @@ def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> t
     if isinstance(parsed, dict):
         parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
     check_schema(parsed)
-    parsed = narrowed(parsed)
+    narrow = narrowed(parsed, strict, _unsatisfiable)
     for separator, mark in zip(separators, ",:", strict=True):
         if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
             raise ConfigError(
@@ -295,10 +329,19 @@ def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str]) -> t
         "item_separator": separators[0],
         "key_separator": separators[1],
         "whitespace_flexible": False,
-        "lenient": False,
+        "lenient": not strict,
     }
-    parsed = parsed if isinstance(parsed, dict) else {} if parsed else {"not": {}}
-    return text, parsed | {"x-guidance": rules}
+    parsed = narrow.schema if isinstance(narrow.schema, dict) else {} if narrow.schema else {"not": {}}
+    return text, narrow._replace(schema=parsed | {"x-guidance": rules})
+
+
+def _unsatisfiable(schema: Any) -> bool:
+    """Tells whether the library finds that no JSON satisfies a schema."""
+    try:
+        _checked("", "", _call_library("", _library().LLMatcher.grammar_from_json_schema, json.dumps(schema)))
+    except ConfigError as error:
+        return "Unsatisfiable schema" in error.found
+    return False
 
 
 def _library() -> Any:
@@ -322,7 +365,7 @@ def _checked(kind: str, source: str, made: str) -> Grammar:
     )
     if wrong:
         raise _bad(kind, messages[0])
-    return Grammar(kind, source, (made,))
+    return Grammar(kind, source, (made,), left_out=tuple(map(_line, messages)))
 
 
 def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:

@@ -30,6 +30,7 @@ def command(
     """Talk to a bundle, or to a base that is exported once."""
     from streamspec.chat.draft_marks import choose_marks
     from streamspec.chat.terminal import TerminalChat
+    from streamspec.prompt.turn_end import unended_turn_of
     from streamspec.runtime import load
 
     Sampling(**sampling)
@@ -43,6 +44,8 @@ def command(
         chat.take(f"/system {system}")
     if session.manifest.prompt_format.kind == "raw":
         chat.say("this bundle has no chat template: it continues the text of the conversation")
+    if note := unended_turn_of(session):
+        chat.say(note)
     if chat.terminal:
         chat.say(f"{chat.model}; {chat.sampling.in_words}; /help shows the commands")
     chat.run()

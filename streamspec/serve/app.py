@@ -176,6 +176,7 @@ class Service:
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
             answer.waited = generation.waited
+            answer.left_out = () if (grammar := ready.options[0].grammar) is None else grammar.left_out
             if parsed.stream:
                 return Events(_events(answer, first, chunks), generation, answer.media_type)
             return JSONResponse(await _while_connected(request, _whole(answer, first, chunks)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,8 @@ from typing import Any, Unpack
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, StreamspecWarning
+from streamspec.prompt.turn_end import unended_turn_of
 from streamspec.runtime import LoadOptions, Sampling, Session, load
 from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
@@ -140,6 +142,8 @@ def serve(
     more = _further_bundles(also, session, options, keywords)
     for each in (session, *more.values()):
         each.sampling = each.sampling.changed(**given)
+        if note := unended_turn_of(each):
+            warnings.warn(note, StreamspecWarning, stacklevel=2)
     server = Server(
         session,
         host=host,

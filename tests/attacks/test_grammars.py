@@ -28,9 +28,9 @@ VOCABULARY = Vocabulary(byte_level(), 257, [EOS])
         {"$ref": "é" * 200},
         {"type": "object", "required": ["é" * 99 + "x" * 300], "properties": {"é" * 99: {"type": "é" * 400}}},
         {"$ref": "#/$defs/" + "é" * 300},
-        {"type": "string", "format": "é" * 500},
+        {"type": "string", "pattern": "(?=" + "é" * 500},
     ],
-    ids=["type", "reference", "names", "definition", "format"],
+    ids=["type", "reference", "names", "definition", "pattern"],
 )
 def test_a_schema_that_is_quoted_in_the_middle_of_a_character(schema: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -178,3 +178,22 @@ def test_a_client_that_leaves_while_its_grammar_is_built_frees_its_session(
     finally:
         held.set()
         running.stop()
+
+
+LAST = {"$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    ("keyword", "asked"),
+    [
+        ("allOf", {"not": LAST}),
+        ("anyOf", {"oneOf": [LAST, {"type": "string"}]}),
+        ("oneOf", {"properties": {"a": {"items": LAST}}}),
+    ],
+)
+def test_references_that_multiply_are_refused_before_they_are_followed(keyword: str, asked: dict[str, Any]) -> None:
+    several = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 9, "maxLength": i} for i in range(11)}
+    began = time.process_time()
+    with pytest.raises(ConfigError):
+        Grammar.json_schema({"$defs": several | {"d11": {"type": "string"}}, **asked})
+    assert time.process_time() - began < 10

@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.bundle.files import read_manifest, verify_files
-from streamspec.cli import inspect
-from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
+from streamspec.cli import app, inspect
+from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError, StreamspecWarning
 from streamspec.export import export, export_bundle
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.ops.builder import WeightStore
@@ -33,8 +35,11 @@ from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Sampling, load
+from streamspec.serve import serve
 from tests.support.near_families import VARIED
 from tests.support.tiny_exports import PASSAGE, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
+from tests.support.tiny_models import tiny_model as tiny_base
+from tests.support.tiny_models import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,24 @@ def test_without_an_adapter_the_bundle_is_plain(base: Base, tmp_path: Path) -> N
     manifest = export_bundle(base.path, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
     assert (manifest.method, manifest.streams, manifest.trees, manifest.drafter) == ("lora", None, None, None)
     assert manifest.prompt_format.kind == "chat"  # the tiny base has a template
+
+
+def test_a_template_that_ends_answers_where_generation_does_not_is_said_at_each_start(tmp_path: Path) -> None:
+    folder, out, lines = tmp_path / "base", tmp_path / "bundle", list[str]()
+    words, layout = tiny_tokenizer(chat=True), PromptFormat("chat")
+    tiny_base("llama").save_pretrained(folder)
+    words.save_pretrained(folder)
+    assert Formatter.of(resolve_base(folder), layout).unended_turn() is None
+    words.chat_template = words.chat_template.replace("{{ '</s>' }}", "{{ '<pad>' }}")
+    words.save_pretrained(folder)
+    export_bundle(folder, None, out, "fp32", progress=lines.append)
+    says = "ends an answer with <pad>, and generation ends at </s>"
+    assert [says in line for line in lines].count(True) == 1
+    assert says in str(Formatter.of(resolve_base(folder), layout).unended_turn())
+    shown = CliRunner().invoke(app, ["chat", str(out), "--threads", "1"], input="")
+    assert shown.stderr.count(says) == 1 and says not in shown.stdout
+    with pytest.warns(StreamspecWarning, match=says):
+        serve(out, port=0, threads=1, tree="plain", ready=lambda server: server.stop())
 
 
 def test_a_base_without_a_chat_template_is_continued_as_it_is(base: Base, tmp_path: Path) -> None:

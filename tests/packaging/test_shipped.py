@@ -53,6 +53,7 @@ def test_every_file_of_the_wheel_has_a_part(wheel: Path) -> None:
         "library",
         "adapters",
         "packaging",
+        "schemas",
         "serve",
         "serve/page",
         native_library.NAME,

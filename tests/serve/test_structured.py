@@ -294,3 +294,24 @@ def test_prompt_logprobs_are_those_of_the_scored_prompt_and_change_no_answer(col
         assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
     with pytest.raises(ConfigError, match="prompt_logprobs -1"):
         cold.generate(ids, prompt_logprobs=-1)
+
+
+def test_what_a_schema_asks_for_and_cannot_have_is_said_where_strict_is_false(server: Running) -> None:
+    kind = {"type": "string", "enum": ["cat", "dog"]}
+    schema = {"type": "object", "properties": {"kind": {**kind, "not": {"format": "date"}}}, "required": ["kind"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
+    with pytest.raises(openai.BadRequestError, match="format in what may not hold"):
+        ask(server, response_format=asked)
+    asked["json_schema"]["strict"] = False
+    answer = ask(server, response_format=asked)
+    assert json.loads(answer.choices[0].message.content)["kind"] in kind["enum"]
+    assert answer.streamspec["left_out"] == ["#/properties/kind/not"]
+    *_, last = list(ask(server, response_format=asked, stream=True))
+    assert last.streamspec["left_out"] == ["#/properties/kind/not"]
+    assert (
+        "left_out"
+        not in ask(server, response_format={**asked, "json_schema": {"name": "x", "schema": kind}}).streamspec
+    )
+    text = {"format": {"type": "json_schema", **asked["json_schema"]}}
+    said = server.client().responses.create(model="base", input="say it", text=text, max_output_tokens=60)
+    assert said.streamspec["left_out"] == ["#/properties/kind/not"]

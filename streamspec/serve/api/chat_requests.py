@@ -16,6 +16,7 @@ from pydantic import Field
 
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
+from streamspec.runtime.text.grammar import SEPARATORS
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Text, Tool
 from streamspec.serve.errors import invalid
@@ -78,7 +79,7 @@ class NamedSchema(Strict):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None  # the schema is kept to either way
+    strict: bool | None = None  # False: what cannot be kept to is left out
 
 
 class ResponseFormat(Strict):
@@ -283,6 +284,7 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         callable=listed,
         strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         content=_content(request.response_format),
+        lenient=any(tool.function.strict is False for tool in request.tools) or _lenient(request.response_format),
     )
     bounded(len(json.dumps(tools)), limits.text, "tools")
     if made.forced or made.strict:
@@ -309,6 +311,11 @@ def _content(requested: ResponseFormat | None) -> Mapping[str, Any] | None:
     if requested is None or requested.type == "text":
         return None
     return {"type": "object"} if requested.json_schema is None else requested.json_schema.schema_
+
+
+def _lenient(requested: ResponseFormat | None) -> bool:
+    schema = None if requested is None else requested.json_schema
+    return schema is not None and schema.strict is False
 
 
 def read_completion(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -444,7 +451,7 @@ def _from_format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCa
         return None if requested.type == "text" else ("json_object", "response_format", ())
     param = "response_format.json_schema.schema"
     bounded(len(json.dumps(requested.json_schema.schema_)), limits.grammar, param)
-    return "json_schema", param, (requested.json_schema.schema_,)
+    return "json_schema", param, (requested.json_schema.schema_, *((SEPARATORS, False) if _lenient(requested) else ()))
 
 
 def _from_grammar(requested: GrammarRequest | None, limits: Limits) -> _GrammarCall:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import isnan
@@ -40,6 +40,7 @@ class ResponseBuilder:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.waited = 0.0  # seconds for a session
+        self.left_out: Sequence[str] = ()  # of the schema
         self._choices: list[Choice] = []
         self._calls = calls
         self._predicted = request.predicted
@@ -62,7 +63,7 @@ class ResponseBuilder:
             chunk = replace(chunk, text="", token_ids=[], drafted=[], stats=stats, logprobs=logprobs)
         body, record = choice.push(chunk)
         if choice.reason is not None:
-            record |= counters(choice, self.waited, self.adapter)
+            record |= counters(choice, self.waited, self.adapter, self.left_out)
         return self._frame("chat.completion.chunk", [body], None) | {"streamspec": record}
 
     def events(self, chunk: Chunk) -> list[bytes]:
@@ -84,7 +85,7 @@ class ResponseBuilder:
         self.usage = True
         bodies, records = (
             [choice.whole() for choice in self._choices],
-            [counters(choice, self.waited, self.adapter) for choice in self._choices],
+            [counters(choice, self.waited, self.adapter, self.left_out) for choice in self._choices],
         )
         if len(bodies) > 1:
             bodies = [body | {"streamspec": record} for body, record in zip(bodies, records, strict=True)]
@@ -224,8 +225,9 @@ class Choice:
         return {"token": self._tokens.text(token), "logprob": logprob, "bytes": None if written is None else [*written]}
 
 
-def counters(choice: Choice, waited: float, adapter: str | None) -> dict[str, Any]:
-    """Returns the counters of an answer (docs/guides/serve.md). `waited`: seconds for a session."""
+def counters(choice: Choice, waited: float, adapter: str | None, left_out: Sequence[str]) -> dict[str, Any]:
+    """Returns the counters of an answer (docs/guides/serve.md). `waited`: seconds for a session. `left_out`: keywords
+    of its schema that it need not keep to."""
     assert choice.last is not None
     stats = choice.last.stats
     return {
@@ -244,6 +246,7 @@ def counters(choice: Choice, waited: float, adapter: str | None) -> dict[str, An
         "reused_tokens": stats.reused_tokens,
         "finish_reason": choice.last.finish_reason,
         "adapter": adapter,
+        **({"left_out": list(left_out)} if left_out else {}),
     }
 
 

@@ -104,7 +104,7 @@ class Function(Hinted):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # calls keep to the schema; forced ones do either way
+    strict: bool | None = None  # calls keep to the schema; forced ones either way, with False as far as a grammar can
 
 
 class Tool(Hinted):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from streamspec.runtime import Chunk
@@ -42,6 +42,7 @@ class ResponseObject:
         self.echo = {**request.echo, "temperature": sampling.temperature, "top_p": sampling.top_p}
         self.id, self.created = _id("resp"), int(time.time())
         self.waited = 0.0  # seconds for a session
+        self.left_out: Sequence[str] = ()  # of the schema
         self._choice = Choice(True, tokenizer, 0, calls and calls())
         self._output: list[dict[str, Any]] = []
         self._open = False  # whether the last item of the output goes on
@@ -82,7 +83,7 @@ class ResponseObject:
         return self._response("incomplete" if cut else "completed") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": usage,
-            "streamspec": counters(self._choice, self.waited, self.adapter),
+            "streamspec": counters(self._choice, self.waited, self.adapter, self.left_out),
         }
 
     def _response(self, status: str) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.text.grammar_schema import PATTERNS
+from streamspec.schemas.formats import PATTERNS
 from streamspec.serve.tools.call_arguments import resolved
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
 TEXT_FORMATS = PATTERNS | {
-    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[^ \\n<>]*",
     "email": "[a-zA-Z0-9._%+-]{1,64}@[a-zA-Z0-9-]{1,63}(?:\\.[a-zA-Z0-9-]{1,63}){1,3}",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar
-from streamspec.runtime.text.grammar_schema import BY_NAME, VALUES
+from streamspec.schemas.rewriting import BY_NAME, VALUES
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_rules import rules_of
@@ -26,7 +26,8 @@ class Tools:
     """Tools of a request. `schemas`: as they came, for the prompt; `callable`: the names that may be called; `forced`:
     whether a call has to be made; `named`: whether the request names its function; `parallel`: whether an answer may
     have several calls; `strict`: names of functions whose arguments keep to their schemas also where nothing is forced;
-    `content`: the schema of an answer without calls, None for any text.
+    `content`: the schema of an answer without calls, None for any text. `lenient`: what cannot be enforced of the
+    schemas is left out.
     """
 
     schemas: Sequence[Mapping[str, Any]]
@@ -36,6 +37,7 @@ class Tools:
     callable: tuple[str, ...] = ()
     strict: frozenset[str] = frozenset()
     content: Mapping[str, Any] | None = None
+    lenient: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,11 +70,11 @@ class Tools:
         try:
             rules, schemas = rules_of(form, parameters, several)
             if self.forced:
-                return grammars.make("composed", "start: calls\n" + rules, schemas)
+                return grammars.make("composed", "start: calls\n" + rules, schemas, "", not self.lenient)
             if self.content is not None:
                 schemas = schemas | {"content": dict(self.content)}
-                return grammars.make("composed", "start: calls | content\n" + rules, schemas)
-            return grammars.make("composed", "start: rest\n" + rules, schemas, form.trigger)
+                return grammars.make("composed", "start: calls | content\n" + rules, schemas, "", not self.lenient)
+            return grammars.make("composed", "start: rest\n" + rules, schemas, form.trigger, not self.lenient)
         except StreamspecError as error:
             raise self._fault(kept, grammars) or invalid(str(error), "tools") from None
 

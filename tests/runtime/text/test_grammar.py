@@ -23,7 +23,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Completion, Grammar, Logprob, Sampling, Session, load
 from streamspec.runtime.sampling.sampling_params import GREEDY
 from streamspec.runtime.text.grammar import MAX_TEXT, Vocabulary
-from streamspec.runtime.text.grammar_checks import MAX_PATTERN
+from streamspec.schemas.schema_checks import MAX_PATTERN
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
 
 Bundles = Callable[[str], Path]
@@ -301,8 +301,8 @@ WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.json_schema({"type": {1, 2}}), "no JSON"),
     (lambda: Grammar.json_schema({"const": float("nan")}), "no JSON"),
     (lambda: Grammar.json_schema({"type": "strin"}), "strin"),
-    (lambda: Grammar.json_schema({"not": {"type": "string"}}), "not"),
-    (lambda: Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    (lambda: Grammar.json_schema({"not": {"multipleOf": 2}}), "multipleOf in what may not hold"),
+    (lambda: Grammar.json_schema({"type": "array", "uniqueItems": "no"}), "uniqueItems"),
     (lambda: Grammar.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
     (lambda: Grammar.json_schema({"$ref": "http://127.0.0.1:9/x.json"}), "not present"),
     (lambda: Grammar.json_schema({"$ref": "file:///etc/passwd"}), "not present"),

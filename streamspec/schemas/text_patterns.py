@@ -1,0 +1,103 @@
+"""Regular expressions of all texts but some, and expressions without look-ahead that say the same together.
+tests/schemas/test_text_patterns.py compares them with Python's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from streamspec.schemas.schema_checks import PIECES
+
+MOST_LETTERS = 2_000  # of the texts that a pattern excludes
+CHARACTERS = re.compile(r"(\[\^?)((?:\\.|[^\]\\^])(?:\\.|[^\]\\])*)\]([*+])\$")  # [...]* and no more
+LETTER = re.compile(r"\\([^\w\s])|([^\\^$.|?*+()\[\]{}])", re.DOTALL)  # that stands for itself
+AHEAD = re.compile(r"\^\(\?([=!])")
+
+
+class InexpressibleError(Exception):
+    """What a schema asks for cannot be told to the grammar library."""
+
+
+def other_texts(texts: Sequence[str]) -> str:
+    """Returns a regular expression of all texts but these."""
+    return f"^{_other(frozenset(texts), True)}$"
+
+
+def outside(body: str) -> str:
+    """Returns a regular expression of the texts that do not begin with what `body` matches: texts, or characters up to
+    the end. Raises InexpressibleError for other expressions."""
+    body = body.removeprefix("^")
+    if found := CHARACTERS.fullmatch(body):
+        start, characters, count = found.groups()
+        other = f"[{characters}]" if start == "[^" else f"[^{characters}]"
+        return other if count == "*" else f"^$|{other}"
+    whole = body.endswith("$") and not body.endswith("\\$")
+    inner = body[: len(body) - whole]
+    if inner[:1] == "(" and _closing(inner, 0) == len(inner):
+        inner = inner[3 if inner.startswith("(?:") else 1 : -1]
+    elif whole and "|" in inner:
+        raise InexpressibleError(f"the opposite of {body!r:.80}")
+    texts = [_spelled(way) for way in inner.split("|")]
+    return f"^{_other(frozenset(texts), whole)}{'$' if whole else ''}"
+
+
+def without_look_ahead(pattern: str) -> list[str]:
+    """Returns expressions that match together where `pattern` does. Raises InexpressibleError for look-around that is
+    not at its beginning, or of what `outside` does not take."""
+    patterns = []
+    if AHEAD.match(pattern):
+        beginning(pattern)
+    while found := AHEAD.match(pattern):
+        end = _closing(pattern, 1)
+        body, pattern = pattern[found.end() : end - 1], "^" + pattern[end:]
+        patterns.append(f"^(?:{body})" if found[1] == "=" else outside(body))
+    if re.search(r"(?<!\\)\(\?<?[=!]", pattern) or any("(?=" in each or "(?!" in each for each in patterns):
+        raise InexpressibleError(f"look-around in the pattern {pattern!r:.80}")
+    return [*patterns, *([pattern] if pattern != "^" or not patterns else [])]
+
+
+def beginning(pattern: str) -> str:
+    """Returns an expression that matches only from the beginning on. Raises InexpressibleError where it does not."""
+    depth = 0
+    for piece in PIECES.finditer(pattern):
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if (piece[0] == "|" and not depth) or pattern[:1] != "^":
+            raise InexpressibleError(f"the opposite of the pattern {pattern!r:.80}")
+    return pattern
+
+
+def _closing(pattern: str, opening: int) -> int:
+    """Returns where the group that begins at `opening` has ended."""
+    depth = 0
+    for piece in PIECES.finditer(pattern, opening):
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if not depth:
+            return piece.end()
+    raise InexpressibleError(f"an open group in the pattern {pattern!r:.80}")
+
+
+def _spelled(body: str) -> str:
+    """Returns the only text that an expression matches."""
+    text = LETTER.sub(lambda piece: piece[1] or piece[2], body)
+    if LETTER.sub("", body) or not body:
+        raise InexpressibleError(f"the opposite of the pattern {body!r:.80}")
+    return text
+
+
+def _other(endings: Collection[str], whole: bool) -> str:
+    """`whole`: texts are excluded, else all that begin with them."""
+    if sum(map(len, endings)) > MOST_LETTERS:
+        raise InexpressibleError(f"the opposite of texts of {sum(map(len, endings))} characters")
+    if not endings:
+        return "(?s:.*)"
+    firsts = sorted({ending[0] for ending in endings if ending})
+    after = {first: frozenset(each[1:] for each in endings if each[:1] == first) for first in firsts}
+    ways = [_letter(first) + _other(after[first], whole) for first in firsts if whole or "" not in after[first]]
+    ways.append(f"[^{''.join(map(_letter, firsts))}](?s:.*)" if firsts else "(?s:.+)")
+    ends = "" if "" in endings else "?" if whole else "|$"
+    return f"(?:{'|'.join(ways)}{ends})" if ends == "|$" else f"(?:{'|'.join(ways)}){ends}"
+
+
+def _letter(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
