@@ -92,19 +92,26 @@ inline void set_keys(const DeltaRule& d, const DeltaHead& h) {
     convolve(d, h, d.key_heads * width + channel, width, h.vectors, stride);
     convolve(d, h, channel, width, h.vectors + width, stride);
     for (size_t row = 0; row < d.rows; row++) {
-        float *key = h.vectors + row * stride, *products_of_row = h.products + 2 * row * h.columns;
+        float* key = h.vectors + row * stride;
         set_length(key, width, 1.0f);
         set_length(key + width, width, 1.0f / std::sqrt(static_cast<float>(width)));
-        const size_t own = h.committed + row;
-        std::memcpy(const_cast<float*>(h.key(d, own)), key, width * sizeof(float));
-        for (size_t column = 0; column <= own; column += kLanes) {
-            Batch<2> both;
-            products<2>(ColumnKeys{d, h}, column, std::min(kLanes, own + 1 - column), key, width,
-                        both);
-            store(products_of_row + column, both.of[0]);
-            store(products_of_row + h.columns + column, both.of[1]);
-        }
+        std::memcpy(const_cast<float*>(h.key(d, h.committed + row)), key, width * sizeof(float));
     }
+    const auto multiply_rows = [&](auto count, size_t row) {
+        constexpr int Q = 2 * decltype(count)::value;
+        const size_t end = h.committed + row + Q / 2;
+        for (size_t column = 0; column < end; column += kLanes) {
+            Batch<Q> found;
+            products<Q>(ColumnKeys{d, h}, column, std::min(kLanes, end - column),
+                        h.vectors + row * stride, width, found);
+            each<Q>([&](auto q) {
+                store(h.products + (2 * row + q) * h.columns + column, found.of[q]);
+            });
+        }
+    };
+    size_t row = 0;
+    for (; row + 2 <= d.rows; row += 2) multiply_rows(std::integral_constant<int, 2>(), row);
+    for (; row < d.rows; row++) multiply_rows(std::integral_constant<int, 1>(), row);
 }
 
 // Decays and steps of all rows, and the weights that their sums give to the rows that each sees.
@@ -148,6 +155,8 @@ inline void set_weights(const DeltaRule& d, const DeltaHead& h) {
     }
 }
 
+inline void prefetch_ahead(const float* p) { prefetch(reinterpret_cast<const char*>(p) + kAhead); }
+
 // Adds numbers x[q][0..count) times rows(0..count) of a matrix, 16 V of its columns.
 template <int Q, int V, typename MatrixRows>
 STREAMSPEC_INLINE void add_rows(const MatrixRows& rows, size_t count, const float* const* x,
@@ -164,11 +173,10 @@ STREAMSPEC_INLINE void add_rows(const MatrixRows& rows, size_t count, const floa
 }
 
 // Calls body(vectors, first column) for all columns of a width.
-template <typename Body>
+template <int V, typename Body>
 inline void over_columns(size_t width, const Body& body) {
     size_t i = 0;
-    for (; i + kStateVectors * kLanes <= width; i += kStateVectors * kLanes)
-        body(std::integral_constant<int, kStateVectors>(), i);
+    for (; i + V * kLanes <= width; i += V * kLanes) body(std::integral_constant<int, V>(), i);
     for (; i < width; i += kLanes) body(std::integral_constant<int, 1>(), i);
 }
 
@@ -193,7 +201,7 @@ inline void add_block(const DeltaRule& d, const DeltaHead& h, const float* befor
                 store(h.faded + (i + k) * kStateBlock + j, load(turned + k * kLanes));
         }
     const Floats fading = exponential(all(static_cast<float>(end)));
-    over_columns(d.width, [&](auto vectors, size_t column) {
+    over_columns<kStateVectors>(d.width, [&](auto vectors, size_t column) {
         constexpr int V = decltype(vectors)::value;
         for (size_t i = 0; i < d.key_width; i += kStateRows) {
             Floats sums[kStateRows][V];
@@ -221,6 +229,7 @@ inline void add_block(const DeltaRule& d, const DeltaHead& h, const float* befor
 // `committed` rows since: into `sums`.
 inline void find(const DeltaRule& d, const DeltaHead& h, const float* state, size_t committed,
                  const uint8_t* rows, size_t count) {
+    const bool once = 2 * count <= kStateRows;  // whether the state is read once
     const auto batch = [&](auto size, auto vectors, size_t first, size_t column) {
         constexpr int Q = decltype(size)::value, V = decltype(vectors)::value;
         Floats sums[Q][V];
@@ -232,8 +241,12 @@ inline void find(const DeltaRule& d, const DeltaHead& h, const float* state, siz
             each<V>([&](auto v) { sums[q][v] = all(0.0f); });
         });
         if (state) {
-            add_rows<Q, V>([&](size_t i) { return state + i * d.width + column; }, d.key_width, x,
-                           sums);
+            const auto row_of = [&](size_t i) {
+                const float* row = state + i * d.width + column;
+                if (once) each<V>([&](auto v) { prefetch_ahead(row + v * kLanes); });
+                return row;
+            };
+            add_rows<Q, V>(row_of, d.key_width, x, sums);
             each<Q>([&](auto q) {
                 const double total = h.totals[h.committed + rows[(first + q) / 2]];
                 const Floats fading = exponential(all(static_cast<float>(total)));
@@ -241,25 +254,27 @@ inline void find(const DeltaRule& d, const DeltaHead& h, const float* state, siz
             });
         }
         // Columns of a block's begin do not wrap.
-        add_rows<Q, V>([&](size_t i) { return h.value(d, d.values, 0) + i * d.width + column; },
-                       committed, weights, sums);
+        const float* values = h.value(d, d.values, 0) + column;
+        add_rows<Q, V>([&](size_t i) { return values + i * d.width; }, committed, weights, sums);
         each<Q>([&](auto q) {
             float* to = h.sums + (2 * rows[(first + q) / 2] + (first + q) % 2) * d.width + column;
             each<V>([&](auto v) { store(to + v * kLanes, sums[q][v]); });
         });
     };
-    over_columns(d.width, [&](auto vectors, size_t column) {
-        size_t first = 0;
-        for (; first + kStateRows <= 2 * count; first += kStateRows)
-            batch(std::integral_constant<int, kStateRows>(), vectors, first, column);
-        for (; first < 2 * count; first += 2)
-            batch(std::integral_constant<int, 2>(), vectors, first, column);
-    });
+    size_t first = 0;
+    const auto batches = [&](auto size) {
+        constexpr int Q = decltype(size)::value;
+        for (; first + Q <= 2 * count; first += Q)
+            over_columns<kStateVectors * kStateRows / Q>(
+                d.width, [&](auto vectors, size_t column) { batch(size, vectors, first, column); });
+    };
+    batches(std::integral_constant<int, kStateRows>());
+    batches(std::integral_constant<int, 2>());
 }
 
 // What each of `rows` adds to the state and returns, given what it found before the call's rows.
 inline void solve(const DeltaRule& d, const DeltaHead& h, const uint8_t* rows, size_t count) {
-    over_columns(d.width, [&](auto vectors, size_t i) {
+    over_columns<kStateVectors>(d.width, [&](auto vectors, size_t i) {
         constexpr int V = decltype(vectors)::value;
         for (size_t at = 0; at < count; at++) {
             const size_t row = rows[at], own = h.committed + row;
