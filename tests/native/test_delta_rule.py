@@ -58,7 +58,7 @@ def random_weights(rng: Random) -> dict[str, Array]:
     return {"bias": floats(rng, SIZES["heads"]), "rate": rate, "norm": floats(rng, SIZES["width"])} | taps
 
 
-def text_of(library: Path, rng: Random, threads: int = 1) -> Text:
+def text_of(library: Path, threads: int = 1) -> Text:
     return Text(library, random_weights(np.random.default_rng(0)), threads, **SIZES)
 
 
@@ -69,7 +69,7 @@ def packed() -> Array:
 
 @pytest.fixture
 def plain(library: Path, packed: Array) -> Array:
-    text = text_of(library, np.random.default_rng(0))
+    text = text_of(library)
     found = []
     for row in packed:
         found.append(text.rows(row[None]))
@@ -79,7 +79,7 @@ def plain(library: Path, packed: Array) -> Array:
 
 def test_chunks_of_any_size_have_the_bits_of_rows_alone(library: Path, packed: Array, plain: Array) -> None:
     for seed, most in enumerate((64, 64, 9)):
-        rng, text = np.random.default_rng(seed), text_of(library, np.random.default_rng(0), threads=2)
+        rng, text = np.random.default_rng(seed), text_of(library, threads=2)
         while text.length < TOKENS:
             n = 64 if seed == 0 else int(rng.integers(1, most + 1))
             rows = packed[text.length : text.length + n]
@@ -88,7 +88,7 @@ def test_chunks_of_any_size_have_the_bits_of_rows_alone(library: Path, packed: A
 
 
 def test_rows_of_trees_have_the_bits_of_rows_alone(library: Path, packed: Array, plain: Array) -> None:
-    rng, text, compared = np.random.default_rng(0), text_of(library, np.random.default_rng(0), threads=2), 0
+    rng, text, compared = np.random.default_rng(0), text_of(library, threads=2), 0
     while text.length < TOKENS - 64:
         rows = int(rng.integers(1, 65))
         mask = random_mask(rng, rows)
@@ -103,18 +103,19 @@ def test_rows_of_trees_have_the_bits_of_rows_alone(library: Path, packed: Array,
 
 
 def test_a_text_goes_on_bit_for_bit_after_going_back(library: Path, packed: Array, plain: Array) -> None:
-    text, rng = text_of(library, np.random.default_rng(0)), np.random.default_rng(0)
-    for back in (0, 3, 62, 62, 1, 40):
-        other = floats(rng, 64, packed.shape[1])
-        while text.length < 200 + back:
-            n = min(64, 200 + back - text.length)
-            text.rows(packed[text.length : text.length + n])
-            text.commit(range(n))
-        text.rows(other[:7])
-        text.commit(range(7))
-        text.length -= back + 7
-        found = text.rows(packed[text.length : text.length + 64])
-        np.testing.assert_array_equal(found, plain[text.length : text.length + 64])
+    text = text_of(library)
+    for at in range(0, 190, 38):
+        text.rows(packed[at : at + 38])
+        text.commit(range(38))
+    for count in (1, 3, 62, 2, 40):  # other tokens, most of which end a block
+        for rows in np.split(floats(np.random.default_rng(count), count, packed.shape[1]), [count // 2]):
+            text.rows(rows)
+            text.commit(range(len(rows)))
+        text.length -= count
+        found = text.rows(packed[190:240])
+        np.testing.assert_array_equal(found, plain[190:240])
+    text.commit(range(50))
+    np.testing.assert_array_equal(text.rows(packed[240:300]), plain[240:300])
 
 
 def test_the_rule_is_that_of_transformers(library: Path) -> None:
