@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from peft import PeftModel
@@ -20,8 +21,11 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.export.native.operators import NativeOps
+from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_WINDOW, SUM_BLOCK
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -107,6 +111,15 @@ def tree_with(path: int, rows: int, rng: np.random.Generator) -> tuple[DraftTree
         children[parent] = ranks[-1] + 1
         parents.append(parent)
     return DraftTree(tuple(parents), tuple(ranks)), places
+
+
+def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundles: dict[str, Path]) -> None:
+    for precision in ("int8", "int4"):
+        graph = onnx.load(bundles[precision] / "native.onnx", load_external_data=False).graph
+        assert [node.op_type for node in graph.node].count("GatedDeltaRule") == 3
+    ops = NativeOps(TiledInt8())
+    assert ops.remembers(StateSizes(2, 6, 16, 32), 8)
+    assert not ops.remembers(StateSizes(2, 6, 8, 32), 4) and not ops.remembers(StateSizes(2, 6, 16, 32), 9)
 
 
 def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session) -> None:
