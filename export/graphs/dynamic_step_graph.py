@@ -28,7 +28,7 @@ from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.heads import GatedQueries, Linear
-from streamspec.export.layers.recurrent_state import RecurrentLayer, StateRows
+from streamspec.export.layers.recurrent_state import RecurrentLayer, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
@@ -200,13 +200,16 @@ class _Layers(ConvolvingStack):
     def convolution(self, layer: int, state: LayerRows) -> str:
         if self.spec.state is None:
             return super().convolution(layer, state)
-        g, batch = self.g, self.batch
+        g, batch, native = self.g, self.batch, self.decoder.native
+        self.presents.append(())
+        if native is not None and native.remembers(self.spec.state, self.spec.taps[layer]):
+            with g.named("recurrent"):
+                return native_mix(native, self.decoder, g, state.normed, self.rows(), layer)
         if batch.states is None:
             with g.named("states"):
                 slots, before = g.op("Shape", past(layer, KEY), start=2, end=3), self.rows_before()
                 batch.states = StateRows(g, slots, batch.visible, batch.positions, batch.tree_mask, before)
         with g.named("recurrent"):
-            self.presents.append(())
             return RecurrentLayer(g, self.decoder, batch.attention, batch.states, layer).mix(state.normed, self.rows())
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:

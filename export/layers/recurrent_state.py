@@ -25,7 +25,8 @@ from onnx import TensorProto
 
 from streamspec.export.layers.attention import ONES_WIDTH, RowExactAttention
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows
+from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows, tap_weights
+from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import StateSizes
@@ -149,7 +150,7 @@ class RecurrentLayer:
         steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
         out = self._delta_rule(q, k, self._by_head(v, sizes.heads, sizes.width), self._decays(decay), steps)
         heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
-        weights = self.decoder.norm_weights(g, self._name(self.names.norm))
+        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
         scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
         flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
         return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
@@ -369,10 +370,7 @@ class RecurrentLayer:
     def _decays(self, x: str) -> str:
         """-e^A softplus(x + bias) [1, n, heads]: logarithms of decays. ONNX Runtime computes some functions otherwise
         in a vector's last lanes; products, sums and its exponential are the same everywhere."""
-        g, source = self.g, self.decoder.source
-        bias, rate = self._name(self.names.decay_bias), self._name(self.names.decay)
-        g.store.once(bias, lambda: source.weight(bias))
-        g.store.once(rate, lambda: -np.exp(source.weight(rate)))
+        g, (bias, rate) = self.g, decay_weights(self.decoder, self.g, self.layer)
         x = g.op("Add", x, bias)
         above = g.op("Relu", x)
         small = g.op("Exp", g.op("Sub", g.op("Sub", x, above), above))  # e^-|x|
@@ -384,8 +382,30 @@ class RecurrentLayer:
             total = g.op("Add", g.op("Mul", total, square), g.number(2.0 / odd))
         return g.op("Mul", g.op("Add", above, g.op("Mul", z, total)), rate)
 
-    def _name(self, part: str) -> str:
-        return self.decoder.spec.weight_name(self.layer, f"{self.decoder.spec.family.conv}.{part}")
+
+def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int) -> str:
+    """As `RecurrentLayer.mix`, by a native operator, of the rows of a call under its tree mask."""
+    spec, recurrent = decoder.spec, decoder.spec.family.recurrent
+    assert spec.state is not None and recurrent is not None
+    mapped = decoder.linear(g, normed, rows, layer, spec.family.conv_in)
+    norm = decoder.norm_weights(g, part_name(decoder, layer, recurrent.norm))[0]
+    weights = *decay_weights(decoder, g, layer), norm, *tap_weights(decoder, g, layer)
+    return native.gated_delta_rule(g, mapped, layer, spec.state, spec.eps, weights)
+
+
+def decay_weights(decoder: Decoder, g: Scope, layer: int) -> tuple[str, str]:
+    """Of the logarithms of decays, -e^A softplus(x + bias): the bias, and -e^A, [heads] each."""
+    recurrent, source = decoder.spec.family.recurrent, decoder.source
+    assert recurrent is not None
+    bias, rate = (part_name(decoder, layer, part) for part in (recurrent.decay_bias, recurrent.decay))
+    g.store.once(bias, lambda: source.weight(bias))
+    g.store.once(rate, lambda: -np.exp(source.weight(rate)))
+    return bias, rate
+
+
+def part_name(decoder: Decoder, layer: int, part: str) -> str:
+    """The weight `part` of a layer with a state."""
+    return decoder.spec.weight_name(layer, f"{decoder.spec.family.conv}.{part}")
 
 
 def _after_in_block() -> np.ndarray:

@@ -15,15 +15,16 @@ import numpy as np
 
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
-from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.layer_cache import DTYPES
-from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, past, present
+from streamspec.export.spec.decoder_spec import DecoderSpec, StateSizes
+from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT
+from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, TREE_MASK, past, present
 
 if TYPE_CHECKING:
     from streamspec.export.spec.draft_spec import DraftSpec
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
+TAPS = 8  # of a short convolution, at most
 
 
 @runtime_checkable
@@ -154,6 +155,31 @@ class NativeOps:
         """Attention of rows [1, m, Hq*D] over `caches` and, where `own`, over the rows' own keys, under an additive
         bias [m, slots in use, then the rows]. Nothing is written."""
         return self._attend(g, "DraftAttention", spec, heads, (bias, *caches), out=(None,), own=int(own))[0]
+
+    def remembers(self, sizes: StateSizes, taps: int) -> bool:
+        """Whether layers with recurrent states of these sizes, after a convolution of `taps` rows, are one operator."""
+        return taps <= TAPS and all(width % LANES == 0 and width <= WIDEST for width in (sizes.key_width, sizes.width))
+
+    def gated_delta_rule(
+        self, g: Scope, mapped: str, layer: int, sizes: StateSizes, eps: float, weights: Sequence[str]
+    ) -> str:
+        """What the output map of a layer with a recurrent state reads [1, n, values], of the call's rows `mapped` by
+        the input maps; writes its cache. `weights`: bias and rate of decays, of the norm, and the convolution's, of the
+        row itself, of that before it, .."""
+        parts = LAYER_KINDS[RECURRENT].parts
+        outputs = g.ops(
+            "GatedDeltaRule",
+            mapped,
+            TREE_MASK,
+            PAST_LENGTH,
+            *(past(layer, part) for part in parts),
+            *weights,
+            out=(None, *(present(layer, part) for part in parts)),
+            domain=NATIVE,
+            eps=float(eps),
+            **sizes._asdict(),
+        )
+        return outputs[0]
 
     def _attend(
         self,

@@ -19,6 +19,8 @@ constexpr size_t kRowAlign = 64;      // bytes
 constexpr size_t kMaxGroup = 256;     // query heads of a key head
 constexpr size_t kMaxHeadWidth = 1024;
 constexpr float kMasked = -5000.0f;  // biases below this hide a slot
+constexpr size_t kStateBlock = 64;   // a recurrent state is kept after as many tokens
+constexpr size_t kMaxTaps = 8;       // rows that a short convolution mixes
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };
 
@@ -87,6 +89,37 @@ struct Attention {
     float* mixed;     // [rows, heads * width]
 };
 
+// A row of the gated delta rule among the rows of its call, which are a tree. A block: 64 tokens
+// from a position that 64 divides.
+struct DeltaRow {
+    const float* sources[kMaxTaps];  // the row, that before it, ..: where its inputs lie, or null
+    const uint8_t* ancestors;        // rows of its block that it sees besides itself, ascending
+    size_t count, in_run;            // of these; and at their end, of its run of eight tokens
+    size_t committed_in_run;         // committed rows of its run
+    int base;  // row of the call that ends the block before its own; -1: its block began before
+    bool continued;  // whether rows start from the state after this one
+};
+
+// The gated delta rule of `rows` rows over rings of `slots` slots (export/layers/recurrent_state.py
+// has the equations). Packed: inputs of the convolution (queries and keys of all key heads, values
+// of all heads), gates of values, steps and decays of heads.
+struct DeltaRule {
+    size_t rows, past_length, slots;
+    size_t key_heads, heads, key_width, width, tap_count;
+    float eps;  // of the norm
+    bool due;   // whether the state after the newest whole block is still to be computed
+    const DeltaRow* of_rows;
+    const float* packed;
+    const float* taps[kMaxTaps];           // [channels] each: of the row, of that before it, ..
+    const float *decay_bias, *decay_rate;  // [heads]
+    const float* norm;                     // [width]
+    float* keys;                           // [key_heads, slots, key_width]
+    float *values, *updates;               // [heads, slots, width]: d and w
+    float *inputs, *decays;                // [slots, channels]; [slots, 2, heads]: g and b
+    float* states;                         // [slots, heads * key_width * width / 64]
+    float* mixed;                          // [rows, heads * width]
+};
+
 struct Kernels {
     const char* name;
     // Quantizes rows [from, to) of x [rows, in_features]; `scratch` holds one row of floats, padded
@@ -107,6 +140,9 @@ struct Kernels {
     // update. Any may be null but x, weight and y.
     void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width,
                  size_t from, size_t to, float* sum, float* y);
+    // All rows of one key head, and of the heads that share its keys. `scratch`:
+    // delta_rule_scratch() floats.
+    void (*delta_rule)(const DeltaRule&, size_t key_head, float* scratch);
     // The place of the first of the largest of x [width]; what is no number is none of them. 0
     // where none is above -infinity.
     size_t (*argmax)(const float* x, size_t width);
@@ -118,6 +154,17 @@ static inline size_t attention_scratch(const Attention& a, size_t rows) {
     const size_t queries = rows * (a.heads / a.kv_heads);
     const size_t columns = round_up(a.used, kLanes) + round_up(a.row_columns, kLanes);
     return queries * (a.width + columns) + kLanes * a.width + 64;
+}
+static inline size_t channels_of(const DeltaRule& d) {
+    return 2 * d.key_heads * d.key_width + d.heads * d.width;
+}
+static inline size_t packed_width(const DeltaRule& d) {
+    return channels_of(d) + d.heads * (d.width + 2);
+}
+static inline size_t delta_rule_scratch(const DeltaRule& d) {
+    const size_t columns = round_up(d.past_length % kStateBlock + d.rows, kLanes);
+    return 2 * columns + d.rows * (4 * columns + 2 * d.key_width + 3 * d.width) +
+           2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);
 }
 
 // The tables that this processor runs, the best first.

@@ -2,6 +2,7 @@
 // file).
 #include "kernels/attention.inl.h"
 #include "kernels/blocks.inl.h"
+#include "kernels/delta_rule.inl.h"
 #include "kernels/linear.inl.h"
 #include "kernels/rows.inl.h"
 
@@ -17,6 +18,7 @@ const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA),
                           store_keys,
                           attend,
                           norm,
+                          delta_rule,
                           argmax};
 
 }  // namespace streamspec::STREAMSPEC_ISA

@@ -14,6 +14,7 @@ namespace streamspec {
 std::vector<const ort::CustomOp*> linear_operators();
 std::vector<const ort::CustomOp*> row_operators();
 std::vector<const ort::CustomOp*> attention_operators();
+std::vector<const ort::CustomOp*> recurrent_operators();
 
 // Runs body; no exception crosses the C interface.
 template <typename Body>

@@ -108,6 +108,7 @@ OPERATORS = {
             "EmbeddingBlocks",
             "EmbeddingInt6",
             "EmbeddingInt8",
+            "GatedDeltaRule",
             "LinearBlocks",
             "LinearInt4",
             "LinearInt6",

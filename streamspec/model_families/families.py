@@ -279,7 +279,7 @@ _STATE = "layers with a recurrent state (gated delta rule)"
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
-    "olmo_hybrid": _STATE,
+    "olmo_hybrid": f"{_STATE}, with steps up to 2, and norms placed otherwise beside attention",
     "qwen3_5_moe": f"{_STATE} and experts",
     "qwen3_5_moe_text": f"{_STATE} and experts",
     "qwen3_next": f"{_STATE} and experts",

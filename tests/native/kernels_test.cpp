@@ -340,6 +340,92 @@ void attention(const Choices& choices, Random random) {
     }
 }
 
+// ---- gated delta rule
+
+struct Rings {
+    std::vector<float> keys, values, updates, inputs, decays, states, mixed;
+};
+
+Rings remember(const Kernels& kernels, DeltaRule d, Rings rings) {
+    d.keys = rings.keys.data();
+    d.values = rings.values.data();
+    d.updates = rings.updates.data();
+    d.inputs = rings.inputs.data();
+    d.decays = rings.decays.data();
+    d.states = rings.states.data();
+    d.mixed = rings.mixed.data();
+    std::vector<float> scratch(delta_rule_scratch(d));
+    for (size_t head = 0; head < d.key_heads; head++) kernels.delta_rule(d, head, scratch.data());
+    return rings;
+}
+
+// Rows of a text.
+void delta_rule(const Choices& choices, Random random) {
+    DeltaRule d{};
+    d.key_heads = random.between(1, 2);
+    d.heads = d.key_heads * random.between(1, 3);
+    d.key_width = kLanes * random.between(1, 5);
+    d.width = kLanes * random.between(1, 5);
+    d.tap_count = random.between(1, 4);
+    d.rows = random.between(1, random.chance(20) ? kStateBlock : 8);
+    d.slots = 4 * kStateBlock;
+    d.past_length = random.below(500);
+    d.due = d.past_length >= kStateBlock && random.chance(50);
+    d.eps = 1e-6f;
+    where = std::to_string(d.heads) + "/" + std::to_string(d.key_heads) + " heads of " +
+            std::to_string(d.key_width) + " x " + std::to_string(d.width) + ", " +
+            std::to_string(d.rows) + " rows after " + std::to_string(d.past_length);
+    const size_t channels = channels_of(d), size = d.heads * d.key_width * d.width;
+    const auto packed = random.floats(d.rows * packed_width(d), 2.0f),
+               taps = random.floats(d.tap_count * channels), bias = random.floats(d.heads),
+               norm = random.floats(d.width);
+    auto rate = random.floats(d.heads);
+    for (float& x : rate) x = -std::fabs(x);
+    d.packed = packed.data();
+    d.decay_bias = bias.data();
+    d.decay_rate = rate.data();
+    d.norm = norm.data();
+    for (size_t tap = 0; tap < d.tap_count; tap++) d.taps[tap] = taps.data() + tap * channels;
+    const size_t committed = d.past_length % kStateBlock;
+    std::vector<DeltaRow> rows(d.rows);
+    std::vector<uint8_t> numbers(d.rows);
+    for (size_t row = 0; row < d.rows; row++) {
+        numbers[row] = static_cast<uint8_t>(row);
+        DeltaRow& out = rows[row];
+        const size_t at = committed + row, begin = at / kStateBlock * kStateBlock;
+        const size_t first = begin > committed ? begin - committed : 0;
+        out.base = begin ? static_cast<int>(first) - 1 : -1;
+        out.ancestors = numbers.data() + first;
+        out.count = row - first;
+        out.in_run = std::min(out.count, at % 8);
+        out.committed_in_run = begin ? 0 : std::min(committed, at % 8 - out.in_run);
+        out.continued = at % kStateBlock == kStateBlock - 1 && row + 1 < d.rows;
+        for (size_t tap = 0; tap < std::min(d.tap_count, row + 1); tap++)
+            out.sources[tap] = packed.data() + (row - tap) * packed_width(d);
+    }
+    d.of_rows = rows.data();
+    Rings rings;
+    rings.keys = random.floats(d.key_heads * d.slots * d.key_width, 0.2f);
+    rings.values = random.floats(d.heads * d.slots * d.width);
+    rings.updates = rings.values;
+    rings.inputs = random.floats(d.slots * channels);
+    rings.decays = random.floats(d.slots * 2 * d.heads);
+    for (float& x : rings.decays) x = -std::fabs(x);
+    rings.states = random.floats(d.slots * size / kStateBlock);
+    rings.mixed.assign(d.rows * d.heads * d.width, 7.0f);
+    const Rings truth = remember(*choices.of[choices.count - 1], d, rings);
+    note(truth.values);
+    note(truth.mixed);
+    for (size_t i = 0; i < choices.count; i++) {
+        const Rings found = remember(*choices.of[i], d, rings);
+        expect(same(found.keys, truth.keys) && same(found.values, truth.values) &&
+                   same(found.updates, truth.updates) && same(found.inputs, truth.inputs) &&
+                   same(found.decays, truth.decays) && same(found.states, truth.states),
+               choices.of[i]->name, "a ring of the delta rule");
+        expect(same(found.mixed, truth.mixed), choices.of[i]->name, "a result of the delta rule");
+    }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -351,6 +437,7 @@ int main(int count, char** arguments) {
         norm(choices, Random{random.next()});
         argmax(choices, Random{random.next()});
         attention(choices, Random{random.next()});
+        delta_rule(choices, Random{random.next()});
     }
     if (!equal) return 1;
     std::string names;

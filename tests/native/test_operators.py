@@ -24,7 +24,7 @@ def test_an_operator_computes_what_its_page_says(library: Path, kind: str) -> No
             COMPARE[kind](case, case.run(library, threads=int(rng.choice([1, 2, 4]))))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CASES if not kind.startswith(("Embedding", "ArgMax"))])
+@pytest.mark.parametrize("kind", [kind for kind in CASES if not kind.startswith(("Embedding", "ArgMax", "Gated"))])
 def test_a_row_alone_has_the_bits_that_it_has_among_others(library: Path, kind: str) -> None:
     for seed in range(CASES_OF_EACH):
         rng = np.random.default_rng(seed)

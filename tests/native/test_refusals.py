@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.native_cases import CASES, OperatorCase, spoiled
+from tests.support.native_cases import CASES, HIDDEN, OperatorCase, spoiled
 
 F, H, U = np.float32, np.float16, np.uint8
 SPOILED = 600
@@ -47,6 +47,15 @@ def fitting(kind: str) -> OperatorCase:
         "Attention": ({"packed": packed, "bias": zeros((9, 30), F)} | past | sides | turns, {}, heads),
         "DraftAttention": ({"packed": packed, "bias": zeros((9, 30), F)} | sides | turns, {}, heads | {"own": 1}),
     }
+    rings = {"keys": (2, 256, 16), "values": (4, 256, 32), "updates": (4, 256, 32), "inputs": (1, 256, 192)}
+    rings |= {"decays": (1, 256, 8), "states": (1, 256, 32), "marks": (1, 256, 1)}
+    made["GatedDeltaRule"] = (
+        {"packed": zeros((1, 9, 328), F), "mask": np.where(np.tri(9), 0, HIDDEN).astype(F)}
+        | past
+        | {name: zeros((1, *shape), F) for name, shape in rings.items()},
+        {"bias": zeros(4, F), "rate": zeros(4, F), "norm": zeros(32, F), "tap0": zeros(192, F), "tap1": zeros(192, F)},
+        {"key_heads": 2, "heads": 4, "key_width": 16, "width": 32},
+    )
     feeds, constants, attributes = made[kind.removesuffix("Float16")]
     return OperatorCase(kind, feeds, constants, dict[str, Any](attributes))
 
@@ -62,7 +71,7 @@ MAPS = (*LINEAR, *TABLES)
 BLOCKS = ("LinearBlocks", "EmbeddingBlocks")
 WITHOUT = dict.fromkeys(("multipliers", "minima", "minimum_multipliers"))
 CACHED = ("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16")
-WRITES, READS = CACHED[:2], CACHED[2:]
+WRITES, READS, STATES = CACHED[:2], CACHED[2:], ("GatedDeltaRule",)
 # Two sequences of 4 and 5 rows
 SEVERAL = {"keys": "two", "values": "two", "past": np.array([3, 21]), "counts": np.array([4, 5])}
 WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
@@ -189,6 +198,29 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (WRITES, SEVERAL | {"ring": 1}, "a ring of several sequences, expected one"),
     (WRITES, SEVERAL | {"counts": None}, r"keys float\d\d \[2, 2, 40, 32\], expected float\d\d \[1, 2, 40, 32\]"),
     (READS, {"bias": z(9, 8)}, r"a bias float32 \[9, 8\], expected float32 \[.., 9, 9 to 49\]"),
+    (STATES, {"heads": 5}, "5 heads, 2 key heads, expected up to 1024 heads, a multiple of key heads"),
+    (STATES, {"key_heads": 0}, "4 heads, 0 key heads"),
+    (STATES, {"key_width": 24}, "a head width of 24, expected a multiple of 16 up to 1024"),
+    (STATES, {"width": 2**40}, "a head width of 1099511627776"),
+    (STATES, {"eps": -1.0}, "a negative eps"),
+    (STATES, {"packed": z(1, 9, 327)}, r"packed rows float32 \[1, 9, 327\], expected float32 \[1, 9, 328\]"),
+    (STATES, {"packed": z(1, 65, 328)}, "65 rows, expected up to 64"),
+    (STATES, {"mask": z(9, 8)}, r"a tree mask float32 \[9, 8\], expected float32 \[9, 9\]"),
+    (STATES, {"mask": z(9, 9)}, "a mask of row 0, expected that of a tree: the row itself and what its parent sees"),
+    (STATES, {"mask": np.full((9, 9), HIDDEN, F)}, "a mask of row 0"),
+    (STATES, {"past": np.array(-1)}, "9 rows after -1 in a ring of 256 slots, expected a ring of 256 slots"),
+    (STATES, {"past": np.array([1, 2])}, r"a past length int64 \[2\], expected one int64"),
+    (STATES, {"keys": z(1, 2, 26, 16)}, "9 rows after 21 in a ring of 26 slots"),
+    (STATES, {"keys": z(1, 2, 300, 16), "past": np.array(292)}, "9 rows after 292 in a ring of 300 slots"),
+    (STATES, {"keys": z(2, 256, 16)}, "9 rows after 21 in a ring of 0 slots"),
+    (STATES, {"values": z(1, 4, 255, 32)}, r"values float32 \[1, 4, 255, 32\], expected float32 \[1, 4, 256, 32\]"),
+    (STATES, {"states": z(1, 1, 256, 31)}, r"states float32 \[1, 1, 256, 31\]"),
+    (STATES, {"marks": z(1, 1, 256)}, r"marks float32 \[1, 1, 256\]"),
+    (STATES, {"decays": z(1, 1, 256, 8, dtype=H)}, r"tensor\(float16\)"),
+    (STATES, {"bias": z(3)}, r"a bias of decays float32 \[3\], expected float32 \[4\]"),
+    (STATES, {"rate": z(4, 1)}, r"a rate of decays float32 \[4, 1\]"),
+    (STATES, {"norm": z(16)}, r"a norm float32 \[16\]"),
+    (STATES, {"tap1": z(191)}, r"a tap float32 \[191\], expected float32 \[192\]"),
     (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
 ]
 SHAPES = {

@@ -32,6 +32,7 @@ HIDDEN = -10000.0
 WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias", "keys", "values")
 BESIDE = ("multipliers", "minima", "minimum_multipliers", "table")  # of stored blocks
 OPTIONAL = ("cos", "sin", "query_norm", "key_norm")
+RINGS = ("keys", "values", "updates", "inputs", "decays", "states", "marks")  # of recurrent layers
 INPUTS = {
     **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
     "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
@@ -42,6 +43,7 @@ INPUTS = {
     "ArgMax": ("x",),
     **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts") for half in ("", "Float16")},
     **{f"DraftAttention{half}": (*READS, *OPTIONAL) for half in ("", "Float16")},
+    "GatedDeltaRule": ("packed", "mask", "past", *RINGS, "bias", "rate", "norm", *(f"tap{i}" for i in range(8))),
 }
 
 
@@ -60,6 +62,8 @@ class OperatorCase:
 
     @property
     def outputs(self) -> int:
+        if self.kind == "GatedDeltaRule":
+            return 1 + len(RINGS)
         return 3 if self.kind.startswith("Attention") else 2 if "update" in self.feeds else 1
 
     def changed(self, **inputs: Array | None) -> OperatorCase:
@@ -78,7 +82,7 @@ class OperatorCase:
         order = [name if name in there else "" for name in INPUTS[self.kind]]
         while not order[-1]:
             order.pop()
-        names = ("y", "second", "third")[: self.outputs]
+        names = [f"y{i}" for i in range(self.outputs)]
         first = TensorProto.INT64 if self.kind == "ArgMax" else TensorProto.FLOAT
         half = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
         graph = helper.make_graph(
@@ -246,6 +250,42 @@ def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
     return OperatorCase(kind, feeds, {}, attributes)
 
 
+def random_mask(rng: Random, n: int) -> Array:
+    """[n, n] of a tree, sometimes a text."""
+    seen, chain = np.eye(n, dtype=bool), maybe(rng, 40)
+    for row in range(1, n):
+        parent = row - 1 if chain or maybe(rng, 50) else int(rng.integers(-1, row))
+        seen[row] |= seen[parent] if parent >= 0 else False
+    return np.where(seen, 0.0, HIDDEN).astype(np.float32)
+
+
+def delta_rule(rng: Random) -> OperatorCase:
+    """Rings whose every block has a state, the newest whole one sometimes none yet."""
+    key_heads, n = int(rng.integers(1, 4)), int(rng.choice([1, 1, 2, 5, 9, 33, 64]))
+    heads, past = key_heads * int(rng.choice([1, 2, 3])), int(rng.choice([0, 1, 8, 60, 63, 64, 100, 128, 250, 1000]))
+    key_width, width = (16 * int(rng.choice([1, 2, 4, 5])) for _ in range(2))
+    channels, taps = 2 * key_heads * key_width + heads * width, int(rng.choice([1, 2, 4, 8]))
+    slots = past + n if past + n < 256 and maybe(rng, 50) else 256
+    keys = floats(rng, 1, key_heads, slots, key_width)
+    decays = np.concatenate([-np.exp(rng.uniform(-6, 1, (slots, heads))), rng.random((slots, heads))], 1)
+    feeds = {
+        "packed": floats(rng, 1, n, channels + heads * (width + 2)),
+        "mask": random_mask(rng, n),
+        "past": np.array(past).reshape([(), (1,)][rng.integers(2)]),
+        "keys": keys / np.linalg.norm(keys, axis=-1, keepdims=True),
+        "values": floats(rng, 1, heads, slots, width),
+        "updates": floats(rng, 1, heads, slots, width),
+        "inputs": floats(rng, 1, 1, slots, channels),
+        "decays": decays.astype(np.float32)[None, None],
+        "states": floats(rng, 1, 1, slots, heads * key_width * width // 64),
+        "marks": rng.integers(2, size=(1, 1, slots, 1)).astype(np.float32),
+    }
+    constants = {"bias": floats(rng, heads), "rate": -np.exp(rng.uniform(-6, 1, heads)).astype(np.float32)}
+    constants |= {"norm": floats(rng, width), **{f"tap{i}": floats(rng, channels) for i in range(taps)}}
+    attributes = {"key_heads": key_heads, "heads": heads, "key_width": key_width, "width": width, "eps": 1e-5}
+    return OperatorCase("GatedDeltaRule", feeds, constants, attributes)
+
+
 def together(cases: Sequence[OperatorCase], rng: Random) -> OperatorCase:
     """One call of attention for sequences of equal sizes, each with a cache of its own; bias that nobody reads is no
     number."""
@@ -279,6 +319,7 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "AttentionFloat16": lambda rng: attention(rng, True, True),
     "DraftAttention": lambda rng: attention(rng, False, False),
     "DraftAttentionFloat16": lambda rng: attention(rng, False, True),
+    "GatedDeltaRule": delta_rule,
 }
 
 

@@ -13,7 +13,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 6,
-        "linear_key_head_dim": 8,
+        "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
 }

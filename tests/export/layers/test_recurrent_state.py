@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from peft import PeftModel
@@ -20,8 +21,11 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.export.native.operators import NativeOps
+from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_WINDOW, SUM_BLOCK
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -85,6 +89,14 @@ def plain_logits(runner: OrtRunner, tokens: list[int]) -> np.ndarray:
     return np.stack(rows)
 
 
+def plain_chunk(runner: OrtRunner, chunk: list[int]) -> np.ndarray:
+    """Logits of the next tokens, read in one call."""
+    mask = np.triu(np.full((len(chunk), len(chunk)), MASKED, np.float32), k=1)
+    logits = runner.forward(chunk, range(len(chunk)), mask)
+    runner.commit(range(len(chunk)))
+    return logits
+
+
 def random_tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 60, count).tolist()
 
@@ -99,6 +111,15 @@ def tree_with(path: int, rows: int, rng: np.random.Generator) -> tuple[DraftTree
         children[parent] = ranks[-1] + 1
         parents.append(parent)
     return DraftTree(tuple(parents), tuple(ranks)), places
+
+
+def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundles: dict[str, Path]) -> None:
+    for precision in ("int8", "int4"):
+        graph = onnx.load(bundles[precision] / "native.onnx", load_external_data=False).graph
+        assert [node.op_type for node in graph.node].count("GatedDeltaRule") == 3
+    ops = NativeOps(TiledInt8())
+    assert ops.remembers(StateSizes(2, 6, 16, 32), 8)
+    assert not ops.remembers(StateSizes(2, 6, 8, 32), 4) and not ops.remembers(StateSizes(2, 6, 16, 32), 9)
 
 
 def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session) -> None:
@@ -129,10 +150,7 @@ def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(rows: int, ses
     plain = plain_logits(runner, text)
     runner.reset()
     for at in range(0, len(text), rows):
-        chunk = text[at : at + rows]
-        mask = np.triu(np.full((len(chunk), len(chunk)), MASKED, np.float32), k=1)
-        assert np.array_equal(runner.forward(chunk, range(len(chunk)), mask), plain[at : at + rows])
-        runner.commit(range(len(chunk)))
+        assert np.array_equal(plain_chunk(runner, text[at : at + rows]), plain[at : at + rows])
 
 
 def test_a_thousand_drafted_tokens_are_plain_ones(session: Session) -> None:
@@ -186,6 +204,23 @@ def test_a_saved_conversation_goes_on(session: Session, bundles: dict[str, Path]
     session.restore(tmp_path / "conversation")
     assert session.cached_tokens == prompt[:-3]
     assert session.generate(prompt, max_new_tokens=150).token_ids == ours
+
+
+@pytest.mark.parametrize(("first", "second"), [("cpu", "native"), ("native", "cpu")])
+def test_a_conversation_goes_on_in_the_other_graph(
+    first: str, second: str, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    text = random_tokens(460)
+    runners = [
+        runner_of(load(bundles["int8"], threads=1, provider=name, cache_dir=tmp_path)) for name in (first, second)
+    ]
+    for at in range(0, 437, 23):  # 437: five tokens of a run, after a block that has no state yet at 448
+        plain_chunk(runners[0], text[at : at + 23])
+        plain_chunk(runners[1], text[at : at + 23])
+    expected = plain_chunk(runners[1], text[437:460])
+    runners[1].restore(*runners[0].snapshot())
+    found = plain_chunk(runners[1], text[437:460])
+    assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
 @pytest.mark.parametrize("tied", [True, False])

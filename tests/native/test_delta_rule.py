@@ -1,0 +1,142 @@
+"""GatedDeltaRule over a text: rows in trees and chunks, and transformers' own module. `test_operators` compares single
+calls with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from tests.support.native_cases import HIDDEN, RINGS, Array, OperatorCase, Random, floats, random_mask
+
+TOKENS, SLOTS = 330, 256
+SIZES = {"key_heads": 2, "heads": 4, "key_width": 32, "width": 80}
+CHANNELS = 2 * 2 * 32 + 4 * 80
+
+
+class Text:
+    """A sequence whose rows go through the operator, and its rings."""
+
+    def __init__(self, library: Path, constants: dict[str, Array], threads: int, **sizes: int) -> None:
+        widths = {"keys": (sizes["key_heads"], sizes["key_width"]), "inputs": (1, constants["tap0"].size)}
+        widths |= dict.fromkeys(("values", "updates"), (sizes["heads"], sizes["width"]))
+        widths |= {"decays": (1, 2 * sizes["heads"]), "marks": (1, 1)}
+        widths["states"] = 1, sizes["heads"] * sizes["key_width"] * sizes["width"] // 64
+        self.rings = {name: np.zeros((1, widths[name][0], SLOTS, widths[name][1]), np.float32) for name in RINGS}
+        self.length = 0
+        inputs = {"packed": np.zeros((1, 1, 1), np.float32), "mask": np.zeros((1, 1), np.float32), "past": np.array(0)}
+        case = OperatorCase("GatedDeltaRule", inputs | self.rings, constants, sizes | {"eps": 1e-6})
+        self.session = case.session(library, threads)
+
+    def rows(self, packed: Array, mask: Array | None = None) -> Array:
+        """[n, values] of rows [n, ..], of a text without a mask; commits none."""
+        n = len(packed)
+        mask = np.where(np.tri(n), 0.0, HIDDEN).astype(np.float32) if mask is None else mask
+        feeds = {"packed": packed[None], "mask": mask, "past": np.array(self.length), **self.rings}
+        y, *rings = self.session.run(None, feeds)
+        self.rings = dict(zip(RINGS, rings, strict=True))
+        return np.asarray(y[0])
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keeps rows of the last call, moved to the slots after the committed ones."""
+        for i, row in enumerate(path):
+            for ring in self.rings.values():
+                ring[:, :, (self.length + i) % SLOTS] = ring[:, :, (self.length + row) % SLOTS]
+        self.length += len(path)
+
+
+def random_weights(rng: Random) -> dict[str, Array]:
+    """Heads that remember from a few to hundreds of tokens."""
+    taps = {f"tap{i}": floats(rng, CHANNELS) for i in range(4)}
+    rate = -np.exp(rng.uniform(-6, 1, SIZES["heads"])).astype(np.float32)
+    return {"bias": floats(rng, SIZES["heads"]), "rate": rate, "norm": floats(rng, SIZES["width"])} | taps
+
+
+def text_of(library: Path, threads: int = 1) -> Text:
+    return Text(library, random_weights(np.random.default_rng(0)), threads, **SIZES)
+
+
+@pytest.fixture
+def packed() -> Array:
+    return floats(np.random.default_rng(1), TOKENS, CHANNELS + SIZES["heads"] * (SIZES["width"] + 2))
+
+
+@pytest.fixture
+def plain(library: Path, packed: Array) -> Array:
+    text = text_of(library)
+    found = []
+    for row in packed:
+        found.append(text.rows(row[None]))
+        text.commit([0])
+    return np.concatenate(found)
+
+
+def test_chunks_of_any_size_have_the_bits_of_rows_alone(library: Path, packed: Array, plain: Array) -> None:
+    for seed, most in enumerate((64, 64, 9)):
+        rng, text = np.random.default_rng(seed), text_of(library, threads=2)
+        while text.length < TOKENS:
+            n = 64 if seed == 0 else int(rng.integers(1, most + 1))
+            rows = packed[text.length : text.length + n]
+            np.testing.assert_array_equal(text.rows(rows), plain[text.length : text.length + n])
+            text.commit(range(len(rows)))
+
+
+def test_rows_of_trees_have_the_bits_of_rows_alone(library: Path, packed: Array, plain: Array) -> None:
+    rng, text, compared = np.random.default_rng(0), text_of(library, threads=2), 0
+    while text.length < TOKENS - 64:
+        rows = int(rng.integers(1, 65))
+        mask = random_mask(rng, rows)
+        places = np.flatnonzero(mask[int(rng.integers(rows))] == 0)
+        drafted = floats(rng, rows, packed.shape[1])
+        drafted[places] = packed[text.length : text.length + len(places)]
+        found = text.rows(drafted, mask)
+        np.testing.assert_array_equal(found[places], plain[text.length : text.length + len(places)])
+        compared += len(places)
+        text.commit(places[: int(rng.integers(1, len(places) + 1))])
+    assert compared > 300
+
+
+def test_a_text_goes_on_bit_for_bit_after_going_back(library: Path, packed: Array, plain: Array) -> None:
+    text = text_of(library)
+    for at in range(0, 190, 38):
+        text.rows(packed[at : at + 38])
+        text.commit(range(38))
+    for count in (1, 3, 62, 2, 40):  # other tokens, most of which end a block
+        for rows in np.split(floats(np.random.default_rng(count), count, packed.shape[1]), [count // 2]):
+            text.rows(rows)
+            text.commit(range(len(rows)))
+        text.length -= count
+        found = text.rows(packed[190:240])
+        np.testing.assert_array_equal(found, plain[190:240])
+    text.commit(range(50))
+    np.testing.assert_array_equal(text.rows(packed[240:300]), plain[240:300])
+
+
+def test_the_rule_is_that_of_transformers(library: Path) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes |= {"linear_key_head_dim": 32, "linear_value_head_dim": 80}
+    module = Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(hidden_size=48, **sizes), 0).eval().requires_grad_(False)
+    module.A_log.uniform_(-6, 1)
+    module.dt_bias.normal_(0, 1)
+    module.norm.weight.uniform_(0.5, 1.5)
+    mapped, wanted = list[torch.Tensor](), list[torch.Tensor]()
+    for name in ("qkv", "z", "b", "a"):
+        getattr(module, f"in_proj_{name}").register_forward_hook(lambda _, args, out: mapped.append(out[0]))
+    module.out_proj.register_forward_hook(lambda _, args, out: wanted.append(args[0][0]))
+    module(torch.randn(1, TOKENS, 48))
+    constants = {"bias": module.dt_bias, "rate": -module.A_log.exp(), "norm": module.norm.weight}
+    constants |= {f"tap{i}": module.conv1d.weight[:, 0, -1 - i] for i in range(4)}
+    text = Text(library, {name: np.ascontiguousarray(x.numpy()) for name, x in constants.items()}, 1, **SIZES)
+    packed, found = torch.cat(mapped, 1).numpy(), []
+    for at in range(0, TOKENS, 50):
+        found.append(text.rows(packed[at : at + 50]))
+        text.commit(range(len(found[-1])))
+    expected = wanted[0].numpy()
+    assert np.abs(np.concatenate(found) - expected).max() < 1e-4 * expected.std()
