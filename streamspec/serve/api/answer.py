@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from streamspec.runtime import Chunk
@@ -16,10 +16,12 @@ EVENTS = "text/event-stream"
 
 
 class Answer(Protocol):
-    """Builds the answer to one request from a session's chunks. `waited`: seconds for a session."""
+    """Builds the answer to one request from a session's chunks. `waited`: seconds for a session. `left_out`: keywords
+    of its schema that it need not keep to."""
 
     media_type: str  # of the stream
     waited: float
+    left_out: Sequence[str]
 
     def push(self, chunk: Chunk) -> Any:
         """Takes the next chunk."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from streamspec.runtime import Chunk
@@ -38,6 +38,7 @@ class AnthropicMessage:
     ) -> None:
         """`calls`: makes the parser of an answer that may call tools."""
         self.model, self.adapter, self.waited = request.model, adapter, 0.0
+        self.left_out: Sequence[str] = ()  # of the schema
         self.id = f"msg_{secrets.token_hex(12)}"
         self._stops, self._tokenizer = request.options[0].stops, tokenizer
         self._hides_thoughts = bool((request.echo or {}).get("hides_thoughts"))
@@ -72,7 +73,7 @@ class AnthropicMessage:
             for block in self._blocks
             if block["type"] != "tool_use" or made[block["id"]] is not None
         ]
-        record = counters(self._choice, self.waited, self.adapter)
+        record = counters(self._choice, self.waited, self.adapter, self.left_out)
         return self._message(blocks) | self._end() | {"usage": self._usage(), "streamspec": record}
 
     def _push(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
@@ -93,7 +94,7 @@ class AnthropicMessage:
             yield from self._call(piece)
         if self._choice.reason is not None:
             yield from self._close()
-            record = counters(self._choice, self.waited, self.adapter)
+            record = counters(self._choice, self.waited, self.adapter, self.left_out)
             yield {"type": "message_delta", "delta": self._end(), "usage": self._usage(), "streamspec": record}
             yield {"type": "message_stop"}
 

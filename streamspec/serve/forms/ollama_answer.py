@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ class OllamaChat:
     ) -> None:
         """`calls`: makes the parser of an answer that may call tools."""
         self.model, self.adapter, self.waited = request.model, adapter, 0.0
+        self.left_out: Sequence[str] = ()  # of the schema
         self._choice = Choice(True, tokenizer, 0, calls and calls())
         self._logprobs: list[Any] = []
 
@@ -94,7 +95,7 @@ class OllamaChat:
             "prompt_eval_duration": read,
             "eval_count": stats.new_tokens,
             "eval_duration": wrote,
-            "streamspec": counters(self._choice, self.waited, self.adapter),
+            "streamspec": counters(self._choice, self.waited, self.adapter, self.left_out),
         }
 
     def _line(self, fields: dict[str, Any]) -> bytes:
