@@ -66,7 +66,7 @@ def export_bundle(
     options.check()
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
-    options.check_state(described.config.model_type, described.drafts)
+    options.check_family(described.config.model_type, described.drafts)
     head = None if options.drafter is None else read_published(Path(options.drafter), described, rounded)
     if options.self_draft is not None and (head is not None or described.drafts):
         raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
