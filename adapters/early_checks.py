@@ -76,8 +76,8 @@ def check_answers_from(place: str) -> None:
 def check_layers(config: TrainConfig, family: str, layers: int) -> int:
     """Refuses options that a base of this family and number of layers cannot have; returns its number of MSA layers."""
     described = FAMILIES.get(family)
-    if described is not None and described.recurrent is not None and config.drafter.model is not None:
-        found = f"a drafter of {family}, whose layers keep a recurrent state"
+    if described is not None and described.plain is not None and config.drafter.model is not None:
+        found = f"a drafter of {family}, whose layers {described.plain}"
         raise ConfigError(found, "a base of attention or short convolutions", "train --method lora, or another base")
     config.drafter.check_base(config.resolved, family, layers)
     ns = config.ns or max(1, round(layers / 3))

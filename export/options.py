@@ -183,18 +183,19 @@ class ExportOptions:
         }
         return [flag for flag, value in of_bundles.items() if value]
 
-    def check_base(self, model_type: str, drafts: bool) -> None:
-        """Raises ConfigError for what does not go with a base of this family, or its adapter. `drafts`: whether that
-        has a drafter."""
+    def check_family(self, model_type: str, drafts: bool) -> None:
+        """Raises ConfigError for what does not go with a base of this family (`Family.plain`), or its adapter.
+        `drafts`: whether that has a drafter."""
         drafts = drafts or self.drafter is not None
+        recurrent = FAMILIES[model_type].recurrent is not None
         asked = {
             "a drafter": drafts,
             "--self-draft": self.self_draft is not None,
             self.target.flag: self.target != PLAIN_CPU,
-            f"--kv-cache-dtype {self.kv_cache_dtype}": self.kv_cache_dtype != DTYPES[0],
+            f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype != DTYPES[0],
         }
         for found in [name for name, given in asked.items() if given]:
-            check_state(model_type, found)
+            check_family(model_type, found)
         if self.self_draft is not None and drafts:
             raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
 
@@ -205,11 +206,10 @@ class ExportOptions:
             raise ConfigError(f"{kind} and {flags[0]}", "one of them", "leave one out")
 
 
-def check_state(model_type: str, found: str) -> None:
-    """Raises ConfigError for `found` where layers of this family keep a recurrent state."""
-    family = FAMILIES.get(model_type)
-    if family is not None and family.recurrent is not None:
-        found = f"{found} for {model_type}, whose layers keep a recurrent state"
+def check_family(model_type: str, found: str) -> None:
+    """Raises ConfigError for `found` where no bundles of this family but plain ones for CPUs are made."""
+    if (plain := FAMILIES[model_type].plain) is not None:
+        found = f"{found} for {model_type}, whose layers {plain}"
         expected = "a plain bundle for CPUs: tokens are drafted without a drafter"
         raise ConfigError(found, expected, "leave it out, or choose another base")
 

@@ -55,7 +55,7 @@ from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.ops.builder import Array
-from streamspec.export.options import Progress, check_cache_dtype, check_state
+from streamspec.export.options import Progress, check_cache_dtype, check_family
 from streamspec.export.quantization.lora_inputs import PIECE
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
@@ -100,7 +100,7 @@ def export_swappable(
     say, rounded = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
     described = describe_base(resolved, None, prompt_format)
-    check_state(described.config.model_type, "a swappable bundle")
+    check_family(described.config.model_type, "a swappable bundle")
     named = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
     if len(named) < len(adapters):
         raise ConfigError(

@@ -44,6 +44,7 @@ FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond th
 # Of a head's size. Narrow heads of other sizes, such as 12 or 36, give other last bits for one row than for several.
 HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
 HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
+EXPERT_MULTIPLE = 32  # the experts of a layer lie one after the other, in whole tiles
 LAYER_SIZES = frozenset({"head_dim", "num_key_value_heads"})  # in which layers of a model may differ
 QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
 UNDERSTOOD = frozenset(
@@ -171,6 +172,8 @@ def _other_values(config: BaseConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
+    if family.mixture is not None and (width := int(getattr(config, family.mixture.width))) % EXPERT_MULTIPLE:
+        faults.append(f"experts of {width} inner numbers (only multiples of {EXPERT_MULTIPLE} are supported)")
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
 
 

@@ -63,6 +63,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     that have another shape (with both shapes; only with `ignore_mismatched_sizes`).
     """
     options |= {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
+    options["experts_implementation"] = "eager"  # others round otherwise
     with quiet():
         config = AutoConfig.from_pretrained(folder)
     names, options = None, options | {"config": config}  # else an attention that the config names would be looked for

@@ -322,10 +322,11 @@ class Decoder(AttentionHeads):
         """The update that the MLP adds to rows."""
         return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear)
 
-    def activated(self, g: Scope, inner: str, layer: int) -> str:
-        """The MLP's activation of its first map's outputs, times the second half of them where there is a gate."""
+    def activated(self, g: Scope, inner: str, layer: int, width: int = 0) -> str:
+        """The MLP's activation of its first map's outputs, times the second half of them where there is a gate.
+        `width`: numbers of a half, where they are not the MLP's."""
         if not self.spec.family.gated:
             return activate(self, g, inner, layer)
-        half = self.spec.at(layer).intermediate
+        half = width or self.spec.at(layer).intermediate
         gate, up = g.ops("Split", inner, g.ints(half, half), out=(None, None), axis=-1)
         return g.op("Mul", activate(self, g, gate, layer), up)

@@ -53,7 +53,7 @@ class FileWeights(TiledInt8):
         """See `streamspec.export.native.operators.TiledPrecision`."""
         return self if weight.stored() is not None else TiledInt8().of(weight)
 
-    def parts(self, weight: Weight) -> Sequence[Weight]:
+    def runs(self, weight: Weight) -> Sequence[Weight]:
         """See `streamspec.export.native.operators.TiledPrecision`: a map for each kind of blocks, in order."""
         runs = weight.stored()
         if runs is None or len({run.kind for run in runs}) == 1:
@@ -84,7 +84,7 @@ class FileWeights(TiledInt8):
         own = self.of(weight)
         if own is not self:
             return updated(g, own.linear(g, x, rows, weight), x, updates)
-        products = [self._product(g, x, part) for part in self.parts(weight)]
+        products = [self._product(g, x, part) for part in self.runs(weight)]
         product = products[0] if len(products) == 1 else g.op("Concat", *products, axis=-1)
         return updated(g, product, x, updates)
 

@@ -14,7 +14,7 @@ Outputs and inputs that do not fill a tile are zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -62,18 +62,19 @@ def pack_blocks(values: Array, gated: bool = False) -> Array:
 
 class Unpacked:
     """Nodes at the head of the main graph that turn tiles back; one value of each, whatever reads it. Codes of 6 bits
-    become four times as large, for want of nodes that subtract, and their scales a fourth (`fourth`)."""
+    become four times as large, for want of nodes that subtract, and their scales a fourth (`fourth`). `maps`: of a
+    stack, so many weights one after the other, outputs of all of which are counted; whole tiles of each."""
 
-    def __init__(self, store: WeightStore) -> None:
-        self.store, self.g = store, Scope(store)
+    def __init__(self, store: WeightStore, maps: int = 1) -> None:
+        self.store, self.g, self.maps = store, Scope(store), maps
 
     def columns(self, name: str, outputs: int, inputs: int, gated: bool) -> str:
         """int8 [inputs, outputs] of `name`, tiles of int8 or int6."""
         return self._made(f"{name}.columns", lambda out: self._int8(name, outputs, inputs, gated, False, out))
 
-    def table(self, name: str, outputs: int, inputs: int) -> str:
+    def table(self, name: str, outputs: int, inputs: int, gated: bool = False) -> str:
         """int8 [outputs, inputs] of `name`, tiles of int8 or int6."""
-        return self._made(f"{name}.table", lambda out: self._int8(name, outputs, inputs, False, True, out))
+        return self._made(f"{name}.table", lambda out: self._int8(name, outputs, inputs, gated, True, out))
 
     def nibbles(self, name: str, outputs: int, block: int, inputs: int, gated: bool) -> str:
         """uint8 [outputs, blocks, bytes] of `name`, tiles of int4."""
@@ -107,6 +108,19 @@ class Unpacked:
         """A fourth of float32 `scales`."""
         return self._made(f"{scales}.fourth", lambda out: self.g.op("Mul", scales, self.g.number(0.25), out=out))
 
+    def parts(self, value: str, length: int, turned: bool = False) -> Sequence[str]:
+        """Values [length, ..] of the maps of a stack, out of a value [maps * length, ..]; `turned`: matrices
+        transposed."""
+        names = [f"{value}.{i}" for i in range(self.maps)]
+        if names[0] not in self.store.made:
+            self.store.made.update(names)
+            self.g = Scope(self.store, f"unpacked/{value}.parts")
+            self.g.ops("Split", value, self.g.ints(*[length] * self.maps), out=tuple(names), axis=0)
+            self.store.prelude += self.g.nodes
+        if not turned:
+            return names
+        return [self._made(f"{name}.turned", lambda out, n=name: self.g.op("Transpose", n, out=out)) for name in names]
+
     def _made(self, value: str, make: Callable[[str], object]) -> str:
         if value not in self.store.made:
             self.store.made.add(value)
@@ -121,6 +135,12 @@ class Unpacked:
         if len(self.store.protos[name].dims) == 6:  # [tiles, groups, 2, 2, 2, 16, 4]
             tiles, align = self._four_times(name), INT6_INPUTS
             of_inputs, of_outputs = [1, 3, 4, 6], [2, 0, 5] if gated else [0, 2, 5]
+            if gated and self.maps > 1:
+                tiles = g.op("Reshape", tiles, g.ints(self.maps, -1, inputs // align, 2, 2, 2, HALF, INT8_INPUTS))
+                of_inputs, of_outputs = [2, 4, 5, 7], [0, 3, 1, 6]
+        elif gated and self.maps > 1:
+            tiles = g.op("Reshape", name, g.ints(self.maps, -1, inputs // align, 2, HALF, INT8_INPUTS))
+            of_inputs, of_outputs = [2, 5], [0, 3, 1, 4]
         elif gated:  # [tiles, groups, 2, 16, 4]
             tiles = g.op("Reshape", name, g.ints(0, 0, 2, HALF, INT8_INPUTS))
             of_inputs, of_outputs = [1, 4], [2, 0, 3]
@@ -154,6 +174,11 @@ class Unpacked:
         g, outputs = self.g, shape[0]
         if gated:
             last = len(shape) - 2  # nibbles have four bytes at the end
+            if self.maps > 1:
+                groups = shape[1] * (shape[2] // 4 if last else 1)
+                split = g.op("Reshape", name, g.ints(self.maps, -1, groups, 2, HALF, *[4] * last))
+                turned = g.op("Transpose", split, perm=[0, 3, 1, 4, 2, *[5] * last])
+                return g.op("Reshape", turned, g.ints(*shape), out=out)
             split = g.op("Reshape", name, g.ints(0, 0, 2, HALF, *[4] * last))
             turned = g.op("Transpose", split, perm=[2, 0, 3, 1, *[4] * last])
         else:

@@ -34,7 +34,7 @@ class TiledPrecision(Protocol):
     def of(self, weight: Weight) -> TiledPrecision:
         """The precision that the weight is written in."""
 
-    def parts(self, weight: Weight) -> Sequence[Weight]:
+    def runs(self, weight: Weight) -> Sequence[Weight]:
         """The weights whose outputs side by side are those of `weight`: itself, where one operator applies it."""
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
@@ -74,17 +74,28 @@ class NativeOps:
 
     def activates(self, activation: str, weight: Weight, gated: bool) -> bool:
         """Whether `linear` can apply this activation, and the gate where there is one."""
-        return activation in ACTIVATIONS and weight.gated == gated and len(self.precision.parts(weight)) == 1
+        return activation in ACTIVATIONS and weight.gated == gated and len(self.precision.runs(weight)) == 1
 
     def linear(self, g: Scope, x: str, weight: Weight, bias: str = "", activation: str = "") -> str:
         """`weight` applied to x [.., in], a bias [out] added, and an activation, times the second half of the outputs
         where the weight is gated: [.., out or out / 2]."""
-        parts = self.precision.parts(weight)
+        parts = self.precision.runs(weight)
         if len(parts) > 1:
             whole = g.op("Concat", *(self.linear(g, x, part) for part in parts), axis=-1)
             return g.op("Add", whole, bias) if bias else whole
         kind, inputs, own = self.precision.of(weight).operator(g.store, weight)
         return self._map(g, kind, x, inputs, weight, bias, activation, None, **{"mix": weight.mix} | own)
+
+    def experts(
+        self, g: Scope, x: str, chosen: str, stack: Weight, shares: str = "", bias: str = "", activation: str = ""
+    ) -> str:
+        """The parts of a `stack` that rows chose, int64 [1, n, active], applied to x [1, n, in], or [1, n, active, in]
+        with a row for each choice: [1, n, active, out], or with `shares` [1, n, active] the sum [1, n, out] of these
+        times what they give. `bias`: of all parts [parts * out]."""
+        kind, inputs, own = self.precision.of(stack).operator(g.store, stack)
+        attributes = {"mix": stack.mix} | own | {"maps": len(stack.parts)}
+        kind = kind.replace("Linear", "Experts")
+        return self._map(g, kind, x, (chosen, shares, *inputs), stack.parts[0], bias, activation, None, **attributes)
 
     def head(
         self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None, bias: str = ""

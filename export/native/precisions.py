@@ -18,6 +18,7 @@ from streamspec.export.quantization.precisions import (
     Rows,
     Weight,
     blocks_of,
+    in_groups,
     mat_mul_n_bits,
     mixed_inputs_of,
     updated,
@@ -45,7 +46,7 @@ class TiledInt8(Int8):
         """See `streamspec.export.native.operators.TiledPrecision`."""
         return f"LinearInt{self.bits}", self._stored(store, weight, by_input=True), {}
 
-    def parts(self, weight: Weight) -> Sequence[Weight]:
+    def runs(self, weight: Weight) -> Sequence[Weight]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
         return [weight]
 
@@ -67,18 +68,31 @@ class TiledInt8(Int8):
         codes, scales = self._stored(store, weight, by_input=True)
         return Unpacked(store).columns(codes, weight.rows, weight.columns, weight.gated), scales
 
+    def _columns_of_parts(self, store: WeightStore, stack: Weight) -> Sequence[tuple[str, str]]:
+        codes, scales = self._stored(store, stack, by_input=True)
+        unpacked, rows = Unpacked(store, len(stack.parts)), stack.parts[0].rows
+        whole = unpacked.table(codes, stack.rows, stack.columns, stack.gated)
+        columns = unpacked.parts(whole, rows, turned=True)
+        return list(zip(columns, unpacked.parts(self._scales_of_columns(store, scales), rows), strict=True))
+
+    def _scales_of_columns(self, store: WeightStore, scales: str) -> str:
+        return scales
+
     def _stored(self, store: WeightStore, weight: Weight, by_input: bool, block: int = 0) -> tuple[str, str]:
         """Names of the codes, in tiles, and of their scales [out]; some tiles are in memory at a time."""
         quantized, scales = f"{weight.name}.int{self.bits}", f"{weight.name}.scale"
         if quantized not in store:
-            table, found = weight.load(), list[Array]()
-            step = weight.rows if weight.gated else TILE * max(1, CHUNK // (TILE * weight.columns))
+            found = list[Array]()
+            rows = (weight.parts or [weight])[0].rows
+            step = rows if weight.gated else TILE * max(1, CHUNK // (TILE * weight.columns))
 
             def parts() -> Iterator[Array]:
-                for at in range(0, weight.rows, step):
-                    codes, scale = quantize_rows(table[at : at + step], 2 ** (self.bits - 1) - 1, block)
-                    found.append(scale)
-                    yield self._packed(codes, weight.gated)
+                for part in weight.parts or [weight]:
+                    table = part.load()
+                    for at in range(0, rows, step):
+                        codes, scale = quantize_rows(table[at : at + step], 2 ** (self.bits - 1) - 1, block)
+                        found.append(scale)
+                        yield self._packed(codes, weight.gated)
 
             store.add_parts(quantized, -(-weight.rows // TILE), parts())
             store.add(scales, np.concatenate(found))
@@ -104,7 +118,10 @@ class TiledInt6(TiledInt8):
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         codes, scales = super()._columns(store, weight)
-        return codes, Unpacked(store).fourth(scales)
+        return codes, self._scales_of_columns(store, scales)
+
+    def _scales_of_columns(self, store: WeightStore, scales: str) -> str:
+        return Unpacked(store).fourth(scales)
 
     def _packed(self, codes: Array, gated: bool) -> Array:
         return pack_int6(codes, gated)
@@ -130,14 +147,26 @@ class TiledInt4(TiledInt6):
         """Multiplies by blocks of 4 bits, turned back to what MatMulNBits reads."""
         if self._in_6_bits(weight):
             return super().linear(g, x, rows, weight, updates)
-        x, (codes, scales, zeros) = mixed_inputs_of(g, x, weight), self._blocks(g.store, weight)
-        unpacked, count = Unpacked(g.store), weight.columns // self.block
-        inputs = [
+        x, inputs = mixed_inputs_of(g, x, weight), self._unpacked(Unpacked(g.store), weight)
+        return updated(g, mat_mul_n_bits(g, x, inputs, weight, 4, self.block), x, updates)
+
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Multiplies by blocks of 4 bits, as `linear`."""
+        if self._in_6_bits(stack):
+            return super().grouped(g, x, rows, counts, stack)
+        unpacked, part = Unpacked(g.store, len(stack.parts)), stack.parts[0]
+        inputs = zip(*(unpacked.parts(whole, part.rows) for whole in self._unpacked(unpacked, stack)), strict=True)
+        products = [lambda x, own=own: mat_mul_n_bits(g, x, own, part, 4, self.block) for own in inputs]
+        return in_groups(g, mixed_inputs_of(g, x, stack), counts, products)
+
+    def _unpacked(self, unpacked: Unpacked, weight: Weight) -> list[str]:
+        """What MatMulNBits reads."""
+        (codes, scales, zeros), count = self._blocks(unpacked.store, weight), weight.columns // self.block
+        return [
             unpacked.nibbles(codes, weight.rows, self.block, weight.columns, weight.gated),
             unpacked.scales(scales, weight.rows, count, weight.gated),
             unpacked.zeros(zeros, weight.rows, count, weight.gated),
         ]
-        return updated(g, mat_mul_n_bits(g, x, inputs, weight, 4, self.block), x, updates)
 
     def _in_6_bits(self, weight: Weight) -> bool:
         return weight.sensitive or weight.columns % self.block != 0
@@ -146,12 +175,20 @@ class TiledInt4(TiledInt6):
         """Codes, scales and zero points, in tiles."""
         names = f"{weight.name}.int4", f"{weight.name}.block_scale", f"{weight.name}.zero"
         if names[0] not in store:
-            packed, scale, zeros = blocks_of(weight, 4, self.block)
-            assert zeros is not None
-            points = unpack(zeros)[:, : scale.shape[1]]
-            store.add(names[0], pack_int4(packed.reshape(weight.rows, -1), weight.gated))
-            store.add(names[1], pack_blocks(scale.astype(np.float16), weight.gated))
-            store.add(names[2], pack_blocks(points, weight.gated))
+            others: tuple[list[Array], list[Array]] = [], []
+
+            def codes() -> Iterator[Array]:
+                for part in weight.parts or [weight]:
+                    packed, scale, zeros = blocks_of(part, 4, self.block)
+                    assert zeros is not None
+                    points = unpack(zeros)[:, : scale.shape[1]]
+                    for side, values in zip(others, (scale.astype(np.float16), points), strict=True):
+                        side.append(pack_blocks(values, weight.gated))
+                    yield pack_int4(packed.reshape(part.rows, -1), weight.gated)
+
+            store.add_parts(names[0], -(-weight.rows // TILE), codes())
+            for name, side in zip(names[1:], others, strict=True):
+                store.add(name, np.concatenate(side))
         return names
 
 

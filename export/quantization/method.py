@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from streamspec.adapters.base_models.without_torch import has_torch
@@ -27,7 +28,13 @@ def method_for(spec: DecoderSpec) -> str:
 
 def weights_in_layers(spec: DecoderSpec) -> int:
     """Counts the weights of all linear maps of the layers."""
-    return spec.layers * sum(out * into for out, into in spec.widths.values())
+    return sum(_of_layer(spec, layer) for layer in range(spec.layers))
+
+
+def _of_layer(spec: DecoderSpec, layer: int) -> int:
+    if spec.mixture is None or spec.mlp_kind(layer) == "dense":
+        return sum(map(math.prod, spec.widths.values()))
+    return sum(math.prod(spec.widths[module]) for module in spec.modules(layer)) + spec.mixture.weights(spec.hidden)
 
 
 def told(spec: DecoderSpec, precision: str, method: str | None) -> str:
@@ -53,9 +60,8 @@ def _seconds(how: str, weights: int) -> float:
 
 def memory(spec: DecoderSpec, how: str) -> float:
     """GB that an export holds at most, apart from mapped files."""
-    maps = [out * into for out, into in spec.widths.values()]
-    largest, widest = max(maps), max(into for _, into in spec.widths.values())
-    layer = 4 * (sum(maps) + 4 * largest)
+    largest, widest = max(map(math.prod, spec.widths.values())), max(into for _, into in spec.widths.values())
+    layer = 4 * (max(_of_layer(spec, layer) for layer in range(spec.layers)) + 4 * largest)
     logits = 3 * 4 * ROWS[1] * spec.vocab
     table = 3 * spec.vocab * spec.hidden
     text = 4 * widest * (2 * widest + 7 * ROWS[0]) if how == GPTQ else 0

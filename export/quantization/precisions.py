@@ -66,7 +66,8 @@ class Weight:
     `mix`: size of the blocks in which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a
     gate and of the map that it multiplies. `looked_up`: a table whose rows are read and never multiplied.
     `drafter`: one of a drafter's own, where errors cost drafts and never the answer. `stored`: its runs of rows as a
-    GGUF file holds them, None where it is not in one.
+    GGUF file holds them, None where it is not in one. `parts`: of a stack, whose rows are those of several weights of
+    one size, one after the other: these; its `load`, `rounded` and `stored` are those of the first.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Weight:
     looked_up: bool = False
     drafter: bool = False
     stored: Callable[[], Sequence[StoredBlocks] | None] = lambda: None
+    parts: Sequence[Weight] = ()
 
 
 @dataclass
@@ -103,6 +105,10 @@ class Precision(Protocol):
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Applies `weight` and low-rank `updates` to x [1, n, in]: [1, n, out]."""
 
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Applies the parts of a `stack` to x [1, n, in], each to as many rows in turn as `counts` int64 [parts]
+        says, which may be none: [1, n, out of a part]."""
+
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Applies the LM head to x [r, H]: raw logits [r, V] and their factors [r, 1], '' for 1."""
 
@@ -123,10 +129,15 @@ class _Float:
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by the transposed weight."""
         x = mixed_inputs_of(g, x, weight)
-        transposed = g.store.once(
-            f"{weight.name}.transposed", lambda: np.asarray(weight.load()).T.astype(self.dtype, copy=False)
+        return updated(
+            g, self._float(g, g.op("MatMul", self._own(g, x), self._transposed(g.store, weight))), x, updates
         )
-        return updated(g, self._float(g, g.op("MatMul", self._own(g, x), transposed)), x, updates)
+
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Multiplies by transposed weights."""
+        x, weights = mixed_inputs_of(g, x, stack), (self._transposed(g.store, part) for part in stack.parts)
+        products = [lambda x, of=of: g.op("MatMul", x, of) for of in weights]
+        return self._float(g, in_groups(g, self._own(g, x), counts, products))
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies by the embedding's own layout; logits need no factor."""
@@ -137,6 +148,11 @@ class _Float:
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Gathers rows of the table."""
         return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
+
+    def _transposed(self, store: WeightStore, weight: Weight) -> str:
+        return store.once(
+            f"{weight.name}.transposed", lambda: np.asarray(weight.load()).T.astype(self.dtype, copy=False)
+        )
 
     def _plain(self, store: WeightStore, weight: Weight) -> str:
         return store.once(weight.name, lambda: np.asarray(weight.load(), self.dtype))
@@ -186,6 +202,17 @@ class Int8:
             product = update.added(g, product, update.of_codes(g, activations))
         return g.op("Mul", product, row_scale)
 
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """As `linear`: rows are quantized together, and multiplied by the weights of each part."""
+        x = mixed_inputs_of(g, x, stack)
+        activations, row_scale = self._quantize(g, x, rows, rank=3, width=stack.columns)
+        one, middle = g.number(1), g.store.constant(128, np.uint8)
+        products = [
+            lambda x, codes=codes, scales=scales: g.contrib("MatMulIntegerToFloat", x, codes, one, scales, middle)
+            for codes, scales in self._columns_of_parts(g.store, stack)
+        ]
+        return g.op("Mul", in_groups(g, activations, counts, products), row_scale)
+
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
@@ -213,6 +240,10 @@ class Int8:
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [in, out] and scales [out]."""
         return self._stored(store, weight, by_input=True)
+
+    def _columns_of_parts(self, store: WeightStore, stack: Weight) -> Sequence[tuple[str, str]]:
+        """As `_columns`, of each part of a stack."""
+        return [self._columns(store, part) for part in stack.parts]
 
     def _stored(self, store: WeightStore, weight: Weight, by_input: bool, block: int = 0) -> tuple[str, str]:
         """Names of the codes and of their scales [out]."""
@@ -261,6 +292,14 @@ class Int4:
         x = mixed_inputs_of(g, x, weight)
         return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
 
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Multiplies by packed blocks, as `linear`."""
+        products = [
+            lambda x, part=part: self._product(g, x, part, 8 if part.sensitive else 4, self.block)
+            for part in stack.parts
+        ]
+        return in_groups(g, mixed_inputs_of(g, x, stack), counts, products)
+
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies by packed blocks of 8 bits; logits need no factor."""
         return self._product(g, x, weight, 8, BLOCKS[0], out), ""
@@ -295,6 +334,11 @@ class Int8Blocks(Int4):
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by packed blocks of 8 bits."""
         return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
+
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Multiplies by packed blocks of 8 bits."""
+        parts = [replace(part, sensitive=True) for part in stack.parts]
+        return super().grouped(g, x, rows, counts, replace(stack, parts=parts))
 
 
 def check_hidden_size(precision: Precision, hidden: int) -> None:
@@ -341,6 +385,12 @@ def mixed_rows(g: Scope, x: str, block: int, *shape: int) -> str:
 def mixed_inputs_of(g: Scope, x: str, weight: Weight) -> str:
     """Rows [1, n, in] as the linear map `weight` reads them."""
     return mixed_rows(g, x, weight.mix, 1, -1, weight.columns)
+
+
+def in_groups(g: Scope, x: str, counts: str, products: Sequence[Callable[[str], str]]) -> str:
+    """Applies each of `products` to as many rows in turn of x [1, n, in] as `counts` int64 [products] says."""
+    groups = g.ops("Split", x, counts, out=(None,) * len(products), axis=1)
+    return g.op("Concat", *(product(group) for product, group in zip(products, groups, strict=True)), axis=1)
 
 
 def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:

@@ -31,6 +31,7 @@ from streamspec.export.quantization.gptq import moments, round_to_nearest, round
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, Lora
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
 from streamspec.progress import counted
 
@@ -69,6 +70,8 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
     bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
     groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
+    if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
+        return [*groups, Group(before, family.attention_norm)] if family.attention_norm else groups
     if family.attention_norm and spec.mlp_norm:
         groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:
@@ -255,8 +258,14 @@ def smooth(
 def _mix(scales: Scales, spec: DecoderSpec, everything: bool) -> None:
     """Has the inputs of the MLP's output map mixed, or `everything`."""
     for layer in range(spec.layers):
-        for module in spec.modules(layer) if everything else spec.family.down:
-            if block := mixed_inputs(spec.at(layer).in_width(module)):
+        maps = spec.modules(layer) if everything else [name for group in spec.mlp_maps(layer)[1:] for name in group]
+        widths = {module: spec.at(layer).in_width(module) for module in maps}
+        if (mixture := spec.mixture) and spec.mlp_kind(layer) == "experts":
+            inputs = {DOWN: mixture.width} | (dict.fromkeys((GATE, UP), spec.hidden) if everything else {})
+            numbers = range(mixture.count)
+            widths |= {mixture.expert(i, part): width for i in numbers for part, width in inputs.items()}
+        for module, width in widths.items():
+            if block := mixed_inputs(width):
                 scales.mixed[spec.weight_name(layer, module)] = np.asarray(block, np.int32)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.layer_cache import DTYPES, STATE_BLOCK, LayerCache, layer_caches
 from streamspec.model_families import Family
 
@@ -122,6 +123,7 @@ class DecoderSpec:
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
+    mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
@@ -162,11 +164,18 @@ class DecoderSpec:
         """The modules in the groups that are computed as one map."""
         names = self.family.per_layer_input
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
-        return *self.mixer(layer), self.family.up, self.family.down, *per_layer
+        return *self.mixer(layer), *self.mlp_maps(layer), *per_layer
 
     def mlp_kind(self, layer: int) -> str:
         """The kind of MLP of a layer, by its name in `MLPS`."""
-        return "dense"
+        number = self.numbers[layer] if self.numbers else layer
+        return "experts" if self.mixture and number in self.mixture.layers else "dense"
+
+    def mlp_maps(self, layer: int) -> tuple[tuple[str, ...], ...]:
+        """The fused maps that all rows of a layer run through in the MLP's place."""
+        if self.mixture and self.mlp_kind(layer) == "experts":
+            return self.mixture.shared_maps
+        return self.family.up, self.family.down
 
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers.pytorch_utils import Conv1D
 
+from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
@@ -73,11 +74,14 @@ class ModelSource(PlainSource):
         holder: Any = None
         if name.startswith(self._prefix):
             index, _, rest = name.removeprefix(self._prefix).partition(".")
-            holder = self.decoder.layer(int(index))
+            holder = self.decoder.layers[int(index)] if ".experts." in rest else self.decoder.layer(int(index))
         else:
             prefix = next((prefix for prefix in self._beside if name.startswith(prefix)), "")
             holder, rest = self._beside.get(prefix), name.removeprefix(prefix)
         path, _, last = rest.rpartition(".")
+        if self.spec.mixture and EXPERT.fullmatch(path):
+            tensor = expert_tensor(self.decoder.layers[int(index)], path, last)  # of them all would be in float32
+            return None if tensor is None else (holder, tensor)
         try:
             module = holder.get_submodule(path)
         except AttributeError:

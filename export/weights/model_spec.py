@@ -5,6 +5,7 @@ The family's description (`streamspec/model_families/families.py`) says only wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from streamspec.adapters.base_models.config_fields import (
 )
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary, StateSizes
+from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.layer_cache import SUM_BLOCK
-from streamspec.model_families import Family, switched
+from streamspec.model_families import Family, factor, switched
 
 if TYPE_CHECKING:
     from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -43,7 +45,7 @@ def describe(model: Any) -> DecoderSpec:
         family=family,
         layers=len(layers),
         hidden=config.hidden_size,
-        intermediate=widths[family.down[0]][1],
+        intermediate=widths.get(family.down[0], (0, 0))[1],
         heads=config.num_attention_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -74,6 +76,7 @@ def describe(model: Any) -> DecoderSpec:
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(taps) else None,
+        mixture=_mixture(decoder),
     )
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
@@ -114,6 +117,8 @@ def _map_sizes(
     heads = config.num_attention_heads
     sizes = tuple(_sizes(layer, family, heads) for layer in layers) if family.shared_kv is not None else ()
     widths = dict((sizes[last] if sizes else _sizes(layers[last], family, heads)).widths)
+    if family.mixture is not None:
+        widths |= _mlp_widths(layers, family)
     if any(taps):
         convolving = layers[taps.index(max(taps))]
         widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
@@ -134,7 +139,43 @@ def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:
     maps = (*family.qkv, *family.out, *family.up, *family.down, *((names.gate, names.up) if names else ()))
     widths = {name: _widths(known[name]) for name in maps if name in known}
     groups = getattr(getattr(layer, family.attention), "num_key_value_groups", 1)
-    return LayerSizes(heads // groups, widths[family.out[0]][1] // heads, widths[family.down[0]][1], widths)
+    inner = widths.get(family.down[0], (0, 0))[1]  # none of a mixture of experts
+    return LayerSizes(heads // groups, widths[family.out[0]][1] // heads, inner, widths)
+
+
+def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
+    """The mixtures of experts of some layers, which are of one size; None without any."""
+    from streamspec.adapters.base_models.experts import experts_of
+
+    names, config = decoder.family.mixture, decoder.model.config
+    found = {} if names is None else {i: experts_of(layer, names.experts) for i, layer in enumerate(decoder.layers)}
+    numbers = tuple(number for number, experts in found.items() if experts is not None)
+    if names is None or not numbers:
+        return None
+    layer, experts = decoder.layers[numbers[0]], found[numbers[0]]
+    count, *sides = experts.down_proj.shape
+    holder, _, bias = (names.bias or "").rpartition(".")
+    widths = _mlp_widths([layer], decoder.family)
+    return MixtureSpec(
+        names=names,
+        layers=numbers,
+        count=count,
+        active=int(getattr(config, names.active)),
+        width=sides[0] if getattr(experts, "is_transposed", False) else sides[1],
+        biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
+        shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,
+        normalized=switched(config, names.normalized),
+        least=factor(config, names.least) if names.least else 0.0,
+        scale=factor(config, names.scale),
+    )
+
+
+def _mlp_widths(layers: Iterable[Any], family: Family) -> dict[str, tuple[int, int]]:
+    """(out, in) of the maps that all rows run through in the MLP's place, of the layers that have such."""
+    mixture = family.mixture
+    names = {*family.up, *family.down, *(name for group in (mixture.shared if mixture else ()) for name in group)}
+    known = [(name, module) for layer in layers for name, module in layer.named_modules() if name in names]
+    return {name: _widths(module) for name, module in known}
 
 
 def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
@@ -143,7 +184,7 @@ def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
         module, _, kind = name.rpartition(".")
         if "lora_" in name:
             continue
-        shape = _widths(layer.get_submodule(module)) if value.ndim == 2 else tuple(value.shape)
+        shape = _widths(layer.get_submodule(module)) if value.ndim == 2 and kind == "weight" else tuple(value.shape)
         shapes[f"{module.removesuffix('.base_layer')}.{kind}"] = shape
     return shapes
 

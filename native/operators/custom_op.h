@@ -12,6 +12,7 @@ namespace streamspec {
 
 // The operators of each file; they live as long as the process.
 std::vector<const ort::CustomOp*> linear_operators();
+std::vector<const ort::CustomOp*> experts_operators();
 std::vector<const ort::CustomOp*> row_operators();
 std::vector<const ort::CustomOp*> attention_operators();
 std::vector<const ort::CustomOp*> recurrent_operators();

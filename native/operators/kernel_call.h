@@ -72,7 +72,8 @@ class Call {
     size_t inputs_ = 0, outputs_ = 0;
 };
 
-enum class Scratch { kQuantizedRows, kTask, kRowKeys, kBias };  // kTask: of what one thread does
+// kTask: of what one thread does
+enum class Scratch { kQuantizedRows, kTask, kRowKeys, kBias, kGroupedRows };
 
 // Memory of one thread that stays allocated between calls: as much as the largest took. Holds
 // what is written to it, of any type. STREAMSPEC_EXACT_SCRATCH: as much as this call takes, for a

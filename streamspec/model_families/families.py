@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from streamspec.errors import BaseModelError
 from streamspec.model_families.family import Family, PerLayerInput, RecurrentState
+from streamspec.model_families.mixtures import mixtures
 
 NEAR = 3  # names in an error
 
@@ -273,6 +274,7 @@ FAMILIES = {
         ignored=frozenset({"classifier_dropout", "hidden_dropout", "is_decoder", "rotary_pct", "rotary_emb_base"}),
     ),
 }
+FAMILIES |= mixtures(FAMILIES)
 
 _STATE = "layers with a recurrent state (gated delta rule)"
 # By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a

@@ -39,6 +39,24 @@ class RecurrentState:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts in place of the MLP, in the layers that have the module `experts`: a row's scores choose
+    `active` experts, whose outputs are added up by these scores."""
+
+    router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
+    experts: str = "mlp.experts"
+    active: str = "num_experts_per_tok"  # config field
+    width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
+    scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
+    bias: str | None = None  # added to the scores where experts are chosen, not where they are added up
+    normalized: bool | str = True  # whether the scores of a row's experts are divided by their sum; by name: a switch
+    added: float = 0.0  # to the sum
+    least: str | None = None  # config field: the sum is no smaller
+    scale: str | None = None  # config field: of the scores
+    shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+
+
+@dataclass(frozen=True)
 class Family:
     """Module names are below the causal LM (`stack`), below the stack, or below a layer."""
 
@@ -92,6 +110,7 @@ class Family:
     value_norm: bool = False  # values of each head over their root mean square
     layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
     per_layer_input: PerLayerInput | None = None
+    mixture: Mixture | None = None
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
@@ -114,8 +133,16 @@ class Family:
             self.logit_divisor,
             self.shared_kv,
             self.per_layer_input and self.per_layer_input.width,
+            *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
         )
         return {switch for switch in named if isinstance(switch, str)}
+
+    @property
+    def plain(self) -> str | None:
+        """What its layers have of which no drafter, and no bundle but plain ones for CPUs, is made; None without."""
+        if self.recurrent is not None:
+            return "keep a recurrent state"
+        return None if self.mixture is None else "have mixtures of experts"
 
     @property
     def draft_layer_parts(self) -> dict[str, str]:

@@ -76,6 +76,9 @@ def write_base(folder: Path, published: dict[str, Any]) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             else:
                 parameter.normal_(0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.normal_(0, 0.3)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(published))
     write_tokenizer(folder, text(published)["vocab_size"])

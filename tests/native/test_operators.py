@@ -52,6 +52,8 @@ def row(case: OperatorCase, at: int, caches: list[Array]) -> dict[str, Array]:
         x = case.feeds[name]
         return x.reshape(-1, x.shape[-1])[at : at + 1]
 
+    if "chosen" in case.feeds:
+        return choice(case, at)
     if "packed" not in case.feeds:
         return {name: one(name) for name in ("x", "update") if name in case.feeds}
     given = {name: one(name) for name in ("bias", "cos", "sin") if name in case.feeds}
@@ -61,6 +63,15 @@ def row(case: OperatorCase, at: int, caches: list[Array]) -> dict[str, Array]:
         used = case.feeds["bias"].shape[-1] - case.feeds["packed"].shape[1]
         given["bias"] = given["bias"][:, [*range(used), used + at]]
     return given | {"packed": one("packed")[None]}
+
+
+def choice(case: OperatorCase, at: int) -> dict[str, Array]:
+    """Inputs of output row `at` of experts: a row with its shares, or one of its choices."""
+    chosen, x = case.feeds["chosen"], case.feeds["x"]
+    if "shares" in case.feeds:
+        return {name: case.feeds[name][at : at + 1] for name in ("x", "chosen", "shares")}
+    row, place = divmod(at, chosen.shape[1])
+    return {"x": x[row, place][None] if x.ndim == 3 else x[row][None], "chosen": chosen[row, place].reshape(1, 1)}
 
 
 def apart(case: OperatorCase, rng: Random) -> OperatorCase:

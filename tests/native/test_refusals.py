@@ -38,6 +38,19 @@ def fitting(kind: str) -> OperatorCase:
             sizes | {"in_features": 64},
         ),
         "LinearInt6": ({"x": zeros((3, 40), F)}, int6 | {"shift": zeros(50, F)}, sizes),
+        **{
+            f"ExpertsInt{bits}": (
+                {"x": zeros((3, 40), F), "chosen": zeros((3, 2), np.int64), "shares": zeros((3, 2), F)},
+                {name: np.concatenate([x, x]) for name, x in {**codes, "shift": zeros(50, F)}.items()},
+                sizes | {"maps": 2},
+            )
+            for bits, codes in ((8, int8), (6, int6))
+        },
+        "ExpertsInt4": (
+            {"x": zeros((3, 64), F), "chosen": zeros((3, 2), np.int64), "shares": zeros((3, 2), F)},
+            {name: np.concatenate([x, x]) for name, x in {"codes": zeros((2, 8, 32, 4), U), **blocks}.items()},
+            sizes | {"in_features": 64, "maps": 2},
+        ),
         "LinearBlocks": ({"x": zeros((3, 256), F)}, stored | {"shift": zeros(50, F)}, of_blocks),
         "EmbeddingBlocks": ({"ids": zeros((1, 3), np.int64)}, stored, of_blocks),
         "EmbeddingInt8": ({"ids": zeros((1, 3), np.int64)}, int8, sizes),
@@ -66,6 +79,7 @@ def z(*shape: int, dtype: Any = F) -> Any:
 
 # Operator, what is given instead (a float or an int: an attribute), and words of the message.
 TABLES = ("EmbeddingInt8", "EmbeddingInt6")
+EXPERTS = ("ExpertsInt8", "ExpertsInt6", "ExpertsInt4")
 LINEAR = ("LinearInt8", "LinearInt6", "LinearInt4")
 MAPS = (*LINEAR, *TABLES)
 BLOCKS = ("LinearBlocks", "EmbeddingBlocks")
@@ -80,6 +94,15 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (MAPS, {"out_features": -5}, "out_features 18446744073709551611, expected"),
     (MAPS, {"out_features": 51}, r" float32 \[50\], expected float32 \[51\]"),
     (MAPS, {"out_features": 65}, r"codes u?int8 \[2, \d+, [^]]* 4\], expected u?int8 \[3, \d+, [^]]* 4\]"),
+    (EXPERTS, {"maps": 0}, "maps 0, expected 1 to 4096"),
+    (EXPERTS, {"maps": 4097}, "maps 4097, expected 1 to 4096"),
+    (EXPERTS, {"maps": 3}, r"codes u?int8 \[4, [^]]*\], expected u?int8 \[6, "),
+    (EXPERTS, {"shift": z(50)}, r"a bias float32 \[50\], expected float32 \[100\]"),
+    (EXPERTS, {"chosen": np.array([[0, 1], [1, 2], [0, 0]])}, "expert 2, expected 0 to 1"),
+    (EXPERTS, {"chosen": np.array([[0, 1], [1, -1], [0, 0]])}, "expert -1, expected 0 to 1"),
+    (EXPERTS, {"chosen": z(3, 0, dtype=np.int64), "shares": z(3, 0)}, r"chosen experts int64 \[3, 0\]"),
+    (EXPERTS, {"chosen": z(2, 2, dtype=np.int64)}, r"rows float32 \[3, \d\d\], expected float32 \[2, \d\d\]"),
+    (EXPERTS, {"shares": z(3, 1)}, r"shares float32 \[3, 1\], expected float32 \[3, 2\]"),
     (MAPS, {"mix": 12}, r"mix 12 of \d\d inputs, expected 0, or a divisor of 8, 16 or 32"),
     (("LinearInt8", "LinearInt6", *TABLES), {"mix": 16}, "mix 16 of 40 inputs"),
     (MAPS, {"mix": 8.0}, "mix of another type, expected an int"),

@@ -36,6 +36,8 @@ RINGS = ("keys", "values", "updates", "inputs", "decays", "states", "marks")  # 
 INPUTS = {
     **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
     "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
+    **{f"ExpertsInt{bits}": ("x", "chosen", "shares", "codes", "scales", "shift") for bits in (8, 6)},
+    "ExpertsInt4": ("x", "chosen", "shares", "codes", "scales", "zeros", "shift"),
     "LinearBlocks": ("x", "codes", "scales", *BESIDE, "shift"),
     **{f"EmbeddingInt{bits}": ("ids", "codes", "scales") for bits in (8, 6)},
     "EmbeddingBlocks": ("ids", "codes", "scales", *BESIDE),
@@ -162,6 +164,22 @@ def linear(rng: Random, bits: int) -> OperatorCase:
     attributes = {"in_features": inputs, "out_features": outputs, "mix": mix, "gated": int(gated)}
     attributes |= {"activation": int(rng.integers(5))} | ({"block_size": block} if bits == 4 else {})
     return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
+
+
+def experts(rng: Random, bits: int) -> OperatorCase:
+    one, maps = linear(rng, bits), int(rng.integers(1, 9))
+    constants = {}
+    for name, x in one.constants.items():
+        each = [x // (i + 1) if x.dtype.kind in "iu" else x * x.dtype.type((i + 1) / maps) for i in range(maps)]
+        constants[name] = np.concatenate(each).astype(x.dtype)
+    n, active = int(rng.choice([1, 2, 7, 33])), int(rng.integers(1, maps + 1))
+    chosen = np.stack([rng.permutation(maps)[:active] for _ in range(n)])
+    of_choices = maybe(rng, 40)
+    shape = (n, active, one.attributes["in_features"]) if of_choices else (n, one.attributes["in_features"])
+    feeds = {"x": floats(rng, *shape), "chosen": chosen}
+    if maybe(rng, 50):
+        feeds["shares"] = floats(rng, n, active)
+    return OperatorCase(f"ExpertsInt{bits}", feeds, constants, one.attributes | {"maps": maps})
 
 
 def of_blocks(stored: StoredBlocks, gated: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -309,6 +327,7 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "LinearInt8": lambda rng: linear(rng, 8),
     "LinearInt6": lambda rng: linear(rng, 6),
     "LinearInt4": lambda rng: linear(rng, 4),
+    **{f"ExpertsInt{bits}": lambda rng, bits=bits: experts(rng, bits) for bits in (8, 6, 4)},
     "LinearBlocks": blocks,
     "EmbeddingInt8": lambda rng: embedding(rng, "Int8", lambda rng: linear(rng, 8)),
     "EmbeddingInt6": lambda rng: embedding(rng, "Int6", lambda rng: linear(rng, 6)),

@@ -84,11 +84,35 @@ def stored(case: OperatorCase) -> tuple[Array, Array, int]:
 
 
 def linear(case: OperatorCase, found: Sequence[Array]) -> None:
+    within(found[0], *of_linear(case))
+
+
+def experts(case: OperatorCase, found: Sequence[Array]) -> None:
+    """Each map as a case of its own, of all rows."""
+    maps, chosen = case.attributes["maps"], case.feeds["chosen"]
+    of_choices = case.feeds["x"].ndim == 3
+    x = case.feeds["x"] if of_choices else np.repeat(case.feeds["x"][:, None], chosen.shape[1], 1)
+    y = error = np.zeros(())
+    for i in range(maps):
+        own = {name: np.split(whole, maps)[i] for name, whole in case.constants.items()}
+        kind = case.kind.replace("Experts", "Linear")
+        y_own, error_own = of_linear(OperatorCase(kind, {"x": x}, own, case.attributes))
+        here = (chosen == i)[..., None]
+        y, error = np.where(here, y_own, y), np.where(here, error_own, error)
+    if "shares" in case.feeds:
+        shares = case.feeds["shares"].astype(np.float64)[..., None]
+        error = (np.abs(shares) * (error + 1e-6 * np.abs(y))).sum(1)
+        y = (shares * y).sum(1)
+    within(found[0], y, error)
+
+
+def of_linear(case: OperatorCase) -> tuple[Array, Array]:
+    """What a linear map gives in float64, and by how much float32 may be off."""
     own, constants = case.attributes, case.constants
     x = hadamard(case.feeds["x"].astype(np.float64), own.get("mix", 0))
     if case.kind == "LinearBlocks":
         weights, sizes, blocks = stored(case)
-        return compare(case, x, 32, weights, sizes, blocks, found)
+        return expected(case, x, 32, weights, sizes, blocks)
     codes, scales = codes_of(case), constants["scales"].astype(np.float64)
     if case.kind != "LinearInt4":
         weights, blocks = codes * scales[:, None], 1
@@ -98,12 +122,12 @@ def linear(case: OperatorCase, found: Sequence[Array]) -> None:
         split = codes.reshape(len(codes), blocks, -1)
         weights = (split - np.broadcast_to(zeros, split.shape[:2])[..., None]) * by_output(case, scales)[..., None]
         weights = weights.reshape(codes.shape)
-    compare(case, x, x.shape[-1], weights, np.abs(weights), blocks, found)
+    return expected(case, x, x.shape[-1], weights, np.abs(weights), blocks)
 
 
-def compare(
-    case: OperatorCase, x: Array, scaled: int, weights: Array, sizes: Array, blocks: int, found: Sequence[Array]
-) -> None:
+def expected(
+    case: OperatorCase, x: Array, scaled: int, weights: Array, sizes: Array, blocks: int
+) -> tuple[Array, Array]:
     """Rows x, of which `scaled` inputs share a scale, times `weights`, which float32 computes as numbers of `sizes`."""
     own, constants = case.attributes, case.constants
     parts = x.reshape(*x.shape[:-1], -1, scaled)
@@ -123,7 +147,7 @@ def compare(
     else:
         y = activate(kind, y)
         error = slope * error + 1e-5 * np.abs(y) * (kind in (1, 2))
-    within(found[0], y, error + 1e-6 * np.abs(y) + 1e-30)
+    return y, error + 1e-6 * np.abs(y) + 1e-30
 
 
 def embedding(case: OperatorCase, found: Sequence[Array]) -> None:
@@ -292,6 +316,7 @@ def within(found: Array, wanted: Array, error: Array | float) -> None:
 
 COMPARE = {
     **dict.fromkeys(("LinearInt8", "LinearInt6", "LinearInt4", "LinearBlocks"), linear),
+    **dict.fromkeys(("ExpertsInt8", "ExpertsInt6", "ExpertsInt4"), experts),
     **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6", "EmbeddingBlocks"), embedding),
     "SkipRmsNorm": norm,
     "ArgMax": argmax,

@@ -33,6 +33,7 @@ from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec, graph_feat
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
+from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import NEAR
 from tests.support.recurrent_families import RECURRENT, with_memory
 
@@ -128,7 +129,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    config = AutoConfig.for_model(family, **settings | (FAMILIES | RECURRENT)[family] | changes)
+    config = AutoConfig.for_model(family, **settings | (FAMILIES | RECURRENT | MIXTURES)[family] | changes)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -141,6 +142,8 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         for name, value in model.named_buffers():
             if name.endswith("layer_scalar"):
                 value.uniform_(0.5, 1.5)
+            elif name.endswith("expert_bias"):
+                value.normal_(0, 0.3)
     return with_memory(model).requires_grad_(False)
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.training.config import TrainConfig
+from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import NEAR
 from tests.support.recurrent_families import RECURRENT, with_memory
 
@@ -74,7 +75,7 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             "max_position_embeddings",
         ):
             common.pop(key)
-    config = AutoConfig.for_model(family, **(common | (SIZES | RECURRENT)[family] | changes))
+    config = AutoConfig.for_model(family, **(common | (SIZES | RECURRENT | MIXTURES)[family] | changes))
     return with_memory(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
 
 

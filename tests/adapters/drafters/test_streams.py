@@ -17,10 +17,11 @@ from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick
 from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel, fit_start, stream_mask
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.model_families import FAMILIES as ALL_FAMILIES
-from tests.support.tiny_exports import RECURRENT
+from tests.support.mixture_families import MIXTURES
+from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_models import tiny_model
 
-FAMILIES = [family for family in ALL_FAMILIES if family not in RECURRENT]  # which have no drafters
+FAMILIES = [family for family in ALL_FAMILIES if family not in {*RECURRENT, *MIXTURES}]  # which have no drafters
 IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0, 0]])
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 

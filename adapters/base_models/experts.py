@@ -1,0 +1,39 @@
+"""A mixture of experts in a Hugging Face layer: its sizes by its modules, and the weights of one expert out of the
+tensors in which transformers stacks those of all.
+
+tests/export/layers/mlp/test_experts.py covers it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+EXPERT = re.compile(r"(.+)\.(\d+)\.(gate|up|down)_proj")  # below a layer: the module, an expert's number, its map
+
+
+def experts_of(layer: nn.Module, path: str) -> Any:
+    """The module `path` of a layer with the experts' weights; None in a layer with an MLP."""
+    return dict(layer.named_modules()).get(path)
+
+
+def expert_tensor(layer: nn.Module, path: str, kind: str) -> Tensor | None:
+    """A map [out, in] or bias [out] (`kind`) of an expert; None where there is none. `path`: `EXPERT`."""
+    found = EXPERT.fullmatch(path)
+    assert found is not None, path
+    experts, number, part = experts_of(layer, found[1]), int(found[2]), found[3]
+    stacked = "down_proj" if part == "down" else "gate_up_proj"
+    tensor = getattr(experts, stacked if kind == "weight" else f"{stacked}_{kind}", None)
+    if tensor is None:
+        return None
+    own: Tensor = tensor[number].detach()
+    if kind == "weight" and getattr(experts, "is_transposed", False):
+        own = own.T
+    if part == "down":
+        return own
+    half, second = len(own) // 2, part == "up"
+    if getattr(experts, "is_concatenated", True):
+        return own[half:] if second else own[:half]
+    return own[int(second) :: 2]

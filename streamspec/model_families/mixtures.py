@@ -1,0 +1,70 @@
+"""The supported families with mixtures of experts, by the `model_type` of their Hugging Face configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamspec.model_families.family import Family, Mixture
+
+# Of training, and sizes that the modules show.
+_IGNORED = frozenset(
+    {"moe_intermediate_size", "num_experts", "num_local_experts", "output_router_logits", "router_aux_loss_coef"}
+)
+_SHARED = tuple(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down"))
+
+
+def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
+    """Returns the rows of the table for mixtures, made of those of `dense` families."""
+
+    def like(family: str, mixture: Mixture, *ignored: str, **changes: Any) -> Family:
+        row = dense[family]
+        return replace(row, mixture=mixture, ignored=row.ignored | _IGNORED | set(ignored), **changes)
+
+    return {
+        "qwen3_moe": like("qwen3", Mixture(normalized="norm_topk_prob"), "decoder_sparse_step", "mlp_only_layers"),
+        "olmoe": like(
+            "mistral",
+            Mixture(width="intermediate_size", normalized="norm_topk_prob"),
+            head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+            only={"clip_qkv": None},  # it would cut off what the norms give
+        ),
+        "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
+        "granitemoe": like(
+            "granite",
+            Mixture(
+                router="block_sparse_moe.router",
+                experts="block_sparse_moe.experts",
+                width="intermediate_size",
+                scores="chosen",
+                normalized=False,
+            ),
+        ),
+        "lfm2_moe": like(
+            "lfm2",
+            Mixture(
+                router="feed_forward.gate",
+                experts="feed_forward.experts",
+                scores="sigmoid",
+                bias="feed_forward.expert_bias",
+                normalized="norm_topk_prob",
+                added=1e-6,
+                scale="routed_scaling_factor",
+            ),
+            "num_dense_layers",
+            "use_expert_bias",
+            rotary="pos_emb",
+        ),
+        "ernie4_5_moe": like(
+            "ernie4_5",
+            Mixture(
+                bias="mlp.gate.moe_statics.e_score_correction_bias",
+                least="moe_norm_min",
+                active="moe_k",
+                shared=(_SHARED[:2], _SHARED[2:]),
+            ),
+            *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
+            *("moe_layer_start_index", "moe_layer_end_index"),
+        ),
+    }

@@ -1,0 +1,157 @@
+"""Mixtures of experts: rows against PyTorch in chunks and trees, drafted answers against plain ones, and what is
+refused. tests/export/graphs compares the reference with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from streamspec import load
+from streamspec.adapters.train import train
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.draft_tree import MASKED, DraftTree
+from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.reference import tree_rows
+from streamspec.runtime import Session
+from streamspec.runtime.engine.ort_runner import OrtRunner
+from tests.support.mixture_families import MIXTURES
+from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
+
+FAMILY = "ernie4_5_moe"  # with an MLP for all rows, a bias of the choice, a dense first layer
+ROWS = 64
+
+
+def random_tree(rows: int, seed: int) -> DraftTree:
+    rng, parents, ranks, children = np.random.default_rng(seed), [0], [0], dict[int, int]()
+    for node in range(1, rows):
+        parent = int(rng.integers(max(0, node - 6), node))
+        ranks.append(children.get(parent, 0))
+        children[parent] = ranks[-1] + 1
+        parents.append(parent)
+    return DraftTree(tuple(parents), tuple(ranks))
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_rows_of_chunks_and_trees_are_those_of_pytorch(family: str, tmp_path: Path) -> None:
+    tiny = tiny_model(family, max_position_embeddings=256)
+    steps, reference = build(tmp_path, tiny, streams=False).stepper(128), ReferenceModel(tiny)
+    rng, tree = np.random.default_rng(2), random_tree(ROWS, 3)
+    context, drafted = (rng.integers(3, VOCAB, count) for count in (23, ROWS))
+    expected = reference.logits(reference.states(*tree_rows(context, drafted, tree)))
+    found = [steps.prefill(context[at : at + 7])["logits"] for at in range(0, 23, 7)]
+    found.append(steps.step(drafted, np.asarray(tree.depths), tree.mask())["logits"])
+    assert np.abs(np.concatenate(found) - expected).max() < 1e-4 * expected.std()
+
+
+def base_of(family: str, folder: Path) -> Path:
+    tiny: PreTrainedModel = tiny_model(family, tied=False, eos_token_id=None)
+    save_base(folder, tiny)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_of(FAMILY, tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture(scope="module")
+def bundles(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    for precision in ("fp32", "int8", "int4"):
+        export_bundle(base, None, folder / precision, precision, measure=False, progress=lambda line: None)
+    return {precision: folder / precision for precision in ("fp32", "int8", "int4")}
+
+
+RUNS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
+def session(
+    request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    precision, provider = request.param
+    folder = tmp_path_factory.mktemp("cache")
+    opened = load(bundles[precision], threads=1, provider=provider, tree=ROWS, cache_dir=folder)
+    yield opened
+    opened.close()
+
+
+def test_a_row_is_the_same_alone_in_chunks_and_in_trees_of_any_size(session: Session) -> None:
+    runner = session.runner
+    assert isinstance(runner, OrtRunner)
+    text = np.random.default_rng(0).integers(3, 90, 40).tolist()
+
+    def chunks(size: int) -> np.ndarray:
+        runner.reset()
+        found = []
+        for at in range(0, len(text), size):
+            count = len(text[at : at + size])
+            mask = np.triu(np.full((count, count), MASKED, np.float32), k=1)
+            found.append(np.array(runner.forward(text[at : at + size], range(count), mask)))
+            runner.commit(range(count))
+        return np.concatenate(found)
+
+    plain = chunks(1)
+    for size in (2, 5, 16, 40):
+        np.testing.assert_array_equal(chunks(size), plain)
+    for rows in (2, 17, ROWS):
+        runner.reset()
+        tree = random_tree(rows, rows)
+        tokens = np.random.default_rng(rows).integers(3, 90, rows).tolist()
+        path = tree.path(rows - 1)
+        for place, node in enumerate(path):
+            tokens[node] = text[place]
+        logits = runner.forward(tokens, tree.depths, tree.mask())
+        np.testing.assert_array_equal(logits[list(path)], plain[: len(path)])
+
+
+def test_drafted_answers_are_plain_ones(session: Session) -> None:
+    for seed in range(3):
+        prompt = np.random.default_rng(seed).integers(3, 90, 12).tolist() * 2
+        plain = session.generate(prompt, max_new_tokens=60, speculate=False)
+        drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
+        assert drafted.token_ids == plain.token_ids
+        assert len(plain.token_ids) == 60
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"target": Target(static=True)}, "--static"),
+        ({"target": Target("cuda")}, "--target cuda"),
+        ({"self_draft": "1"}, "--self-draft"),
+        ({"drafter": "head"}, "a drafter"),
+    ],
+)
+def test_what_is_not_done_yet_is_refused_before_any_work(
+    asked: dict[str, Any], named: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{named} for {FAMILY}, whose layers have mixtures of experts; expected"):
+        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_drafter_is_trained_and_no_swappable_bundle_made(base: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    with pytest.raises(ConfigError, match=f"a drafter of {FAMILY}, whose layers have mixtures of experts; expected"):
+        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=f"a swappable bundle for {FAMILY}, whose layers"):
+        export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("family", "field"), [("qwen3_moe", "moe_intermediate_size"), ("mixtral", "intermediate_size")]
+)
+def test_experts_of_a_width_without_whole_tiles_are_refused(family: str, field: str, tmp_path: Path) -> None:
+    with pytest.raises(BaseModelError, match="experts of 40 inner numbers .only multiples of 32"):
+        save_base(tmp_path, tiny_model(family, **{field: 40}))
