@@ -117,9 +117,10 @@ class Unpacked:
             self.g = Scope(self.store, f"unpacked/{value}.parts")
             self.g.ops("Split", value, self.g.ints(*[length] * self.maps), out=tuple(names), axis=0)
             self.store.prelude += self.g.nodes
-        if not turned:
-            return names
-        return [self._made(f"{name}.turned", lambda out, n=name: self.g.op("Transpose", n, out=out)) for name in names]
+        return [self._turned(name) for name in names] if turned else names
+
+    def _turned(self, matrix: str) -> str:
+        return self._made(f"{matrix}.turned", lambda out: self.g.op("Transpose", matrix, out=out))
 
     def _made(self, value: str, make: Callable[[str], object]) -> str:
         if value not in self.store.made:
