@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -76,12 +76,9 @@ class DescribedBase:
         if self.template is not None:
             (folder / TEMPLATE).write_bytes(self.template)
         try:
-            read_tokenizer(folder)
-            return Tokenizer.from_file(str(source))
+            return cast(Tokenizer, read_tokenizer(folder))
         except BundleError as error:
             raise BaseModelError(f"{source}: {error.found}", error.expected, "save it again without that") from None
-        except Exception as error:  # the library raises bare Exception
-            raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 
     def begin_token(self, tokenizer: Tokenizer, named: int | None) -> int | None:
         """The id of the token that chat templates call `bos_token`.
