@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamspec import __version__
 from streamspec.adapters.base_models.download import SHA256
-from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.gguf.file import forget, is_gguf, parts_of
 from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
@@ -25,6 +25,7 @@ from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
@@ -100,6 +101,8 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
+    forget()
+    trim()  # nothing of the export is needed where its bundle is loaded
     return target
 
 

@@ -138,6 +138,11 @@ def read_gguf(path: Path) -> GgufFile:
     return _read_parts(tuple((part, state.st_size, state.st_mtime_ns) for part, state in states))
 
 
+def forget() -> None:
+    """Frees the file that was read last: its vocabulary takes tens of megabytes."""
+    _read_parts.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _read_parts(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     path = parts[0][0]
