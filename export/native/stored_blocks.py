@@ -37,8 +37,9 @@ class Tiles:
 
 def packed(stored: StoredBlocks, gated: bool = False) -> Tiles:
     """Rows [out, in] in tiles, as `in_parts`."""
-    codes, sides = in_parts(stored, gated)
-    return Tiles(np.concatenate(list(codes)), *sides)
+    codes, (scales, *others) = in_parts(stored, gated)
+    assert scales is not None
+    return Tiles(np.concatenate(list(codes)), scales, *others)
 
 
 def in_parts(stored: StoredBlocks, gated: bool = False) -> tuple[Iterator[Array], list[Array | None]]:
