@@ -34,7 +34,7 @@ PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
-SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 20}
+SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
 FIXED, OF_LARGEST = 0.2, 2
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
