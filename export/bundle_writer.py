@@ -6,15 +6,18 @@ Each step has a module of its own; this one has their order. A bundle appears wh
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Unpack
 
 import onnx
 
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.reporting.quiet import our_words_only
+from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
@@ -22,7 +25,7 @@ from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.export.answer_store import add_store
 from streamspec.export.bundle_card import write_card
-from streamspec.export.bundle_graphs import build_graph, write_graphs
+from streamspec.export.bundle_graphs import DATA, build_graph, write_graphs
 from streamspec.export.bundle_parts import (
     Parts,
     describe_bundle,
@@ -105,9 +108,10 @@ def export_bundle(
             say(f"writing the {options.precision} graph")
             manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
             del graph, parts  # the session and the model need not be in memory together
+            hashes = {DATA: sha256_file(folder / DATA)}
         reference = computing.result()
         say(f"comparing with {reference.by}")
-        return complete(folder, reference.compare(manifest, folder, say), say)
+        return complete(folder, reference.compare(manifest, folder, say), say, hashes)
 
 
 def _need_torch(adapts: bool, options: ExportOptions) -> None:
@@ -124,14 +128,17 @@ def _held_out_rows(parts: Parts, options: ExportOptions) -> list[TokenRow]:
     return options.held_out.rows(described.base, described.format, parts.spec.context_length, described.adapter_path)
 
 
-def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
-    """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
+def complete(
+    folder: Path, manifest: Manifest, say: Progress, hashes: Mapping[str, str] = MappingProxyType({})
+) -> Manifest:
+    """Writes the card and the manifest with the files' hashes, some of which are known. Raises BundleError for graphs
+    that `load` refuses."""
     write_card(folder, manifest)
     for name in (MODEL, *OVER_MODEL):
         if (folder / name).exists():
             state(folder / name, manifest)
     say("hashing the files")
-    manifest = finish(folder, manifest)
+    manifest = finish(folder, manifest, hashes)
     check_graphs(folder, manifest)
     return manifest
 

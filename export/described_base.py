@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.generation_config import read_generation, sampling_of
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.tokenizer import compact
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import sha256_file
@@ -26,7 +27,8 @@ from streamspec.errors import BaseModelError, BundleError, ConfigError
 from streamspec.export.weights.target import resolve_readable
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token, tokenizer_settings
-from streamspec.runtime.text.tokenizer import read_tokenizer
+from streamspec.runtime.hardware.huge_pages import trim
+from streamspec.runtime.text.tokenizer import LARGE, MAX_TOKENIZER, read_tokenizer
 
 BEGIN, END = SPECIALS = "bos_token", "eos_token"
 
@@ -63,8 +65,8 @@ class DescribedBase:
         return self.adapter is not None and self.adapter.streams is not None
 
     def copy_tokenizer(self, folder: Path) -> Tokenizer:
-        """Copies `tokenizer.json` and the chat template to `folder`; returns the tokenizer. Raises BaseModelError for
-        one that no bundle may have."""
+        """Copies `tokenizer.json`, `compact` where it is large, and the chat template to `folder`; returns the
+        tokenizer. Raises BaseModelError for one that no bundle may have."""
         source = self.base.path / TOKENIZER
         if not source.is_file():
             raise BaseModelError(
@@ -76,12 +78,12 @@ class DescribedBase:
         if self.template is not None:
             (folder / TEMPLATE).write_bytes(self.template)
         try:
-            read_tokenizer(folder)
-            return Tokenizer.from_file(str(source))
+            if LARGE < source.stat().st_size <= MAX_TOKENIZER:
+                (folder / TOKENIZER).write_bytes(compact(source.read_bytes()))
+                trim()  # what that took, and making it of a GGUF file
+            return cast(Tokenizer, read_tokenizer(folder))
         except BundleError as error:
             raise BaseModelError(f"{source}: {error.found}", error.expected, "save it again without that") from None
-        except Exception as error:  # the library raises bare Exception
-            raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 
     def begin_token(self, tokenizer: Tokenizer, named: int | None) -> int | None:
         """The id of the token that chat templates call `bos_token`.

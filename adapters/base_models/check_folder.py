@@ -38,14 +38,14 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
     check_tensors(folder)
-    _check_vocabulary(folder, config, say)
+    if outside := check_tokens(folder, config):
+        say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
 def check_described(folder: Path, say: Callable[[str], None]) -> None:
-    """Checks config and tokenizer as `check_folder` does without PyTorch, of a folder whose weights lie elsewhere."""
-    config = read_completed(folder)
-    _check_fields(folder, config, say)
-    _check_vocabulary(folder, config, say)
+    """Checks the config as `check_folder` does without PyTorch, of a folder that was made of a GGUF file and has its
+    tokens."""
+    _check_fields(folder, read_completed(folder), say)
 
 
 def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:
@@ -55,11 +55,6 @@ def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) 
         say(f"tokens that begin or end texts and that the model has no embedding for, left alone: {', '.join(ends)}")
     if unused := unused_fields(read_generation(folder)):
         say(one_line(f"{GENERATION}, left alone: {', '.join(unused)}"))
-
-
-def _check_vocabulary(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:
-    if outside := check_tokens(folder, config):
-        say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
 def left_out(folder: Path) -> tuple[str, ...]:

@@ -283,18 +283,28 @@ def _read_json(file: Path) -> dict[str, Any]:
 def content_hash(file: Path, say: Progress | None = None) -> str:
     """sha256 of a file, kept in the cache by its size and time: gigabytes need not be read again. `say` gets a line
     where it is read."""
-    state = [file.stat().st_size, file.stat().st_mtime_ns]
-    key = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:24]
-    note = cache_dir() / "hashes" / f"content-{key}.json"
-    known = read_note(note)
-    if known.get("state") == state and isinstance(known.get("sha256"), str):
-        return str(known["sha256"])
+    note, state = _note_of(file)
+    if (known := known_hash(file)) is not None:
+        return known
     if say is not None:
         say(f"hashing {file.name}")
     digest = sha256_file(file)
     note.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, json.dumps({"path": str(file.resolve()), "state": state, "sha256": digest}))
     return digest
+
+
+def known_hash(file: Path) -> str | None:
+    """The `content_hash` of a file that need not be read again, else None."""
+    note, state = _note_of(file)
+    known = read_note(note)
+    return known["sha256"] if known.get("state") == state and isinstance(known.get("sha256"), str) else None
+
+
+def _note_of(file: Path) -> tuple[Path, list[int]]:
+    """Where the hash of a file is kept, and the size and time that it is kept by."""
+    key = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:24]
+    return cache_dir() / "hashes" / f"content-{key}.json", [file.stat().st_size, file.stat().st_mtime_ns]
 
 
 def _cached_hash(folder: Path) -> str:

@@ -1,7 +1,8 @@
 """Loads a base's tokenizer for training: the very one that a bundle gets, `tokenizer.json` as it is.
 
 transformers' AutoTokenizer picks a class by the model's family, and some of these build splitting and normalizing of
-their own instead of reading the file; which ones depends on its version. `gguf/test_tokenizer.py` covers this module.
+their own instead of reading the file; which ones depends on its version. `gguf/test_tokenizer.py` covers this module,
+`tests/export/test_described_base.py` `compact`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,26 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
         if end is not None and end in tokenizer.get_vocab():
             tokenizer.eos_token = end
     return tokenizer
+
+
+def compact(written: bytes) -> bytes:
+    """Returns a `tokenizer.json` of the same tokenizer that takes less time to read, and 150 MB less while Gemma's
+    514,000 merges are read: without white space, each merge as one text in place of a list of two. As it is where it is
+    no BPE or no JSON, or where such a text would not be read as two tokens.
+    """
+    try:
+        tokenizer = json.loads(written)
+        merges = [(left, right) for left, right in tokenizer["model"]["merges"]]
+        if tokenizer["model"].get("type") != "BPE" or any(_is_odd(left, right) for left, right in merges):
+            return written
+        tokenizer["model"]["merges"] = [f"{left} {right}" for left, right in merges]
+        return json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return written
+
+
+def _is_odd(left: str, right: str) -> bool:
+    return " " in left or " " in right or left.startswith("#version")  # which begins a file of merges
 
 
 def with_tokenizer(folder: Path, say: Callable[[str], None]) -> Path:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.errors import StreamspecWarning
 
 
@@ -40,7 +39,8 @@ def our_words_only() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", StreamspecWarning)
-            with _without_bars() if has_torch() else nullcontext():
+            # Where it is imported later, `text_part.quiet` keeps its bars away.
+            with _without_bars() if sys.modules.get("transformers") else nullcontext():
                 yield
     finally:
         logging.disable(disabled)

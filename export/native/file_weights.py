@@ -19,7 +19,7 @@ from streamspec.export.file_blocks.block_kind import BlockKind
 from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.layout import TILE, Unpacked
 from streamspec.export.native.precisions import TILED, TiledInt8
-from streamspec.export.native.stored_blocks import SUPER, Tiles, packed
+from streamspec.export.native.stored_blocks import SUPER, Tiles, in_parts
 from streamspec.export.ops.builder import Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.lora_inputs import LowRank
@@ -143,7 +143,9 @@ class FileWeights(TiledInt8):
         names = {name: f"{codes}.{name}" for name in PARTS}
         if names["codes"] not in store:
             data = runs[0].data if len(runs) == 1 else np.concatenate([run.data for run in runs])
-            for name, array in vars(packed(replace(runs[0], data=data), weight.gated)).items():
+            parts, sides = in_parts(replace(runs[0], data=data), weight.gated)
+            store.add_parts(names["codes"], -(-len(data) // TILE), parts)
+            for name, array in zip(PARTS[1:], sides, strict=True):
                 if array is not None:
                     store.add(names[name], array)
         table = store.constant(kind.table, np.int8) if kind.table else ""

@@ -5,7 +5,7 @@ Codes have 4, 6 or 8 bits: those of 2 and 3 bits take 4, those of 5 take 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +36,15 @@ class Tiles:
 
 
 def packed(stored: StoredBlocks, gated: bool = False) -> Tiles:
-    """Rows [out, in] in tiles. `gated`: both halves of the outputs in turn. Raises ConfigError for bytes that are no
-    such rows, or that hold numbers which tiles do not."""
+    """Rows [out, in] in tiles, as `in_parts`."""
+    codes, (scales, *others) = in_parts(stored, gated)
+    assert scales is not None
+    return Tiles(np.concatenate(list(codes)), scales, *others)
+
+
+def in_parts(stored: StoredBlocks, gated: bool = False) -> tuple[Iterator[Array], list[Array | None]]:
+    """Rows [out, in] as `Tiles`: the codes, made some tiles at a time, and all the rest. `gated`: both halves of the
+    outputs in turn. Raises ConfigError for bytes that are no such rows, or that hold numbers which tiles do not."""
     kind = KINDS[stored.kind]
     size = stored.columns // kind.weights * kind.layout.itemsize
     if stored.columns % kind.weights or stored.data.shape[1:] != (size,):
@@ -48,18 +55,16 @@ def packed(stored: StoredBlocks, gated: bool = False) -> Tiles:
     sides = _joined([kind.sides(blocks[at : at + step]) for at in range(0, len(blocks), step)])
     if not all(np.isfinite(side).all() for side in sides[::2] if side is not None):
         raise ConfigError("a block whose scale is no finite number", "finite numbers", "download the file again")
-    codes = _codes(kind, blocks, tiled(np.arange(1, len(blocks) + 1), gated) - 1)
-    scales, *others = (None if side is None else pack_blocks(side.reshape(len(blocks), -1), gated) for side in sides)
-    assert scales is not None
-    return Tiles(codes, scales, *others)
+    order, step = tiled(np.arange(1, len(blocks) + 1), gated) - 1, max(1, step // TILE)
+    codes = (_codes(kind, blocks, order[at : at + step]) for at in range(0, len(order), step))
+    return codes, [None if side is None else pack_blocks(side.reshape(len(blocks), -1), gated) for side in sides]
 
 
 def _codes(kind: BlockKind, blocks: Array, order: Array) -> Array:
     """Codes in tiles. `order` [tiles, 32]: the row of each output, -1 where it fills up a tile."""
     library, inputs = native_library.library(), blocks.shape[1] * kind.weights
     if library is None:
-        step = max(1, CHUNK // (TILE * inputs))
-        return np.concatenate([_packed(kind, blocks, order[at : at + step]) for at in range(0, len(order), step)])
+        return _packed(kind, blocks, order)
     groups = (inputs // 16, 2, 3, 16, 4) if kind.bits == 6 else (inputs * kind.bits // 32, TILE, 4)
     out = np.empty((len(order), *groups), np.uint8)
     kind.tile_codes(library, blocks, order, out)

@@ -26,7 +26,8 @@ DAMPING = 0.01  # of the mean square, added to every input's
 RANGES = (1.0, 0.9, 0.8)  # of what a block's weights span
 COLUMNS = 8  # inputs that are rounded one after the other; the errors of more reach the others as one product
 ROWS = 1 << 13  # outputs at a time
-FACTORED = 1 << 11  # inputs whose moments are factorised together
+FACTORED = 1 << 8  # inputs whose moments are factorised together, in double precision: more cost the cube
+MOVED = 1 << 11  # columns of moments at a time, whose rows change places
 SEARCHED = 1 << 17  # weights whose ranges are searched together, which a processor's cache holds
 TINY = np.float32(1e-12)
 
@@ -100,32 +101,27 @@ def _fitted(product: Array, square: Array) -> tuple[Array, Array]:
 
 
 def _spread(second: Array) -> Array:
-    """The order of inputs. Moments [in, in] become U in that order, with ones on its diagonal: an error of input i adds
-    U[i, j] of itself to what input j > i is rounded from. U D U^T are the moments, shrunk. What lies below U's diagonal
-    says nothing.
+    """The order of inputs, the largest last. Moments [in, in] become U^T in that order, with ones on its diagonal: an
+    error of input i adds U^T[i, j] of itself to what input j < i is rounded from. U D U^T are the moments, shrunk, of
+    inputs in the other order. What lies above the diagonal says nothing.
     """
     power, mean = second.diagonal().copy(), np.maximum(second.diagonal().mean(), TINY)
     second *= np.float32(SHRINK) / mean
     np.fill_diagonal(second, power / mean + np.float32(DAMPING))
-    order = np.argsort(-second.diagonal(), kind="stable")
-    _permute(second, order[::-1])
+    order = np.argsort(-second.diagonal(), kind="stable")[::-1]
+    for at in range(0, len(second), FACTORED):
+        second[at : at + FACTORED] = np.take(second[at : at + FACTORED], order, axis=1)
+    for at in range(0, len(second), MOVED):
+        second[:, at : at + MOVED] = second[order, at : at + MOVED]
     _factorise(second)
-    _permute(second, np.arange(len(second))[::-1])
     second /= second.diagonal().copy()
     return order
 
 
-def _permute(square: Array, order: Array) -> None:
-    """Brings rows and columns into `order`, some at a time."""
-    for at in range(0, len(square), FACTORED):
-        square[at : at + FACTORED] = square[at : at + FACTORED, order]
-    for at in range(0, len(square), FACTORED):
-        square[:, at : at + FACTORED] = square[order, at : at + FACTORED]
-
-
 def _factorise(square: Array) -> None:
     """Puts the Cholesky factor L of a symmetric matrix into its lower half, a block of columns after the other: LAPACK
-    would take three more matrices of this size, in double precision."""
+    would take three more matrices of this size, in double precision, in which these blocks are factorised.
+    """
     for at in range(0, len(square), FACTORED):
         here, below = slice(at, at + FACTORED), slice(at + FACTORED, None)
         if at:
@@ -143,25 +139,25 @@ def _round_rows(weight: Array, power: Array, order: Array, spread: Array, block:
     steps, low = np.ascontiguousarray(scales.T), -np.ascontiguousarray(zeros.T)
     high = low + np.float32(LARGEST)
     inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
-    exact = np.ascontiguousarray(weight.T[order])
+    exact = np.ascontiguousarray(np.take(weight, order, axis=1).T)
     target, where = exact.copy(), (order // block).tolist()
 
     def round_inputs(start: int, stop: int) -> None:
-        """Rounds inputs `start` to `stop`, half of them first: their levels take the place of `exact`, their errors of
-        `target`."""
+        """Rounds inputs `start` to `stop`, the later half first: their levels take the place of `exact`, their errors
+        of `target`."""
         if stop - start > COLUMNS:
-            middle = (start + stop) // 2
-            round_inputs(start, middle)
-            target[middle:stop] += spread[start:middle, middle:stop].T @ target[start:middle]
+            middle = (start + stop + 1) // 2
             round_inputs(middle, stop)
+            target[start:middle] += spread[middle:stop, start:middle].T @ target[middle:stop]
+            round_inputs(start, middle)
             return
-        for i in range(start, stop):
+        for i in reversed(range(start, stop)):
             at, level, error = where[i], exact[i], target[i]
             rounded_level = np.rint(error * inverse[at])
             np.minimum(np.maximum(rounded_level, low[at], out=rounded_level), high[at], out=rounded_level)
             np.subtract(level, rounded_level * steps[at], out=error)
             level[:] = rounded_level
-            for j in range(i + 1, stop):
+            for j in range(start, i):
                 target[j] += spread[i, j] * error
 
     round_inputs(0, width)

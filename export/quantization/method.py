@@ -15,7 +15,7 @@ METHODS = GPTQ, RTN = "gptq", "rtn"
 LARGE = 5e8  # weights in layers from which int4 rounds to the nearest
 # What an export takes, roughly: bytes of disk for a weight, seconds of a processor for a billion of those in layers.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.03, "int4": 0.7}
-SECONDS = {"fp32": 60, "fp16": 60, "int8": 130, RTN: 100, GPTQ: 500}
+SECONDS = {"fp32": 60, "fp16": 60, "int8": 130, RTN: 100, GPTQ: 370}
 STARTED = 20  # seconds, of any export
 FIXED, OF_TORCH = 0.3, 0.3  # GB of memory, of libraries, and of PyTorch
 ROWS = 3840, 128  # of calibration, and of logits in memory at a time

@@ -16,6 +16,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.decoder_spec import Rotary
+from streamspec.export.spec.weight_source import Table
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.progress import track
@@ -23,7 +24,7 @@ from streamspec.progress import track
 if TYPE_CHECKING:
     from streamspec.export.reference.reference import Around
 
-HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
+PIECE = 1 << 20  # weights in float32 at a time, which a processor's cache holds
 SCORES = 1 << 24  # of attention, at a time
 Skipped = Callable[[int | None], Array]  # of a window: how many skipped rows each row sees [T]
 
@@ -78,11 +79,7 @@ class NumpyReference:
         """Logits float32 [r, V] of finished states [r, H]."""
         spec = self.spec
         name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
-        table = self.source.rows_of(name)
-        logits = np.empty((len(finished), spec.vocab), np.float32)
-        for at in range(0, spec.vocab, HEAD_ROWS):
-            rows = slice(at, at + HEAD_ROWS)
-            logits[:, rows] = finished @ table[rows].T
+        logits = _times(finished, self.source.rows_of(name))
         logits *= np.float32(spec.logit_scale)
         return _capped(logits, spec.logit_cap)
 
@@ -195,7 +192,7 @@ class NumpyReference:
         if watched == layer and module in modules:
             seen[module] = x.reshape(-1, x.shape[-1])
         name = self.spec.weight_name(layer, module)
-        product = x.reshape(-1, x.shape[-1]) @ self.source.weight(f"{name}.weight").T
+        product = _times(x.reshape(-1, x.shape[-1]), self.source.rows_of(f"{name}.weight"))
         bias = self.source.bias(f"{name}.bias")
         return (product if bias is None else product + bias).reshape(*x.shape[:-1], -1)
 
@@ -206,6 +203,16 @@ class NumpyReference:
         mean = np.square(x).mean(axis=-1, keepdims=True) + np.float32(self.spec.eps)
         normed: Array = x / np.sqrt(mean) * self.source.weight(f"{name}.weight")
         return normed
+
+
+def _times(rows: Array, table: Table) -> Array:
+    """Rows [n, in] times the transposed table [out, in]: [n, out], a piece of the table after the other."""
+    outputs, width = table.shape
+    product, step = np.empty((len(rows), outputs), np.float32), max(len(rows), PIECE // width)
+    for at in range(0, outputs, step):
+        piece = slice(at, at + step)
+        product[:, piece] = rows @ table[piece].T
+    return product
 
 
 def _capped(x: Array, cap: float | None) -> Array:

@@ -5,6 +5,7 @@ Covered by the tests of `bundle_writer`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from streamspec.export.bundle_graphs import DATA
 from streamspec.export.bundle_parts import Parts
 from streamspec.export.ops.builder import Array
 from streamspec.export.options import Progress
+from streamspec.export.reference.blas_threads import one_blas_thread
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.runners.layerwise import LayerwiseGraph
@@ -92,10 +94,11 @@ def compute_reference(
     parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress, brief: bool = False
 ) -> BundleReference:
     """Runs the target and its drafter over a passage, and the target over `texts`. `brief`: over its first rows, and no
-    long text."""
+    long text; on one thread, as weights are written meanwhile."""
     model, spec = parts.target.model, parts.spec
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     tokens = tokens[: PROBE_ROWS + TREE_ROWS] if brief else tokens
     say(f"computing the reference in {computed_by(model)}")
-    expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
+    with one_blas_thread() if brief else nullcontext():
+        expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
     return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief)

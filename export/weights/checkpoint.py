@@ -133,9 +133,10 @@ class GgufCheckpoint(Checkpoint):
         return kept.tensors[name]
 
     def table(self, name: str) -> StoredTable:
-        """A table whose rows are de-quantized where they are used."""
+        """A table whose rows are de-quantized where they are used; all at once where the file has them otherwise."""
         parameter = self._parameter(name)
-        return StoredTable(parameter.shape, parameter.rows)
+        read = parameter.rows if parameter.change is None else lambda rows: self.stored(name)[rows]
+        return StoredTable(parameter.shape, read)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """Rows of a linear map or a table as they lie in the file; None where a row is made of several."""

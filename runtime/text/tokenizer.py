@@ -31,6 +31,7 @@ MAX_STEPS = 64
 MAX_ADDED = 1000  # characters or tokens put around a text
 MAX_STRING = 8 << 10  # bytes of a token or an expression in the file; the longest token in use has 163
 MAX_WORD = 1000  # characters that WordPiece tries all parts of; usual are 100
+LARGE = 1 << 20  # bytes of a file whose reading takes ten times as much for a while
 LONG = 1 << 16  # characters of a text that takes 10 MB and more while it is split: 350 bytes a character at worst
 FIX = "export the bundle again"
 GROWTH = {"ByteLevel": 2, "Metaspace": 4, "NFKC": 4, "NFKD": 4, "NFC": 2, "NFD": 2, "ByteFallback": 2}
@@ -73,6 +74,9 @@ def read_tokenizer(folder: Path) -> BundleTokenizer:
     data = read_small(folder, TOKENIZER, FIX, MAX_TOKENIZER)
     _check_strings(data)
     tokenizer = _guarded(Tokenizer.from_buffer, data)
+    if len(data) > LARGE:
+        del data
+        trim()
     tokenizer.no_padding()
     tokenizer.no_truncation()
     _check_growth("text", tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)

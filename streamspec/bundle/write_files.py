@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.bundle.manifest import MANIFEST, FileInfo, Manifest, check_name
@@ -29,14 +30,15 @@ def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
         yield staging
 
 
-def finish(folder: Path, manifest: Manifest) -> Manifest:
-    """Hashes all files of `folder` and writes the manifest last. Returns it with `files` filled in."""
+def finish(folder: Path, manifest: Manifest, hashes: Mapping[str, str] = MappingProxyType({})) -> Manifest:
+    """Hashes all files of `folder`, but for those in `hashes`, and writes the manifest last. Returns it with `files`
+    filled in."""
     files: dict[str, FileInfo] = {}
     for path in sorted(folder.iterdir()):
         if path.name == MANIFEST:
             continue
         check_name(path.name)
-        files[path.name] = FileInfo(sha256_file(path), path.stat().st_size)
+        files[path.name] = FileInfo(hashes.get(path.name) or sha256_file(path), path.stat().st_size)
     complete = replace(manifest, files=files)
     text = complete.to_json()
     Manifest.from_json(text)  # never write a manifest that would be refused on load

@@ -11,26 +11,30 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from streamspec import __version__
 from streamspec.adapters.base_models.download import SHA256
-from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
-from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash
+from streamspec.adapters.base_models.gguf.file import forget, is_gguf, parts_of, read_gguf
+from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash, known_hash
+from streamspec.background import Background
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
-from streamspec.errors import BundleError, ConfigError, meant, names_in
+from streamspec.errors import BaseModelError, BundleError, ConfigError, meant, names_in
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
-SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 20}
+SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
 FIXED, OF_LARGEST = 0.2, 2
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
@@ -95,18 +99,28 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
         from streamspec.export import export_bundle
 
         if path.is_file():
+            _check_embedding(path, precision)
             say(_announcement(path, precision))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
+    forget()
+    trim()  # nothing of the export is needed where its bundle is loaded
     return target
+
+
+def _check_embedding(file: Path, precision: str) -> None:
+    """Raises ConfigError, before any work, for a GGUF file whose embedding is in no blocks that the precision takes."""
+    from streamspec.export.file_blocks.kinds import KINDS
+
+    table = read_gguf(file).tensors.get("token_embd.weight")
+    if precision == OWN and table is not None and table.kind_name not in KINDS:
+        raise ConfigError(f"an embedding of type {table.kind_name}", f"one of {', '.join(KINDS)}", "use int8")
 
 
 def _announcement(file: Path, precision: str) -> str:
     """Says before the work what the bundle of a GGUF file takes."""
-    from streamspec.adapters.base_models.gguf.file import read_gguf
-
     size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
     tensors = read_gguf(file).tensors.values()
     weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
@@ -137,7 +151,7 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
         files = {file for pattern in HUB_FILES for file in path.glob(pattern) if file.is_file()}
         return _digest(sorted(files)), path.resolve().name
     if path.is_file() and is_gguf(path):
-        return _digest(parts_of(path), named=False), path.stem
+        return _hashed(parts_of(path)), path.stem
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         found = "is neither a bundle nor a base" if path.exists() else "does not exist"
         known = [] if path.exists() else [REFERENCE, *names_in(path.parent), *installed_names()]
@@ -152,6 +166,16 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
         found = f"{name} is a name on the hub, and fetching it takes the Python package {error.name}"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
     return _content(str(folder), folder, say)[0], name
+
+
+def _hashed(parts: Sequence[Path]) -> str:
+    """Hash of a GGUF file's parts; where it takes reading them, what its export begins with is done meanwhile."""
+    hashing = Background(lambda: _digest(parts, named=False))
+    if None in map(known_hash, parts):
+        with suppress(ModuleNotFoundError, BaseModelError):  # raised again where it is needed
+            import_module("streamspec.export.bundle_writer")
+            read_gguf(parts[0])
+    return hashing.result()
 
 
 def _digest(files: Sequence[Path], named: bool = True) -> str:

@@ -41,6 +41,19 @@ def test_a_file_that_changed_just_now_has_no_state(tmp_path: Path, monkeypatch: 
     assert file_state(file) is not None
 
 
+@pytest.mark.parametrize(("nanoseconds", "known"), [(500, True), (0, False)])
+def test_times_of_whole_seconds_settle_later(
+    nanoseconds: int, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _written(tmp_path / "a")
+    monkeypatch.setattr(paths, "SETTLED", SETTLED)
+    newest = file.stat().st_mtime_ns // 10**9 * 10**9 + nanoseconds
+    os.utime(file, ns=(newest, newest))
+    changed = file.stat().st_ctime
+    monkeypatch.setattr(time, "time", lambda: changed + 1)
+    assert (file_state(file) is not None) == known
+
+
 def test_a_file_of_the_same_size_and_time_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"1")

@@ -31,6 +31,7 @@ MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published
 # GGUF's value types by number: struct format of one value, or what is read otherwise.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")  # of a text
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,11 @@ def read_gguf(path: Path) -> GgufFile:
     """
     states = [(part, part.stat()) for part in parts_of(path)]
     return _read_parts(tuple((part, state.st_size, state.st_mtime_ns) for part, state in states))
+
+
+def forget() -> None:
+    """Frees the file that was read last: its vocabulary takes tens of megabytes."""
+    _read_parts.cache_clear()
 
 
 @lru_cache(maxsize=1)
@@ -282,10 +288,10 @@ class _HeaderReader:
         return count
 
     def text(self) -> str:
-        size = self.number("Q")
+        size = LENGTH.unpack_from(self.data, self._take(LENGTH.size))[0]
         start = self._take(size)
         try:
-            return bytes(self.data[start : start + size]).decode("utf-8")
+            return self.data[start : start + size].decode("utf-8")
         except UnicodeDecodeError:
             raise BaseModelError(
                 f"{self.path.name} is damaged: no text at byte {start}", "text in UTF-8", AGAIN
@@ -303,4 +309,7 @@ class _HeaderReader:
             form, size = SCALARS[item], struct.calcsize("<" + SCALARS[item])
             count = self.count("Q", size)
             return list(struct.unpack_from(f"<{count}{form}", self.data, self._take(count * size)))
-        return [self.value(item, nested=True) for _ in range(self.count("Q", 8))]
+        count = self.count("Q", LENGTH.size)
+        if item == STRING:  # the hundred thousands of a vocabulary
+            return [self.text() for _ in range(count)]
+        return [self.value(item, nested=True) for _ in range(count)]

@@ -270,15 +270,17 @@ def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dic
 
 
 def _merges(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two, the best score first; among equal ones the earlier parts first."""
+    """Every way to make a token of two, the best score first; among equal ones the earlier parts first. `vocab`: in the
+    order of its numbers."""
     found = []
     for token, score in scores.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in scores and right in scores:
-                found.append((-score, vocab[left], vocab[right], left, right))
+                found.append((-score, vocab[left], vocab[right]))
     found.sort()
-    return [(left, right) for *_, left, right in found]
+    tokens = list(vocab)
+    return [(tokens[left], tokens[right]) for _, left, right in found]
 
 
 def _bpe(keys: Keys, **options: Any) -> models.BPE:

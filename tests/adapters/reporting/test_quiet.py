@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers.utils import logging as hf
 
+from streamspec.adapters.reporting import quiet
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.errors import ConfigError, StreamspecWarning
 from streamspec.export import bundle_writer, export_bundle, export_swappable, swappable_bundle
@@ -47,6 +48,14 @@ def test_what_libraries_warn_of_is_not_shown(capfd: pytest.CaptureFixture[str]) 
     assert hf.is_progress_bar_enabled() and outside.isEnabledFor(logging.WARNING)
     with pytest.warns(FutureWarning):
         warnings.warn("soon gone", FutureWarning, stacklevel=1)
+
+
+@pytest.mark.usefixtures("usual")
+def test_transformers_is_not_imported_for_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "_without_bars", lambda: pytest.fail("imported"))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with our_words_only():
+        pass
 
 
 @pytest.mark.usefixtures("usual")

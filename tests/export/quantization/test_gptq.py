@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamspec.export.quantization import gptq
-from streamspec.export.quantization.arithmetic import quantize_blocks
+from streamspec.export.quantization.arithmetic import quantize_blocks, unpack
 from streamspec.export.quantization.gptq import moments, ranges, ranges_of, round_to_nearest, round_weight
 from tests.support.packed_blocks import dequantize_blocks
 
@@ -53,12 +53,35 @@ def test_wide_inputs_are_factorised_a_part_at_a_time(monkeypatch: pytest.MonkeyP
     order = gptq._spread(whole)
     monkeypatch.setattr(gptq, "FACTORED", 40)  # which does not divide 96
     assert np.array_equal(gptq._spread(parts), order)
-    np.testing.assert_allclose(np.triu(parts), np.triu(whole), atol=1e-5)
-    shrunk = gptq.SHRINK * second + (1 - gptq.SHRINK) * np.diag(second.diagonal())
-    shrunk += gptq.DAMPING * second.diagonal().mean() * np.eye(96, dtype=np.float32)
-    upper = np.triu(whole).astype(np.float64)
-    diagonal = np.linalg.solve(upper, np.linalg.solve(upper, shrunk[np.ix_(order, order)]).T)
+    np.testing.assert_allclose(np.tril(parts), np.tril(whole), atol=1e-5)
+    lower = np.tril(whole).astype(np.float64)
+    shrunk = damped(second)[np.ix_(order, order)]
+    diagonal = np.linalg.solve(lower, np.linalg.solve(lower, shrunk).T)
     np.testing.assert_allclose(diagonal, np.diag(diagonal.diagonal()), atol=1e-4 * diagonal.max())
+
+
+def damped(second: np.ndarray) -> np.ndarray:
+    """Moments in double precision as they are factorised, up to a factor."""
+    shrunk = gptq.SHRINK * second + (1 - gptq.SHRINK) * np.diag(second.diagonal())
+    return np.asarray(shrunk + gptq.DAMPING * second.diagonal().mean() * np.eye(len(second)), np.float64)
+
+
+def test_inputs_are_rounded_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPTQ by its definition: each error is spread over the inputs left as the inverse of their moments says."""
+    monkeypatch.setattr(gptq, "FACTORED", 40)
+    weight, second = RNG.standard_normal((48, 96)).astype(np.float32), moments(correlated(400, 96))
+    scales, zeros = ranges(weight.reshape(48, -1, BLOCK), damped(second).diagonal().reshape(-1, BLOCK))
+    left, target, codes = list(np.argsort(-second.diagonal())), weight.astype(np.float64), np.empty(weight.shape)
+    while left:
+        at, inverse = left[0], np.linalg.inv(damped(second)[np.ix_(left, left)])
+        scale, zero = scales[:, at // BLOCK], zeros[:, at // BLOCK]
+        codes[:, at] = np.clip(np.rint(target[:, at] / scale) + zero, 0, gptq.LARGEST)
+        error = target[:, at] - (codes[:, at] - zero) * scale
+        target[:, left] -= error[:, None] * inverse[0] / inverse[0, 0]
+        left = left[1:]
+    packed, found, _ = round_weight(weight, second, BLOCK)
+    assert np.array_equal(found, scales)
+    assert (unpack(packed).reshape(codes.shape) != codes).mean() < 1e-3
 
 
 def test_ranges_of_a_few_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
