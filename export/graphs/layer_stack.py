@@ -37,7 +37,10 @@ class LayerRows:
 
 
 class LayerStack(ABC):
-    """Layers of `decoder` in the scope `g`; collects the cache outputs and what `drafter` taps."""
+    """Layers of `decoder` in the scope `g`; collects the cache outputs and what `drafter` taps. `ids`: int64 [1, n], of
+    the call's rows."""
+
+    ids = INPUT_IDS
 
     def __init__(self, g: Scope, decoder: Decoder, drafter: DraftSpec | None) -> None:
         self.g, self.decoder, self.spec = g, decoder, decoder.spec
@@ -55,8 +58,8 @@ class LayerStack(ABC):
     def run(self, positions: str) -> str:
         """The finished states [rows, H] of the call's rows at int64 `positions` [n]; eager streams keep their own."""
         g, decoder = self.g, self.decoder
-        start = decoder.begin(g, INPUT_IDS, positions)
-        inputs = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
+        start = decoder.begin(g, self.ids, positions)
+        inputs = layer_inputs(decoder, g, self.ids, start, self.rows())
         state = LayerRows("", start, decoder.rotary(g, positions), per_layer_inputs=inputs)
         for layer in track(range(self.spec.layers), "layers written", self.spec.layers):
             with g.named(f"layers.{layer}"):

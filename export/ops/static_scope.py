@@ -115,7 +115,9 @@ def _over_root_mean_square(g: StaticScope, x: str, epsilon: float) -> str:
     return g.op("Div", x, g.op("Sqrt", g.op("Add", mean, g.number(epsilon))))
 
 
-def _after_sum(norm: Lowering) -> Lowering:
+def after_sum(norm: Lowering) -> Lowering:
+    """Lowers a norm that adds an update first, to a sum and `norm`."""
+
     def skip(g: StaticScope, x: str, update: str, *weights: str, **attributes: Any) -> tuple[str, ...]:
         total = g.op("Add", x, update)
         return *norm(g, total, *weights, **attributes), "", "", total
@@ -231,8 +233,8 @@ def _smaller(g: StaticScope, x: str, other: str) -> tuple[str]:
 LOWERED: dict[str, Lowering] = {
     "SimplifiedLayerNormalization": _rms_norm,
     "LayerNormalization": _layer_norm,
-    "SkipSimplifiedLayerNormalization": _after_sum(_rms_norm),
-    "SkipLayerNormalization": _after_sum(_layer_norm),
+    "SkipSimplifiedLayerNormalization": after_sum(_rms_norm),
+    "SkipLayerNormalization": after_sum(_layer_norm),
     "RotaryEmbedding": _rotary,
     "FusedMatMul": _product,
     "Expand": _expand,

@@ -72,7 +72,9 @@ def command(
     form: Annotated[
         str | None,
         typer.Option(
-            "--as", help="speculators: write the adapter's EAGLE-3 head for vLLM and SGLang instead of a bundle."
+            "--as",
+            help="Instead of a bundle: optimum, an ONNX decoder for optimum-onnx in fp32 or fp16; speculators, the "
+            "adapter's EAGLE-3 head for vLLM and SGLang.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -96,7 +98,7 @@ def command(
     if store_tokens is not None and not store:
         raise ConfigError("--store-tokens without --store", "both", "add --store")
     if form is not None:
-        write_head(form, base, adapters, out, options, swappable, as_json)
+        write_other(form, base, adapters, out, options, swappable, as_json)
     elif swappable:
         write_swappable(base, adapters, out, options, as_json)
     else:
@@ -113,7 +115,7 @@ def with_rows(target: Target, rows: str | None) -> Target:
     return replace(target, row_counts=counts or None)
 
 
-def write_head(
+def write_other(
     form: str,
     base: str,
     adapters: Sequence[Path],
@@ -122,13 +124,13 @@ def write_head(
     swappable: bool,
     as_json: bool,
 ) -> None:
-    """Writes the adapter's head for other engines."""
-    from streamspec.export.drafters.published.write import write_published
+    """Writes what other engines read, a form of the table `FORMS`."""
+    from streamspec.export.forms.registry import write_form
 
-    if len(adapters) != 1 or swappable or options.bundle_flags:
-        raise ConfigError("--as with other options", "--base, --adapter, --out and --force", "leave them out")
-    write_published(base, adapters[0], out, form, options.force)
-    print(json.dumps({"out": str(out)}) if as_json else f"wrote {out}, an EAGLE-3 head in the format of {form}")
+    if swappable:
+        raise ConfigError("--as with --swappable", "one of them", "leave one out")
+    what = write_form(form, base, adapters[0] if adapters else None, out, options)
+    print(json.dumps({"out": str(out)}) if as_json else f"wrote {out}, {what}")
 
 
 def write_swappable(base: str, adapters: Sequence[Path], out: Path, options: ExportOptions, as_json: bool) -> None:

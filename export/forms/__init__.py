@@ -1,0 +1,1 @@
+"""Forms that other engines read, in place of a bundle: `export --as`."""
