@@ -77,7 +77,7 @@ def write_decoder(base: str | Path, adapter: Path | None, out: Path, options: Ex
 def _check_family(described: DescribedBase) -> None:
     """Raises ConfigError, before weights are read, for families that are never plain decoders."""
     config, family = described.config, FAMILIES.get(described.config.model_type)
-    shared = family is not None and family.shared_kv and getattr(config, family.shared_kv, 0)
+    shared = family is not None and bool(getattr(config, family.shared_kv or "", 0))
     if family is not None and (family.conv is not None or shared):
         what = "layers that attend to the keys of others" if shared else "layers without attention"
         raise ConfigError(

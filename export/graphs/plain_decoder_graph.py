@@ -96,7 +96,8 @@ class _PlainLayers(LayerStack):
         bias = self._bias(self.spec.windows[layer])
         with self.g.named("attention"):
             self.presents.append(self.keep_rows(layer, sides))
-            return self._mix(q, *self.presents[layer], bias)
+            key, value = self.presents[layer]
+            return self._mix(q, key, value, bias)
 
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         g, spec = self.g, self.spec
