@@ -12,7 +12,7 @@ from streamspec.export.options import ExportOptions
 
 
 @dataclass(frozen=True)
-class Form:
+class WrittenForm:
     """`write` (base, adapter, out, options) writes the folder `out` and returns what it is, in words. `precisions`: of
     its weights; empty: they are not asked for. `adapted`: it is made of an
     adapter."""
@@ -37,7 +37,7 @@ def _speculators(base: str, adapter: Path | None, out: Path, options: ExportOpti
     return "an EAGLE-3 head in the format of speculators"
 
 
-FORMS = {"speculators": Form(_speculators, adapted=True), "optimum": Form(_optimum, ("fp32", "fp16"))}
+FORMS = {"speculators": WrittenForm(_speculators, adapted=True), "optimum": WrittenForm(_optimum, ("fp32", "fp16"))}
 
 
 def write_form(name: str, base: str, adapter: Path | None, out: Path, options: ExportOptions) -> str:

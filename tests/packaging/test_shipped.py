@@ -30,7 +30,7 @@ def test_the_demo_adapter_is_a_package_of_data_only(wheel: Path) -> None:
     shipped = module(ROOT / "benchmarks" / "shipped.py")
     found = shipped.parts(wheel)
     adapter = found["streamspec.demo.sql_adapter"]
-    assert wheel.stat().st_size - adapter.stored < 2 * 2**20  # all else is small
+    assert wheel.stat().st_size - adapter.stored < 2.5 * 2**20  # all else is small
     names = [name for name in zipfile.ZipFile(wheel).namelist() if "/sql_adapter/" in name]
     assert len(names) == adapter.files and not any(name.endswith(".py") for name in names)
 
