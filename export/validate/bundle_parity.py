@@ -28,6 +28,7 @@ from streamspec.export.validate.parity import (
     PROBE_ROWS,
     TREE_ROWS,
     Expected,
+    agreed,
     check_parity,
     check_sampled,
     expect,
@@ -36,6 +37,7 @@ from streamspec.export.validate.parity import (
 )
 from streamspec.export.validate.perplexity import Measured, measure_all, perplexities
 from streamspec.export.weights.target import TORCH, computed_by
+from streamspec.model_families import FAMILIES
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import GraphFeatures
 
@@ -60,6 +62,8 @@ class BundleReference:
         session = open_session(folder / (NATIVE if native else MODEL), static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
+        if native and manifest.probe is not None and FAMILIES[manifest.base.model_type].mixture is not None:
+            manifest = replace(manifest, probe=agreed(manifest.probe, LayerwiseGraph(folder / MODEL)))
         parity = dict(manifest.parity)
         if native:
             of_native = {name: value for name, value in parity.items() if name not in self.texts}

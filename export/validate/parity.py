@@ -26,7 +26,7 @@ from streamspec.export.runners.captured_runner import CapturedGraph, CapturedGra
 from streamspec.export.runners.graph_runner import AnyRunner, stepper
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec
-from streamspec.runtime.tuning.self_test import NEAR_DRAWS, SAMPLED, drawn_otherwise
+from streamspec.runtime.tuning.self_test import NEAR_DRAWS, SAMPLED, TOLERANCE, drawn_otherwise
 from streamspec.step_graph import CHOICES, HIDDEN_STATES, is_cache
 
 # Of the logits' standard deviation, root mean square; fp16 also with keys and values in float16.
@@ -239,6 +239,18 @@ def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
         tuple(int(c) for c in out[CHOICES]),
         tuple(_short(v) for v in out["logits"].max(axis=1)),
     )
+
+
+def agreed(probe: ProbeInfo, graph: Any) -> ProbeInfo:
+    """The rows of a probe before the first at which another `graph` of the bundle is off: where two experts nearly tie,
+    graphs that round differently choose different ones."""
+    ids, choices = np.asarray(probe.input_ids, np.int64), list(probe.choices)
+    logits = stepper(graph, len(ids)).prefill(ids, forced_node=len(ids) - 1)["logits"]
+    top = logits[np.arange(len(ids)), choices]
+    off = np.maximum(np.abs(top - probe.top_logits), logits.max(axis=1) - top)
+    apart = np.flatnonzero(off > TOLERANCE / 2 * np.abs(probe.top_logits).max())
+    count = int(apart[0]) if len(apart) else len(ids)
+    return ProbeInfo(probe.input_ids[:count], probe.choices[:count], probe.top_logits[:count])
 
 
 def _short(value: Any) -> float:

@@ -20,6 +20,7 @@ from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support.mixture_families import MIXTURES
@@ -120,6 +121,14 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
         drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
         assert drafted.token_ids == plain.token_ids
         assert len(plain.token_ids) == 60
+
+
+def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
+    base = base_of("lfm2_moe", tmp_path / "base")
+    manifest = export_bundle(base, None, tmp_path / "bundle", "int4", measure=False, progress=lambda line: None)
+    assert manifest.probe is not None and 1 < len(manifest.probe.input_ids) < PROBE_ROWS
+    for provider in ("cpu", "native"):
+        load(tmp_path / "bundle", threads=1, provider=provider, cache_dir=tmp_path / provider).close()
 
 
 @pytest.mark.parametrize(
