@@ -162,7 +162,7 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     drafts = sessions * (recycling.BYTES + lookahead.BYTES)
     second = window + DRAFTED if window else 0
-    caches = sessions * (2 if model.embeddings else 1)  # embeddings take a second cache
+    caches = sessions * (2 if model.embeddings else manifest.cache_copies)  # embeddings take a second cache
     return MemoryEstimate(
         weights=mapped + looked_up,
         packed=packed,

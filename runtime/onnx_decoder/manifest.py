@@ -37,6 +37,10 @@ class DecoderManifest(Manifest):
         return self.weights_held
 
     @property
+    def cache_copies(self) -> int:
+        return 1 if self.shares_cache else 2  # what a call reads and what it writes
+
+    @property
     def why_plain(self) -> str:
         return ROUNDED_TOGETHER if self.rounds_together else ""
 

@@ -195,6 +195,11 @@ class Manifest:
         return MODEL
 
     @property
+    def cache_copies(self) -> int:
+        """How often a session holds its keys and values."""
+        return 1
+
+    @property
     def data_bytes(self) -> int:
         """Size of the weights of all graphs."""
         return sum(info.bytes for name, info in self.files.items() if name.endswith(DATA))

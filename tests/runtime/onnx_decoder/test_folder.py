@@ -13,6 +13,12 @@ import pytest
 
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Session, load
+from streamspec.runtime.engine.memory_estimate import estimate_memory
+from streamspec.runtime.folder_forms import read_folder
+from streamspec.runtime.kv_cache.handed_cache import HandedCache
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.step_graph import GraphFeatures
 from tests.support.onnx_decoders import CONTEXT, config, genai_config, greedy, logits_of, random_weights, write_decoder
 
 WEIGHTS = random_weights()
@@ -46,6 +52,18 @@ def test_drafted_and_plain_answers_are_those_of_the_definition(form: str, tmp_pa
     assert session.generate(other, max_new_tokens=20).token_ids == greedy(WEIGHTS, other, 20, window)
     error = np.abs(session.score(PROMPT) - logits_of(WEIGHTS, PROMPT, window)).max()
     assert error < (0.05 if form == "float16" else 1e-4)
+
+
+def test_the_estimate_counts_what_calls_read_and_what_they_write(tmp_path: Path) -> None:
+    for form in ("plain", "shared"):
+        folder = write_decoder(tmp_path / form, WEIGHTS, **FORMS[form])
+        _, manifest = read_folder(folder)
+        cache = (HandedCache if form == "plain" else KeyValueCache)(
+            cache_groups(GraphFeatures.of_manifest(manifest)), 64
+        )
+        cache.reserve(64)
+        held = [*cache.data, *getattr(cache, "written", ())]
+        assert estimate_memory(folder, context=64).cache == sum(array.nbytes for array in held)
 
 
 def test_a_drafted_answer_is_sampled_as_a_plain_one(tmp_path: Path) -> None:
