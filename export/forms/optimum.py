@@ -77,12 +77,18 @@ def write_decoder(base: str | Path, adapter: Path | None, out: Path, options: Ex
 def _check_family(described: DescribedBase) -> None:
     """Raises ConfigError, before weights are read, for families that are never plain decoders."""
     config, family = described.config, FAMILIES.get(described.config.model_type)
-    shared = family is not None and bool(getattr(config, family.shared_kv or "", 0))
-    if family is not None and (family.conv is not None or shared):
-        what = "layers that attend to the keys of others" if shared else "layers without attention"
+    if family is None:
+        return
+    shared = family.shared_kv is not None and getattr(config, family.shared_kv, 0)
+    found = {
+        "layers that attend to the keys of others": shared,
+        "layers without attention": family.conv is not None,
+        "mixtures of experts": family.mixture is not None,
+    }
+    for what in [what for what, there in found.items() if there]:
         raise ConfigError(
             f"{config.model_type}, with {what}, as a plain decoder",
-            "keys and values of one shape for each layer",
+            "keys and values of one shape and one MLP for each layer",
             "export a bundle, without --as",
         )
 

@@ -74,7 +74,12 @@ def test_this_runtime_runs_it_as_a_decoder_of_others(tmp_path: Path) -> None:
 
 
 def test_what_is_no_plain_decoder_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    for family, found in (("lfm2", "layers without attention"), ("gemma4_text", "attend to the keys of others")):
+    refused = {
+        "lfm2": "layers without attention",
+        "gemma4_text": "attend to the keys of others",
+        "mixtral": "mixtures of experts",
+    }
+    for family, found in refused.items():
         base = save_base(tmp_path / family, tiny_model(family))
         said = list[str]()
         with pytest.raises(ConfigError, match=f"{family}, with .*{found}"):
