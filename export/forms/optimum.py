@@ -79,7 +79,7 @@ def _check_family(described: DescribedBase) -> None:
     config, family = described.config, FAMILIES.get(described.config.model_type)
     if family is None:
         return
-    shared = family.shared_kv is not None and getattr(config, family.shared_kv, 0)
+    shared = bool(getattr(config, family.shared_kv or "", 0))
     found = {
         "layers that attend to the keys of others": shared,
         "layers without attention": family.conv is not None,
