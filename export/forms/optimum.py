@@ -28,6 +28,7 @@ from streamspec.json_fields import parse_object
 from streamspec.layer_cache import DTYPES
 from streamspec.model_families import FAMILIES
 from streamspec.prompt.template_file import tokenizer_settings
+from streamspec.step_graph import INPUT_IDS
 
 MODEL, CONFIG = "model.onnx", "config.json"
 DATA = f"{MODEL}_data"  # as optimum names it
@@ -106,7 +107,7 @@ def _settings(described: DescribedBase) -> dict[str, Any]:
     """The settings of the tokenizer, under a class that every transformers has."""
     settings = dict(tokenizer_settings(described.base.path))
     named = settings.get("tokenizer_class", NEW_CLASS)
-    own = {"tokenizer_class": KNOWN_CLASS, "model_input_names": ["input_ids", "attention_mask"]}
+    own = {"tokenizer_class": KNOWN_CLASS, "model_input_names": [INPUT_IDS, "attention_mask"]}
     return settings if named != NEW_CLASS else settings | own
 
 

@@ -164,19 +164,24 @@ def _all_of(logic: SchemaLogic, parts: Any, schema: Mapping[str, Any]) -> Iterat
     names = [case[0] for _, case in read if case is not None]
     yield from (part for part, case in read if case is None or names.count(case[0]) == 1)
     for name in sorted(name for name in set(names) if names.count(name) > 1):
-        cases = [case[1:] for _, case in read if case is not None and case[0] == name]
-        values = list(dict.fromkeys(value for listed, _, _ in cases for value in listed))
-        options = [
-            {
-                "properties": {name: {"const": value}},
-                "required": [name],
-                "allOf": [then for listed, _, then in cases if value in listed],
-            }
-            for value in values
-        ]
-        other = {"properties": {name: logic.negated({"enum": values})}, "required": [name]}
-        absent = {"properties": {name: False}, "allOf": [then for _, needed, then in cases if not needed]}
-        yield {"if": {"type": "object"}, "then": {"anyOf": [*options, other, absent]}}
+        yield _by_cases(logic, name, [case[1:] for _, case in read if case is not None and case[0] == name])
+
+
+def _by_cases(logic: SchemaLogic, name: str, cases: list[tuple[list[Any], bool, Schema]]) -> Schema:
+    """Returns what holds for each value of the property `name`. `cases`: some values, whether it has to be there, and
+    what holds then."""
+    values = list(dict.fromkeys(value for listed, _, _ in cases for value in listed))
+    options = [
+        {
+            "properties": {name: {"const": value}},
+            "required": [name],
+            "allOf": [then for listed, _, then in cases if value in listed],
+        }
+        for value in values
+    ]
+    other = {"properties": {name: logic.negated({"enum": values})}, "required": [name]}
+    absent = {"properties": {name: False}, "allOf": [then for _, needed, then in cases if not needed]}
+    return {"if": {"type": "object"}, "then": {"anyOf": [*options, other, absent]}}
 
 
 def _case(part: Schema) -> tuple[str, list[Any], bool, Schema] | None:

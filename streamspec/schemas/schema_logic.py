@@ -137,9 +137,7 @@ class SchemaLogic:
         """Whether the two are known to have no value of a type in common."""
         parts = [part for each in (one, other) for part in self.parts(each) if isinstance(part, dict)]
         if kind in ("integer", "number"):
-            least, most = _bounds(parts, "minimum", "maximum")
-            open_least, open_most = _bounds(parts, "exclusiveMinimum", "exclusiveMaximum")
-            return least > most or max(least, open_least) >= open_most or open_least >= min(most, open_most)
+            return _no_number(parts)
         if kind == "object":
             names = {name for part in parts for name in _listed(part, "required") if isinstance(name, str)}
             ways = [(self._property(one, name), self._property(other, name)) for name in sorted(names)]
@@ -377,6 +375,13 @@ def _listed(part: Mapping[str, Any], key: str) -> list[Any]:
 
 def _expanded(names: Sequence[Any]) -> set[str]:
     return {*names, "integer"} if "number" in names else {name for name in names if isinstance(name, str)}
+
+
+def _no_number(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the bounds in `parts` leave no number."""
+    least, most = _bounds(parts, "minimum", "maximum")
+    open_least, open_most = _bounds(parts, "exclusiveMinimum", "exclusiveMaximum")
+    return least > most or max(least, open_least) >= open_most or open_least >= min(most, open_most)
 
 
 def _bounds(parts: Sequence[Mapping[str, Any]], least: str, most: str) -> tuple[float, float]:

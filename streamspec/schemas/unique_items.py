@@ -131,21 +131,10 @@ class UniqueItems:
         """Takes tokens out of `mask` that end an item a second time. Returns those that begin one: whether it can
         still become another has to be tried."""
         at, tokens = self._path[-1], self._tokens
-        lists = [each for each in at.open if each.seen is not None]
         size = min(len(mask), len(tokens.tokens))
-        quotes, closes = tokens.quotes[:size], tokens.closes[:size]
-        begun = [(each, at.text[each.start :].lstrip()) for each in lists]
-        if not lists:
-            ends = (quotes > 1) & closes
-        elif at.quoted < 0:
-            ends = closes | (quotes > 1)
-        elif lists[-1] is not at.open[-1]:
-            ends = (quotes > 0) & closes
-        else:
-            known = any(text.startswith(begun[-1][1]) for text in lists[-1].texts) or b"\\" in begun[-1][1]
-            ends = quotes > (0 if known else 2)
+        begun = [(each, at.text[each.start :].lstrip()) for each in at.open if each.seen is not None]
         risky = []
-        for token in map(int, np.flatnonzero(mask[:size] & ends)):
+        for token in map(int, np.flatnonzero(mask[:size] & self._may_end(at, begun, size))):
             if (after := self._after(token)) is None:
                 mask[token] = False
             elif after.open and after.open[-1].texts and not after.text[after.open[-1].start :].strip():
@@ -157,6 +146,19 @@ class UniqueItems:
                 spaced = map(int, np.flatnonzero(mask[:size] & tokens.spaces[:size]))
                 risky += [i for i in spaced if any(rest.startswith(tokens.tokens[i].lstrip()) for rest in rests)]
         return sorted(set(risky))
+
+    def _may_end(self, at: _Reading, begun: list[tuple[_OpenList, bytes]], size: int) -> np.ndarray:
+        """Returns bool [size]: the tokens that may end an item of the lists in `begun`, with what is there of it."""
+        quotes, closes = self._tokens.quotes[:size], self._tokens.closes[:size]
+        if not begun:
+            return (quotes > 1) & closes
+        if at.quoted < 0:
+            return closes | (quotes > 1)
+        innermost, part = begun[-1]
+        if innermost is not at.open[-1]:
+            return (quotes > 0) & closes
+        known = any(text.startswith(part) for text in innermost.texts) or b"\\" in part
+        return quotes > (0 if known else 2)
 
     def _leads_on(self, token: int) -> bool:
         """Tells whether something may come after a token."""

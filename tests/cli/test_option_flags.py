@@ -234,6 +234,7 @@ def test_chat_and_serve_get_the_sampling_flags_that_are_there(
 
     recommended, talked = Sampling(temperature=0.6, top_k=20), list[Sampling]()
     session = SimpleNamespace(sampling=recommended, manifest=manifest(), close=lambda: None)
+    monkeypatch.setattr("streamspec.prompt.turn_end.unended_turn_of", lambda session: None)
     monkeypatch.setattr(streamspec.runtime, "load", lambda *_: session)
     monkeypatch.setattr(
         "streamspec.chat.terminal.TerminalChat",

@@ -113,10 +113,11 @@ ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"),
     *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),
 }
-ALLOWED = {  # a key of the manifest's probe, a field of a config, an argument of transformers' layers
+ALLOWED = {  # a key of the manifest's probe, a field of a config, an argument of transformers' layers, an id
     ("export/drafters/layer_reference.py", "hidden_states"),
     ("streamspec/bundle/manifest.py", "input_ids"),
     ("streamspec/model_families/families.py", "logit_scale"),
+    ("streamspec/serve/forms/ollama.py", "call"),
 }
 
 

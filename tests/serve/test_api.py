@@ -513,6 +513,7 @@ def recommending(shared: Shared) -> FakeServeSession:
 
 def test_serve_replaces_what_a_bundle_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "load", lambda *_, **__: recommending(Shared()))
+    monkeypatch.setattr(server_module, "unended_turn_of", lambda session: None)
     monkeypatch.setattr(Server, "run", lambda self: self.socket.close())
     found: list[Sampling] = []
     for sampling in (None, {"temperature": 0}, {"top_k": 3}):
