@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,8 +130,7 @@ class UniqueItems:
     def _strike(self, mask: np.ndarray) -> list[int]:
         """Takes tokens out of `mask` that end an item a second time. Returns those that begin one: whether it can
         still become another has to be tried."""
-        at, tokens = self._path[-1], self._tokens
-        size = min(len(mask), len(tokens.tokens))
+        at, size = self._path[-1], min(len(mask), len(self._tokens.tokens))
         begun = [(each, at.text[each.start :].lstrip()) for each in at.open if each.seen is not None]
         risky = []
         for token in map(int, np.flatnonzero(mask[:size] & self._may_end(at, begun, size))):
@@ -140,12 +139,18 @@ class UniqueItems:
             elif after.open and after.open[-1].texts and not after.text[after.open[-1].start :].strip():
                 risky.append(token)
         for each, part in begun:
-            rests = [text[len(part) :] for text in each.texts if text.startswith(part)]
-            risky += [token for rest in rests for token in tokens.beginning(rest) if token < size and mask[token]]
-            if not part:
-                spaced = map(int, np.flatnonzero(mask[:size] & tokens.spaces[:size]))
-                risky += [i for i in spaced if any(rest.startswith(tokens.tokens[i].lstrip()) for rest in rests)]
+            risky += self._going_on(mask[:size], part, [text for text in each.texts if text.startswith(part)])
         return sorted(set(risky))
+
+    def _going_on(self, mask: np.ndarray, part: bytes, texts: list[bytes]) -> Iterator[int]:
+        """Yields the tokens of `mask` with which `part` goes on as one of `texts` does."""
+        rests = [text[len(part) :] for text in texts]
+        begin = (token for rest in rests for token in self._tokens.beginning(rest))
+        yield from (token for token in begin if token < len(mask) and mask[token])
+        if not part:
+            for token in map(int, np.flatnonzero(mask & self._tokens.spaces[: len(mask)])):
+                if any(rest.startswith(self._tokens.tokens[token].lstrip()) for rest in rests):
+                    yield token
 
     def _may_end(self, at: _Reading, begun: list[tuple[_OpenList, bytes]], size: int) -> np.ndarray:
         """Returns bool [size]: the tokens that may end an item of the lists in `begun`, with what is there of it."""
