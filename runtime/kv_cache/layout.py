@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,10 @@ class SequenceRows:
     """
 
     capacity: int  # rows that there is room for, of layers that keep all
+    # Where layers keep rings: copies rows of a group by their numbers, [layers, parts, 1, heads, rows, width], and
+    # writes what was copied where it lay.
+    taken: Callable[[int, np.ndarray], np.ndarray]
+    put: Callable[[int, np.ndarray, np.ndarray], None]
 
     def __init__(self, groups: Sequence[CacheGroup], limit: int) -> None:
         """`limit`: maximum number of rows."""
@@ -148,14 +152,6 @@ class SequenceRows:
                 place.lowest = max(place.lowest, self._earliest)
                 place.rows = [self.taken(ring.group, place.numbers(ring.window)) for ring in self._rings]
         self._written = written
-
-    def taken(self, group: int, numbers: np.ndarray) -> np.ndarray:
-        """Copies the rows of these numbers of a group: [layers, parts, 1, heads, rows, width]."""
-        raise NotImplementedError
-
-    def put(self, group: int, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Writes what `taken` returned for these numbers where it lay."""
-        raise NotImplementedError
 
     def grow(self, rows: int, spare: int) -> bool:
         """Doubles the capacity where it is too small for `rows` rows of the next call and `spare` more. Returns whether
