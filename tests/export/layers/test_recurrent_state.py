@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,10 +16,8 @@ from peft import PeftModel
 
 from streamspec import load
 from streamspec.adapters.train import train
-from streamspec.adapters.training.config import TrainConfig
 from streamspec.draft_tree import MASKED, DraftTree
-from streamspec.errors import ConfigError
-from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.export import export_bundle
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
@@ -246,34 +243,6 @@ def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
     steps.prefill(context)
     found = steps.step(drafted, np.asarray(tree.depths), tree.mask())["logits"]
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"target": Target(static=True)}, "--static"),
-        ({"target": Target("cuda")}, "--target cuda"),
-        ({"self_draft": "1"}, "--self-draft"),
-        ({"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16"),
-        ({"drafter": "head"}, "a drafter"),
-    ],
-)
-def test_what_is_not_done_yet_is_refused_before_any_work(
-    asked: dict[str, Any], named: str, base: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"{named} for {FAMILY}, whose layers keep a recurrent state; expected"):
-        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_drafter_is_trained_and_no_swappable_bundle_made(base: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
-    with pytest.raises(ConfigError, match=f"a drafter of {FAMILY}, whose layers keep a recurrent state; expected"):
-        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
-    with pytest.raises(ConfigError, match=f"a swappable bundle for {FAMILY}, whose layers"):
-        export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
 def test_a_fine_tuned_base_is_what_peft_computes(base: Path, tmp_path: Path) -> None:

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
 from streamspec import load
-from streamspec.adapters.train import train
-from streamspec.adapters.training.config import TrainConfig
 from streamspec.draft_tree import MASKED, DraftTree
-from streamspec.errors import BaseModelError, ConfigError
-from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.errors import BaseModelError
+from streamspec.export import export_bundle
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
 from streamspec.export.validate.parity import PROBE_ROWS
@@ -129,33 +126,6 @@ def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path:
     assert manifest.probe is not None and 1 < len(manifest.probe.input_ids) < PROBE_ROWS
     for provider in ("cpu", "native"):
         load(tmp_path / "bundle", threads=1, provider=provider, cache_dir=tmp_path / provider).close()
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"target": Target(static=True)}, "--static"),
-        ({"target": Target("cuda")}, "--target cuda"),
-        ({"self_draft": "1"}, "--self-draft"),
-        ({"drafter": "head"}, "a drafter"),
-    ],
-)
-def test_what_is_not_done_yet_is_refused_before_any_work(
-    asked: dict[str, Any], named: str, base: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"{named} for {FAMILY}, whose layers have mixtures of experts; expected"):
-        export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_drafter_is_trained_and_no_swappable_bundle_made(base: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
-    with pytest.raises(ConfigError, match=f"a drafter of {FAMILY}, whose layers have mixtures of experts; expected"):
-        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
-    with pytest.raises(ConfigError, match=f"a swappable bundle for {FAMILY}, whose layers"):
-        export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
 @pytest.mark.parametrize(
