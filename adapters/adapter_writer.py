@@ -32,10 +32,12 @@ from streamspec.bundle.adapter_folder import (
     FORMAT_VERSION,
     PROVENANCE,
     RESTORE,
+    SCALE,
     STREAM_CONFIG,
     STREAM_WEIGHTS,
     TASK_CONFIG,
     TASK_WEIGHTS,
+    from_bytes,
 )
 from streamspec.errors import AdapterError
 from streamspec.prompt.template_file import SETTINGS, SPECIALS, TEMPLATE
@@ -159,10 +161,15 @@ def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    """Tensors of a file of the adapter folder, those in 8 bits as float16. Raises AdapterError where it is missing or
+    damaged.
+    """
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        tensors = load_file(path)
+        kept = {name for name, value in tensors.items() if name.endswith(SCALE) or value.dtype == torch.int8}
+        wide = from_bytes({name: tensors.pop(name).numpy() for name in kept})
+        return tensors | {name: torch.from_numpy(value) for name, value in wide.items()}
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
         raise AdapterError(f"{path}: {error}", "a safetensors file", RESTORE) from None
 
 

@@ -1,4 +1,4 @@
-"""`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only.
+"""`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only, or its drafter 8 bits.
 
 B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young).
 A LoRA needs its rank to learn; the result often fits a much lower rank.
@@ -28,35 +28,44 @@ from streamspec.bundle.adapter_folder import (
     VARIANTS,
     read_adapter,
     read_json,
+    to_bytes,
 )
 from streamspec.errors import AdapterError, ConfigError
 
 LORA_A = ".lora_A"
 
 
-def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
-    """Writes `adapter` to `out`, every LoRA in it cut to `rank`. Returns the mean share of squared singular values
-    kept, by part.
+def shrink(adapter: Path, out: Path, rank: int | None = None, bits: int | None = None) -> dict[str, float]:
+    """Writes `adapter` to `out`, every LoRA in it cut to `rank`, then the drafter's tensors rounded to `bits` (8).
+    Returns the mean share of squared singular values kept, by part.
 
-    A cut task LoRA is another target: its answers may differ, so measure them. A cut stream LoRA only changes what is
-    drafted. A LoRA of that rank or less stays as it is. Figures in the folder (`training.json`, `acceptance.json`) stay
-    those of the whole adapter. Raises AdapterError for a damaged folder or one that holds more than plain LoRAs,
-    ConfigError where there is nothing to cut, and writes nothing then.
+    A cut task LoRA is another target: its answers may differ, so measure them. A cut stream LoRA or a rounded drafter
+    only changes what is drafted. A LoRA of that rank or less stays as it is. Figures in the folder (`training.json`,
+    `acceptance.json`) stay those of the whole adapter. Raises AdapterError for a damaged folder or one that holds more
+    than plain LoRAs, ConfigError where there is nothing to cut or to round, and writes nothing then.
     """
+    if bits not in (None, 8) or (rank is None and bits is None):
+        raise ConfigError(f"rank {rank}, bits {bits}", "a rank, bits of 8, or both", "add --rank or --bits 8")
     if out.exists() or adapter.resolve() in out.resolve().parents:
         raise AdapterError(f"{out} is there already, or inside the adapter", "a new folder", "choose another --out")
     read_adapter(adapter)
     with new_folder(out) as folder:
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
         try:
-            cut_shares = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
+            cut_shares = (
+                {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)} if rank else {}
+            )
+            rounded = bits is not None and round_drafter(folder)
         except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise AdapterError(f"{adapter}: {type(error).__name__} {error}", "a whole adapter", RESTORE) from None
         shares = {name: share for name, share in cut_shares.items() if share is not None}
-        if not shares:
+        if rank and not shares:
             raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
+        if bits and not rounded:
+            raise ConfigError(f"{adapter}: no drafter", "a drafter, whose tensors are rounded", "leave --bits out")
         trained = read_json(adapter / PROVENANCE) if (adapter / PROVENANCE).exists() else {}
-        write_json(folder / PROVENANCE, trained | {"shrunk": {"rank": rank, "kept": shares}})
+        shrunk = {"rank": rank, "kept": shares} | ({"bits": bits} if bits else {})
+        write_json(folder / PROVENANCE, trained | {"shrunk": shrunk})
     return shares
 
 
@@ -107,6 +116,16 @@ def cut_streams(folder: Path, rank: int) -> float | None:
     described["streams"]["lora"] = {"rank": rank, "alpha": float(rank)}
     write_json(folder / STREAM_CONFIG, described)
     return share
+
+
+def round_drafter(folder: Path) -> bool:
+    """Rounds the drafter's tensors of `folder` to 8 bits; False where it has no drafter."""
+    file = folder / STREAM_WEIGHTS
+    if not file.exists():
+        return False
+    tensors = {name: value.numpy() for name, value in read_tensors(file).items()}
+    save_tensors({name: torch.from_numpy(value) for name, value in to_bytes(tensors).items()}, file)
+    return True
 
 
 def cut(tensors: dict[str, Tensor], rank: int, scales: Mapping[str, float]) -> tuple[dict[str, Tensor], float]:

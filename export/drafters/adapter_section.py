@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from streamspec.acceptance_stats import MISSED, Acceptance, node_order
-from streamspec.bundle.adapter_folder import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
+from streamspec.bundle.adapter_folder import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter, from_bytes
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import AdapterError
 from streamspec.export.ops.builder import Array
@@ -122,9 +122,9 @@ def _listed(names: Sequence[str], limit: int = 8) -> str:
 
 
 def read_tensors(file: Path) -> dict[str, Array]:
-    """Reads the tensors of a safetensors file. Raises AdapterError for any other."""
+    """Reads the tensors of a safetensors file, those in 8 bits as float16. Raises AdapterError for any other."""
     try:
-        return dict(load_file(file))
+        return from_bytes(load_file(file))
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise AdapterError(f"{file}: {error}", "a safetensors file", RESTORE) from None
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamspec.bundle.manifest import METHODS
 from streamspec.errors import AdapterError
 from streamspec.json_fields import MAX_JSON, parse_object
@@ -57,7 +60,11 @@ FINAL_STATE = 0  # among the taps of a draft layer: the state after the final no
 BELOW = 3  # folders that hold adapters, in an error
 WHOLE = {"modules_to_save": "whole modules", "trainable_token_indices": "rows of the embedding"}
 VARIANTS = {"use_dora": "DoRA", "lora_bias": "a bias of its own"}
+SCALE = ".scale"  # of a matrix in 8 bits, beside it
+LEAST, TOP = 512, 127  # values of a matrix that is worth it, the largest of its int8
 REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, a repeated group: may take exponential time
+
+Tensors = dict[str, NDArray[Any]]
 
 
 def odd_draft_layer(
@@ -293,3 +300,37 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
     return parse_object(data, str(path), AdapterError, RESTORE)
+
+
+def to_bytes(tensors: Tensors) -> Tensors:
+    """`tensors`, matrices of floats of `LEAST` values or more as int8 with a scale for each row, float16 [..., 1].
+
+    Rounded to nearest, at most half a scale away: a 254th of the row's largest value.
+    """
+    kept: Tensors = {}
+    for name, value in tensors.items():
+        if value.ndim < 2 or value.size < LEAST or value.dtype.kind != "f":
+            kept[name] = value
+            continue
+        wide = value.astype(np.float32)
+        scale = (np.abs(wide).max(axis=-1, keepdims=True) / TOP).astype(np.float16)
+        steps = np.divide(wide, scale, out=np.zeros_like(wide), where=scale > 0)
+        kept[name] = np.rint(steps).clip(-TOP, TOP).astype(np.int8)
+        kept[name + SCALE] = scale
+    return kept
+
+
+def from_bytes(tensors: Tensors) -> Tensors:
+    """`tensors`, those in 8 bits as float16; others as they are. Raises ValueError for int8 rows and scales that do not
+    fit each other.
+    """
+    scales = {name for name in tensors if name.endswith(SCALE)}
+    out = {name: value for name, value in tensors.items() if name not in scales}
+    for name in scales:
+        rows, scale = out.get(name.removesuffix(SCALE)), tensors[name]
+        if rows is None or rows.dtype != np.int8 or scale.shape != (*rows.shape[:-1], 1):
+            raise ValueError(f"{name} {scale.shape} without int8 rows of its own")
+        out[name.removesuffix(SCALE)] = (rows * scale.astype(np.float32)).astype(np.float16)
+    if bare := [name for name, value in out.items() if value.dtype == np.int8]:
+        raise ValueError(f"{bare[0]} is int8 and has no {bare[0]}{SCALE}")
+    return out

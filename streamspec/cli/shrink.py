@@ -1,4 +1,4 @@
-"""`streamspec shrink`: an adapter cut to a lower rank, for shipping."""
+"""`streamspec shrink`: an adapter cut to a lower rank, its drafter rounded to 8 bits, for shipping."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from streamspec.cli.shared_options import AsJson
 def command(
     adapter: Annotated[Path, typer.Argument(help="Adapter folder.")],
     out: Annotated[Path, typer.Option(help="Adapter folder to write.")],
-    rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.")],
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank that every LoRA keeps.")] = None,
+    bits: Annotated[int | None, typer.Option(help="Bits of the drafter's tensors: 8.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cut an adapter's LoRAs to a lower rank (truncated SVD)."""
+    """Cut an adapter's LoRAs to a lower rank (truncated SVD), or keep its drafter in 8 bits."""
     from streamspec.adapters.shrink import shrink
 
-    shares = shrink(adapter, out, rank)
+    shares = shrink(adapter, out, rank, bits)
     before, after = (sum(file.stat().st_size for file in folder.iterdir()) for folder in (adapter, out))
     if as_json:
-        print(json.dumps({"out": str(out), "rank": rank, "kept": shares, "bytes": after, "bytes_before": before}))
+        print(
+            json.dumps(
+                {"out": str(out), "rank": rank, "bits": bits, "kept": shares, "bytes": after, "bytes_before": before}
+            )
+        )
     else:
         parts = ", ".join(f"{share:.1%} of the {lora}" for lora, share in shares.items())
-        print(f"wrote {out}, {before / 1e6:.1f} -> {after / 1e6:.1f} MB; kept {parts} (squared singular values)")
+        kept = f"; kept {parts} (squared singular values)" if parts else ""
+        print(f"wrote {out}, {before / 1e6:.1f} -> {after / 1e6:.1f} MB{kept}")

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from streamspec.adapters.adapter_writer import read_tensors
 from streamspec.adapters.shrink import cut, shrink
 from streamspec.adapters.train import train
+from streamspec.bundle.adapter_folder import STREAM_WEIGHTS
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.export.drafters import adapter_section
 from tests.support.tiny_models import options
 
 
@@ -103,6 +106,31 @@ def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_pat
 def test_only_what_has_a_higher_rank_is_cut(adapter: Path, tmp_path: Path) -> None:
     assert set(shrink(adapter, tmp_path / "o", 5)) == {"task LoRA"}
     assert (tmp_path / "o" / "streamspec.safetensors").read_bytes() == (adapter / "streamspec.safetensors").read_bytes()
+
+
+def test_a_drafter_in_8_bits_is_read_as_the_nearest_values(adapter: Path, base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    assert shrink(adapter, out, bits=8) == {}
+    kept, before = load_file(out / STREAM_WEIGHTS), load_file(adapter / STREAM_WEIGHTS)
+    rounded = {name.removesuffix(".scale") for name in kept if name.endswith(".scale")}
+    assert rounded and all(kept[name].dtype == torch.int8 for name in rounded)
+    for read in (read_tensors(out / STREAM_WEIGHTS), adapter_section.read_tensors(out / STREAM_WEIGHTS)):
+        assert set(read) == set(before)
+        for name, value in before.items():
+            near = torch.as_tensor(read[name]).float() - value.float()
+            step = value.float().abs().amax(-1, keepdim=True) / 127 if name in rounded else torch.zeros(1)
+            assert (near.abs() <= 0.51 * step + 1e-3 * value.float().abs()).all(), name
+    assert json.loads((out / "training.json").read_text())["shrunk"]["bits"] == 8
+    bare = {name: value for name, value in kept.items() if not name.endswith(".scale")}
+    save_file(bare, out / STREAM_WEIGHTS)
+    for reader in (read_tensors, adapter_section.read_tensors):
+        with pytest.raises(AdapterError, match="is int8 and has no"):
+            reader(out / STREAM_WEIGHTS)
+    save_file(bare | {"root_map.scale": torch.ones(3)}, out / STREAM_WEIGHTS)
+    with pytest.raises(AdapterError, match="without int8 rows"):
+        adapter_section.read_tensors(out / STREAM_WEIGHTS)
+    with pytest.raises(ConfigError, match="bits of 8"):
+        shrink(adapter, tmp_path / "other", bits=4)
 
 
 def test_command_says_what_it_kept(adapter: Path, tmp_path: Path) -> None:
