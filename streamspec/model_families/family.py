@@ -54,6 +54,9 @@ class Mixture:
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+    # Numbers of the module `experts`, alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is what the up map
+    # gives, within -limit and limit, and v the gate, no larger than limit.
+    clamp: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Family:
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
+    sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
@@ -142,6 +146,8 @@ class Family:
         """What its layers have of which no drafter, and no bundle but plain ones for CPUs, is made; None without."""
         if self.recurrent is not None:
             return "keep a recurrent state"
+        if self.sinks is not None:
+            return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"
 
     @property

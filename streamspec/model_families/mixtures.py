@@ -41,6 +41,19 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
                 normalized=False,
             ),
         ),
+        "gpt_oss": like(
+            "mistral",
+            Mixture(
+                router="mlp.router",
+                width="intermediate_size",
+                scores="chosen",
+                normalized=False,
+                clamp=("alpha", "limit"),
+            ),
+            "swiglu_alpha",
+            "swiglu_limit",
+            sinks="self_attn.sinks",
+        ),
         "lfm2_moe": like(
             "lfm2",
             Mixture(
