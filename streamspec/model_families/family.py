@@ -54,8 +54,8 @@ class Mixture:
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
-    # Numbers of the module `experts`, alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is what the up map
-    # gives, within -limit and limit, and v the gate, no larger than limit.
+    # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
+    # what the up map gives, within -limit and limit, and v the gate, no larger than limit.
     clamp: tuple[str, str] | None = None
 
 
@@ -115,6 +115,7 @@ class Family:
     layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
     per_layer_input: PerLayerInput | None = None
     mixture: Mixture | None = None
+    packed: str | None = None  # `quant_method` of checkpoints whose weights transformers turns back exactly
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
@@ -137,7 +138,7 @@ class Family:
             self.logit_divisor,
             self.shared_kv,
             self.per_layer_input and self.per_layer_input.width,
-            *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
+            *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
         )
         return {switch for switch in named if isinstance(switch, str)}
 

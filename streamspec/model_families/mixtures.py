@@ -48,11 +48,10 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
                 width="intermediate_size",
                 scores="chosen",
                 normalized=False,
-                clamp=("alpha", "limit"),
+                clamp=("swiglu_alpha", "swiglu_limit"),
             ),
-            "swiglu_alpha",
-            "swiglu_limit",
             sinks="self_attn.sinks",
+            packed="mxfp4",
         ),
         "lfm2_moe": like(
             "lfm2",
