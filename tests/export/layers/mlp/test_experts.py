@@ -17,6 +17,7 @@ from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -122,6 +123,15 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
         drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
         assert drafted.token_ids == plain.token_ids
         assert len(plain.token_ids) == 60
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_native_operators_compute_what_standard_ones_do(family: str, bundles: dict[tuple[str, str], Path]) -> None:
+    tokens = np.random.default_rng(4).integers(3, VOCAB, 60)
+    graphs = [bundles[family, "int8"] / name for name in ("model.onnx", "native.onnx")]
+    standard, native = (GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs)
+    off = np.abs(native - standard).max(-1)
+    assert np.median(off) < 1e-3 * standard.std()  # further off are rows with a code that is rounded otherwise
 
 
 def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
