@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
@@ -26,7 +27,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.files import read_manifest
 from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
-from streamspec.model_families import FAMILIES
+from streamspec.model_families import FAMILIES, turned_back
 from streamspec.option_fields import flag
 
 FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
@@ -84,6 +85,13 @@ def check_layers(config: TrainConfig, family: str, layers: int) -> int:
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     return ns
+
+
+def check_bits(config: TrainConfig, base: Any) -> None:
+    """Refuses to round a base once more whose weights, by its config, are packed already."""
+    if config.base_bits is not None and turned_back(base):
+        found = f"{flag('base_bits')} {config.base_bits} for a base whose weights are packed already"
+        raise ConfigError(found, "weights in float16, bfloat16 or float32", "leave it out, or take a copy in bfloat16")
 
 
 def check_target_folder(config: TrainConfig) -> None:

@@ -21,11 +21,13 @@ from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
+from streamspec.model_families import turned_back
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
 # Tables that older versions of transformers saved and newer ones compute.
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
 PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are rounded already
+BLOCKS = re.compile(r"_(blocks|scales)$")  # tensors of MXFP4
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -37,7 +39,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     if modules := left_out(folder) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
-    check_tensors(folder)
+    check_tensors(folder, turned_back(config))
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
@@ -82,11 +84,16 @@ def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
     return list(beyond)
 
 
-def check_tensors(folder: Path) -> None:
-    """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes."""
+def check_tensors(folder: Path, packed: bool) -> None:
+    """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes. `packed`: some as blocks
+    with scales."""
     check_names(folder)
     for tensor in stored_tensors(folder):  # cut files are named before transformers reads them
-        if PACKED.match(tensor.dtype) and not HARMLESS.search(tensor.name):
+        if packed and BLOCKS.search(tensor.name):
+            usable = tensor.dtype == "U8"
+        else:
+            usable = not PACKED.match(tensor.dtype) or bool(HARMLESS.search(tensor.name))
+        if not usable:
             raise quantized(f"{tensor.name} is of type {tensor.dtype}")
     try:
         missing, besides, shapes = (_report if has_torch() else report_tensors)(folder)

@@ -25,7 +25,7 @@ from streamspec.adapters.base_models.without_torch.config import (
 )
 from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES, Family, family_of, switched
+from streamspec.model_families import FAMILIES, Family, family_of, switched, turned_back
 
 BaseConfig: TypeAlias = Any  # of transformers, a PreTrainedConfig; or a CompletedConfig
 ACTIVATIONS = {  # of Hugging Face -> of the graph
@@ -93,7 +93,7 @@ def check_config(config: BaseConfig) -> tuple[str, ...]:
     that names everything its code reads and streamspec does not compute.
     """
     family_of(config.model_type, "a model")
-    for name in QUANTIZED:
+    for name in () if turned_back(config) else QUANTIZED:
         if settings := getattr(config, name, None):
             method = settings.get("quant_method") if isinstance(settings, dict) else None
             raise quantized(str(method or f"`{name}` in its config"))
@@ -147,7 +147,7 @@ def _unknown_fields(config: BaseConfig) -> tuple[list[str], list[str]]:
     family, read, (usual, shared, names) = FAMILIES[config.model_type], _read_by(config), _usual(config)
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only}
     known |= {names[name] for name in known if name in names}
-    known = known & {*read, *usual} | {*shared, *family.ignored, *CONVERTED, *NOTES}
+    known = known & {*read, *usual} | {*shared, *family.ignored, *CONVERTED, *NOTES, *QUANTIZED}
     left, unknown = [], []
     for name, value in _values(config).items():
         defaults = [usual[name]] if name in usual else read.get(name, [None])
@@ -172,8 +172,11 @@ def _other_values(config: BaseConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
-    if family.mixture is not None and (width := int(getattr(config, family.mixture.width))) % EXPERT_MULTIPLE:
-        faults.append(f"experts of {width} inner numbers (only multiples of {EXPERT_MULTIPLE} are supported)")
+    if (mixture := family.mixture) is not None:
+        if (width := int(getattr(config, mixture.width))) % EXPERT_MULTIPLE:
+            faults.append(f"experts of {width} inner numbers (only multiples of {EXPERT_MULTIPLE} are supported)")
+        if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
+            faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
 
 

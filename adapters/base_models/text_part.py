@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
+from streamspec.model_families import turned_back
 from streamspec.model_families.text_parts import TEXT_PARTS, name_patterns, text_name
 
 BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a multimodal config states of its text part
@@ -66,6 +67,8 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     options["experts_implementation"] = "eager"  # others round otherwise
     with quiet():
         config = AutoConfig.from_pretrained(folder)
+    if packed := turned_back(config):
+        config.quantization_config["dequantize"] = True
     names, options = None, options | {"config": config}  # else an attention that the config names would be looked for
     if config.model_type in TEXT_PARTS:
         stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
@@ -74,6 +77,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
         options |= {"config": text, "key_mapping": name_patterns(stack)}
     with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
         model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model = model.to(model.dtype) if packed else model  # older versions turn back to bfloat16
     missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
     if names is not None:
         missing, unknown = missing - set(model.all_tied_weights_keys), unknown & names

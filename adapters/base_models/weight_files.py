@@ -17,6 +17,7 @@ from streamspec.json_fields import MAX_JSON, parse_object
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_BYTES = 1 << 26
+SCALES, LARGEST = "_scales", 252  # exponents of MXFP4's blocks; 6, its largest number, is infinite beyond
 BOUNDS = ("_min", "_max")  # numbers that a map of an image or audio tower clips at, infinite for nowhere
 # Numbers with all bits of their exponent set are infinite or NaN: the integers to read them as, and these bits.
 EXPONENTS = {
@@ -146,11 +147,20 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_scales(tensor: SafeTensor) -> bool:
+    """Whether these are exponents of MXFP4, whose numbers bfloat16 holds exactly."""
+    return tensor.dtype == "U8" and tensor.name.endswith(SCALES)
+
+
 def _check_finite(tensor: SafeTensor, data: bytes) -> None:
-    if tensor.dtype not in EXPONENTS or (not tensor.shape and tensor.name.endswith(BOUNDS)):
+    if _is_scales(tensor):
+        bad = np.flatnonzero(np.frombuffer(data, np.uint8) > LARGEST)
+    elif tensor.dtype not in EXPONENTS or (not tensor.shape and tensor.name.endswith(BOUNDS)):
         return
-    integers, exponent = EXPONENTS[tensor.dtype]
-    if len(bad := np.flatnonzero((np.frombuffer(data, integers) & exponent) == exponent)):
+    else:
+        integers, exponent = EXPONENTS[tensor.dtype]
+        bad = np.flatnonzero((np.frombuffer(data, integers) & exponent) == exponent)
+    if len(bad):
         raise BaseModelError(
             f"{tensor.name} in {tensor.file} holds {len(bad)} numbers that are infinite or NaN",
             "finite weights",
@@ -162,5 +172,6 @@ def stored_dtype(folder: Path) -> str:
     """Returns the dtype, by torch's name, that holds every floating-point tensor of the folder's files exactly,
     whatever its config says: `bfloat16`, `float16` or `float32`.
     """
-    dtypes = {tensor.dtype for tensor in stored_tensors(folder) if tensor.dtype.startswith(("F", "BF"))}
+    known = {("BF16" if _is_scales(tensor) else tensor.dtype) for tensor in stored_tensors(folder)}
+    dtypes = {dtype for dtype in known if dtype.startswith(("F", "BF"))}
     return {frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}.get(frozenset(dtypes), "float32")

@@ -191,7 +191,9 @@ class _Layers(ConvolvingStack):
         with self.g.named("attention"):
             self.presents.append(self.keep_rows(layer, sides) if source == layer else self.presents[source])
             key, value = self.presents[layer]
-            return self.with_streams(layer, batch.attention.mix(q, key, value, bias, used, layer))
+            return self.with_streams(
+                layer, batch.attention.mix(q, key, value, bias, used, layer, decoder.sinks(self.g, layer))
+            )
 
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
         kinds = zip(sides, CACHE_KINDS, strict=True)

@@ -38,6 +38,7 @@ def check_plain(spec: DecoderSpec) -> None:
         "layers that attend to the keys of others": any(spec.source(n) != n for n in range(spec.layers)),
         "layers with keys of several sizes": len({(size.kv_heads, size.head_dim) for size in spec.sizes}) > 1,
         "gated queries": spec.family.gated_queries,
+        "attention sinks": spec.family.sinks is not None,
     }
     for what in (name for name, there in found.items() if there):
         raise ConfigError(

@@ -25,6 +25,14 @@ def activate(decoder: Decoder, g: Scope, x: str, layer: int) -> str:
     return FUNCTIONS[decoder.spec.activation](g, x, parameter)
 
 
+def clamped_swiglu(g: Scope, gate: str, up: str, alpha: float, limit: float) -> str:
+    """(u + 1) v sigmoid(alpha v): u is `up` within -limit and limit, v `gate` up to it."""
+    most, least = g.number(limit), g.number(-limit)
+    within = g.op("Max", g.op("Min", up, most), least)
+    acted = g.contrib("QuickGelu", g.op("Min", gate, most), alpha=alpha)
+    return g.op("Mul", g.op("Add", within, g.number(1.0)), acted)
+
+
 def _squared(g: Scope, x: str) -> str:
     above = g.op("Relu", x)
     return g.op("Mul", above, above)

@@ -59,9 +59,12 @@ class RowExactAttention:
         new = stored(g, self.spec, rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 
-    def mix(self, q: str, key: str, value: str, bias: str, used: str = "", layer: int | None = None) -> str:
+    def mix(
+        self, q: str, key: str, value: str, bias: str, used: str = "", layer: int | None = None, sinks: str = ""
+    ) -> str:
         """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, used].
-        `used`: int64 [1], slots of a ring; those of other caches are `visible`. `layer`: whose sizes the heads have."""
+        `used`: int64 [1], slots of a ring; those of other caches are `visible`. `layer`: whose sizes the heads have;
+        `sinks` [Hq]: scores of heads without values."""
         g, used = self.g, used or self.visible
         spec = self.spec if layer is None else self.spec.at(layer)
         kv, group, width = spec.kv_heads, spec.group, spec.head_dim
@@ -76,11 +79,18 @@ class RowExactAttention:
             products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
         products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
         scores = g.op("Add", products, self._per_query_head(bias, group))
-        below = g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1))
+        most, sunk = g.op("ReduceMax", scores, g.ints(-1), keepdims=1), ""
+        if sinks:  # [Hkv, group, 1] beside [Hkv, group, n]
+            own = g.op("Reshape", sinks, g.ints(kv, group, 1))
+            each = g.op("Max", g.op("Reshape", most, g.ints(kv, group, -1)), own)
+            most = g.op("Reshape", each, g.ints(1, kv, -1, 1))
+            sunk = g.op("Reshape", g.op("Exp", g.op("Sub", own, each)), g.ints(1, kv, -1, 1))
+        below = g.op("Sub", scores, most)
         # Before the exponential: ONNX Runtime merges a transposition with the product after it, which would undo it.
         weights = g.op("Exp", g.op("Transpose", below, perm=[0, 1, 3, 2]))
         sums = g.contrib("FusedMatMul", weights, self._block_of_ones(used), transA=1)
         total = g.op("Slice", sums, g.ints(0), g.ints(1), g.ints(3))
+        total = g.op("Add", total, sunk) if sunk else total
         mixed = g.op("Div", g.contrib("FusedMatMul", weights, values, transA=1), total)
         merged = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
         return g.op("Reshape", merged, g.ints(1, -1, kv * group * width))

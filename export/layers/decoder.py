@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from streamspec.export.layers.activations import activate
+from streamspec.export.layers.activations import activate, clamped_swiglu
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.heads import AttentionHeads, Linear
 from streamspec.export.layers.mlp.registry import MLPS
@@ -322,11 +322,15 @@ class Decoder(AttentionHeads):
         """The update that the MLP adds to rows."""
         return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear)
 
-    def activated(self, g: Scope, inner: str, layer: int, width: int = 0) -> str:
+    def activated(
+        self, g: Scope, inner: str, layer: int, width: int = 0, clamp: tuple[float, float] | None = None
+    ) -> str:
         """The MLP's activation of its first map's outputs, times the second half of them where there is a gate.
-        `width`: numbers of a half, where they are not the MLP's."""
+        `width`: numbers of a half, where they are not the MLP's; `clamp`: as of `MixtureSpec`."""
         if not self.spec.family.gated:
             return activate(self, g, inner, layer)
         half = width or self.spec.at(layer).intermediate
         gate, up = g.ops("Split", inner, g.ints(half, half), out=(None, None), axis=-1)
+        if clamp is not None:
+            return clamped_swiglu(g, gate, up, *clamp)
         return g.op("Mul", activate(self, g, gate, layer), up)

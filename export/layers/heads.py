@@ -96,15 +96,23 @@ class AttentionHeads:
         norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
         if not (alone and turns and norms):
             q, *sides = self.queries_keys_values(g, x, rows, layer, rotary, linear)
-            return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1))
+            return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1), sinks=self.sinks(g, layer))
         normed = spec.head_norms[:1] if borrows else spec.head_norms  # queries, keys
         names = [self.spec.weight_name(layer, module) for module in normed]
         return PackedHeads(
             linear(g, x, rows, layer, maps),
             () if kinds is None else rotary[kinds[0]],
             [self.norm_weights(g, name)[0] for name in names],
+            self.sinks(g, layer),
             {"interleaved": int(family.rotary_pairs), "norm_last": int(family.head_norms_last)},
         )
+
+    def sinks(self, g: Scope, layer: int) -> str:
+        """Logits of a layer's heads [Hq] that join the softmax of scores and have no values; '' for none."""
+        if self.spec.family.sinks is None:
+            return ""
+        name = self.spec.weight_name(layer, self.spec.family.sinks)
+        return g.store.once(name, lambda: self.source.weight(name))
 
     def _clipped(self, g: Scope, x: str, limit: float) -> str:
         """x within -limit and limit, by operators that all providers take."""

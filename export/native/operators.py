@@ -58,11 +58,12 @@ def native_ops(precision: object) -> NativeOps | None:
 class PackedHeads:
     """Queries, keys and values of rows side by side [1, n, (Hq + 2 Hkv) * D]; queries alone of a layer that attends to
     another's. `rotary`: cos and sin [n, rotated / 2] where they are still to be turned; `norms`: weights of the heads'
-    norms, where they are still to be applied."""
+    norms, where they are still to be applied; `sinks` [Hq]: as of `AttentionHeads.sinks`."""
 
     packed: str
     rotary: Sequence[str] = ()
     norms: Sequence[str] = ()
+    sinks: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,13 +88,22 @@ class NativeOps:
         return self._map(g, kind, x, inputs, weight, bias, activation, None, **{"mix": weight.mix} | own)
 
     def experts(
-        self, g: Scope, x: str, chosen: str, stack: Weight, shares: str = "", bias: str = "", activation: str = ""
+        self,
+        g: Scope,
+        x: str,
+        chosen: str,
+        stack: Weight,
+        shares: str = "",
+        bias: str = "",
+        activation: str = "",
+        clamp: tuple[float, float] | None = None,
     ) -> str:
         """The parts of a `stack` that rows chose, int64 [1, n, active], applied to x [1, n, in], or [1, n, active, in]
         with a row for each choice: [1, n, active, out], or with `shares` [1, n, active] the sum [1, n, out] of these
-        times what they give. `bias`: of all parts [parts * out]."""
+        times what they give. `bias`: of all parts [parts * out]; `clamp`: of the activation (`MixtureSpec`)."""
         kind, inputs, own = self.precision.of(stack).operator(g.store, stack)
-        attributes = {"mix": stack.mix} | own | {"maps": len(stack.parts)}
+        attributes: dict[str, Any] = {"mix": stack.mix} | own | {"maps": len(stack.parts)}
+        attributes |= dict(zip(("alpha", "limit"), clamp, strict=True)) if clamp and activation else {}
         kind = kind.replace("Linear", "Experts")
         return self._map(g, kind, x, (chosen, shares, *inputs), stack.parts[0], bias, activation, None, **attributes)
 
@@ -155,7 +165,7 @@ class NativeOps:
             heads,
             (bias, PAST_LENGTH, *caches),
             out=(None, *(present(layer, kind) for kind in CACHE_KINDS)),
-            counts=SEQUENCE_ROWS if several else "",
+            counts=(SEQUENCE_ROWS if several else "",),
             ring=ring,
         )
         return mixed, tuple(written)
@@ -200,17 +210,15 @@ class NativeOps:
         heads: PackedHeads,
         inputs: Sequence[str],
         out: tuple[str | None, ...],
-        counts: str = "",
+        counts: Sequence[str] = (),
         **attributes: int,
     ) -> tuple[str, ...]:
         half = "" if spec.cache_dtype == DTYPES[0] else "Float16"
-        optional = (*(heads.rotary or ("", "")), *heads.norms) if heads.norms or counts else heads.rotary
-        optional = (*optional, *[""] * (4 - len(optional)), counts) if counts else optional
+        norms = (*heads.norms, *[""] * (2 - len(heads.norms)))
+        optional = *(heads.rotary or ("", "")), *norms, *counts, heads.sinks
         return g.ops(
             f"{kind}{half}",
-            heads.packed,
-            *inputs,
-            *optional,
+            *_given((heads.packed, *inputs, *optional)),
             out=out,
             domain=NATIVE,
             heads=spec.heads,
@@ -233,7 +241,7 @@ class NativeOps:
         bias: str = "",
         activation: str = "",
         out: str | None = None,
-        **own: int,
+        **own: Any,
     ) -> str:
         biases = (*[""] * (kind == "LinearInt4" and len(inputs) == 2), bias) if bias else ()
         return g.op(

@@ -164,6 +164,7 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         width=sides[0] if getattr(experts, "is_transposed", False) else sides[1],
         biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
         shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,
+        clamp=names.clamp and (float(experts.alpha), float(experts.limit)),
         normalized=switched(config, names.normalized),
         least=factor(config, names.least) if names.least else 0.0,
         scale=factor(config, names.scale),

@@ -240,6 +240,10 @@ void mix_values(const Attention& a, const CacheHead<Number>& values, size_t used
         Floats out[Q][V], sums[Q];
         each<Q>([&](auto j) {
             sums[j] = all(0.0f);
+            if (a.sinks) {
+                const float sink = a.sinks[queries.kv_head * group + (q + j) % group];
+                sums[j] = exponential(all(sink - queries.max[q + j]));
+            }
             each<V>([&](auto v) { out[j][v] = all(0.0f); });
         });
         const float* weights = queries.scores + q * columns;
@@ -290,7 +294,8 @@ void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, flo
     queries.vectors = scratch;
     queries.scores = queries.vectors + queries.count * width;
     queries.transposed = queries.scores + queries.count * queries.columns;
-    std::fill(queries.max, queries.max + queries.count, -INFINITY);
+    for (size_t q = 0; q < queries.count; q++)
+        queries.max[q] = a.sinks ? a.sinks[kv_head * group + q % group] : -INFINITY;
     for (size_t row = from; row < to; row++)
         for (size_t g = 0; g < group; g++)
             norm_and_rotate(a, a.packed + row * a.packed_stride + (kv_head * group + g) * width,

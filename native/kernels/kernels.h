@@ -31,7 +31,8 @@ enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3
 // four bits of groups 0 (low) and 1, the second those of 2 and 3, the third the two high bits of
 // all; 32 means 0. 4 bits: bytes [tiles, in_features / 8, 32, 4], byte j of an output holds inputs
 // 2 j (low) and 2 j + 1 of the eight. Gated: outputs are the gate's and the up map's, 16 of each in
-// turn, and the result is activation(gate) * up.
+// turn, and the result is activation(gate) * up; with a limit, (up + 1) * gate * sigmoid(alpha *
+// gate), the gate no larger than that and up within -limit and limit.
 struct Linear {
     int bits;
     size_t in_features, out_features, tiles;
@@ -39,6 +40,7 @@ struct Linear {
     size_t mix;         // neighbouring inputs that a Hadamard matrix mixes first; 0 for none
     bool gated;
     Activation activation;
+    float alpha, limit;  // of a clamped gate; a limit of 0: none
     const void* codes;
     const float* scales;           // 8 and 6 bits: float32 [32 * tiles], in the order of codes
     const uint16_t* block_scales;  // 4 bits: float16 [tiles, in_features / block_size, 32]
@@ -84,6 +86,7 @@ struct Attention {
     const float *cos, *sin;  // [rows, rotated / 2], or null
     size_t rotated;
     const float *query_norm, *key_norm;  // [width], or null
+    const float* sinks;                  // [heads], or null: a score of each head that has no value
     void *keys, *values;
     float* row_keys;  // [kv_heads, row_columns, width], scratch
     float* mixed;     // [rows, heads * width]

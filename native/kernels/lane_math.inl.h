@@ -71,6 +71,12 @@ inline Floats activated(Activation activation, Floats x) {
     return x;
 }
 
+inline Floats clamped_swiglu(Floats gate, Floats up, float alpha, float limit) {
+    const Floats below = min(all(limit), gate);  // in this order, as above
+    const Floats within = max(all(-limit), min(all(limit), up));
+    return mul(add(within, all(1.0f)), mul(below, sigmoid(mul(all(alpha), below))));
+}
+
 // a + b in the lower of two lanes at this distance, a - b in the upper.
 template <int Distance>
 inline Floats butterfly(Floats x) {

@@ -19,7 +19,9 @@ inline void finish(const Linear& map, size_t tile, const Floats (&product)[2], f
         done[1] = add(done[1], load(map.bias + at + kLanes));
     }
     if (map.gated) {
-        store(y + tile * kLanes, mul(activated(map.activation, done[0]), done[1]));
+        store(y + tile * kLanes, map.limit > 0.0f
+                                     ? clamped_swiglu(done[0], done[1], map.alpha, map.limit)
+                                     : mul(activated(map.activation, done[0]), done[1]));
         return;
     }
     if (map.activation != Activation::kNone)

@@ -10,9 +10,9 @@ namespace {
 constexpr size_t kMaxHeads = 1024;
 
 // Inputs: packed, bias, [past_length,] keys, values, cos, sin, query norm, key norm[, rows of each
-// sequence].
+// sequence], sinks.
 struct Inputs {
-    Tensor packed, bias, past_length, keys, values, cos, sin, query_norm, key_norm, counts;
+    Tensor packed, bias, past_length, keys, values, cos, sin, query_norm, key_norm, counts, sinks;
 
     Inputs(const Call& call, bool writes) {
         size_t i = 0;
@@ -21,7 +21,8 @@ struct Inputs {
         if (writes) past_length = call.input(i++);
         for (Tensor* input : {&keys, &values, &cos, &sin, &query_norm, &key_norm})
             *input = call.input(i++);
-        if (writes) counts = call.input(i);
+        if (writes) counts = call.input(i++);
+        sinks = call.input(i);
     }
 };
 
@@ -69,7 +70,7 @@ class AttentionKernel {
         set_bias(inputs, sequences, a);
         if (Writes && sequences == 1) set_past_length(inputs.past_length, a);
         set_rotation(inputs, a);
-        set_norms(inputs, a);
+        set_norms_and_sinks(inputs, a);
         a.mixed = call.output<float>(0, {1, inputs.packed.dims[1], a.heads * a.width});
         if constexpr (Writes) {
             a.keys = written(call, 1, inputs.keys);
@@ -150,13 +151,15 @@ class AttentionKernel {
         a.sin = sin.floats();
     }
 
-    void set_norms(const Inputs& inputs, Attention& a) const {
+    void set_norms_and_sinks(const Inputs& inputs, Attention& a) const {
         const Tensor &query_norm = inputs.query_norm, &key_norm = inputs.key_norm;
         if (query_norm.exists())
             expect(kName, "a norm of queries", query_norm, ort::kFloat, {a.width});
         if (key_norm.exists()) expect(kName, "a norm of keys", key_norm, ort::kFloat, {a.width});
         a.query_norm = query_norm.floats();
         a.key_norm = key_norm.floats();
+        if (inputs.sinks.exists()) expect(kName, "sinks", inputs.sinks, ort::kFloat, {a.heads});
+        a.sinks = inputs.sinks.floats();
     }
 
     // The cache as an output: in place where the caller bound past and present to one memory.
@@ -282,7 +285,7 @@ const ort::CustomOp* writing_operator() {
     using ort::kFloat, ort::kInt64;
     constexpr int kCache = Half ? ort::kFloat16 : kFloat;
     static const Op<AttentionKernel<true, Half>> op(
-        {{kFloat, kFloat, kInt64, kCache, kCache, kFloat, kFloat, kFloat, kFloat, kInt64},
+        {{kFloat, kFloat, kInt64, kCache, kCache, kFloat, kFloat, kFloat, kFloat, kInt64, kFloat},
          {kFloat, kCache, kCache},
          5});
     return &op;
@@ -293,7 +296,7 @@ const ort::CustomOp* reading_operator() {
     using ort::kFloat;
     constexpr int kCache = Half ? ort::kFloat16 : kFloat;
     static const Op<AttentionKernel<false, Half>> op(
-        {{kFloat, kFloat, kCache, kCache, kFloat, kFloat, kFloat, kFloat}, {kFloat}, 4});
+        {{kFloat, kFloat, kCache, kCache, kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat}, 4});
     return &op;
 }
 

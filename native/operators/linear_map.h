@@ -107,6 +107,8 @@ class LinearMap {
         const size_t mix = map_.mix = size_attribute(op, info, "mix");
         map_.gated = flag_attribute(op, info, "gated");
         map_.activation = static_cast<Activation>(activation);
+        map_.alpha = finite_attribute(op, info, "alpha", 1.0f);
+        map_.limit = finite_attribute(op, info, "limit", 0.0f);
         map_.tiles = (out + kTile - 1) / kTile;
         const std::string in_text = std::to_string(in), out_text = std::to_string(out);
         if (in == 0 || in > kMaxInFeatures || out == 0 || out > kMaxOutFeatures)
@@ -120,6 +122,8 @@ class LinearMap {
             fail(op, "activation " + std::to_string(activation), "0 to 4");
         if (map_.gated && out % kTile != 0)
             fail(op, "a gated map of " + out_text + " outputs", "a multiple of 32");
+        if (map_.limit < 0.0f || (map_.limit > 0.0f && !map_.gated))
+            fail(op, "limit " + std::to_string(map_.limit), "0, or more of a gated map");
     }
 
     // 8 and 6 bits: a scale for each output.

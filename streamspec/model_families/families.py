@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
 
 from streamspec.errors import BaseModelError
 from streamspec.model_families.family import Family, PerLayerInput, RecurrentState
@@ -307,3 +308,10 @@ def family_of(model_type: object, found: str) -> Family:
             "choose a base of one of these families",
         )
     return FAMILIES[model_type]
+
+
+def turned_back(config: Any) -> bool:
+    """Tells whether the weights of a checkpoint with this config are packed so that transformers turns them back."""
+    settings, family = getattr(config, "quantization_config", None), FAMILIES.get(config.model_type)
+    packed = None if family is None else family.packed
+    return packed is not None and isinstance(settings, dict) and settings.get("quant_method") == packed

@@ -54,6 +54,9 @@ class Mixture:
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+    # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
+    # what the up map gives, within -limit and limit, and v the gate, no larger than limit.
+    clamp: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Family:
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
+    sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
@@ -111,6 +115,7 @@ class Family:
     layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
     per_layer_input: PerLayerInput | None = None
     mixture: Mixture | None = None
+    packed: str | None = None  # `quant_method` of checkpoints whose weights transformers turns back exactly
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
@@ -133,7 +138,7 @@ class Family:
             self.logit_divisor,
             self.shared_kv,
             self.per_layer_input and self.per_layer_input.width,
-            *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
+            *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
         )
         return {switch for switch in named if isinstance(switch, str)}
 
@@ -142,6 +147,8 @@ class Family:
         """What its layers have of which no drafter, and no bundle but plain ones for CPUs, is made; None without."""
         if self.recurrent is not None:
             return "keep a recurrent state"
+        if self.sinks is not None:
+            return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"
 
     @property

@@ -41,6 +41,18 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
                 normalized=False,
             ),
         ),
+        "gpt_oss": like(
+            "mistral",
+            Mixture(
+                router="mlp.router",
+                width="intermediate_size",
+                scores="chosen",
+                normalized=False,
+                clamp=("swiglu_alpha", "swiglu_limit"),
+            ),
+            sinks="self_attn.sinks",
+            packed="mxfp4",
+        ),
         "lfm2_moe": like(
             "lfm2",
             Mixture(

@@ -14,6 +14,7 @@ from streamspec.export import Target, export_bundle, export_swappable
 from tests.support.tiny_exports import save_base, tiny_model
 
 FAMILIES = {"qwen3_5_text": "keep a recurrent state", "ernie4_5_moe": "have mixtures of experts"}
+FAMILIES["gpt_oss"] = "have attention sinks"
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"target": Target(static=True)}, "--static"),
     ({"target": Target("cuda")}, "--target cuda"),

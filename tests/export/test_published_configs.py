@@ -19,6 +19,7 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES
 from streamspec.model_families.text_parts import TEXT_PARTS
+from tests.support.mxfp4 import pack_experts
 from tests.support.published_configs import CONFIGS
 from tests.support.tiny_exports import write_tokenizer
 
@@ -80,6 +81,8 @@ def write_base(folder: Path, published: dict[str, Any]) -> Any:
             if name.endswith("expert_bias"):
                 buffer.normal_(0, 0.3)
     model.save_pretrained(folder)
+    if "quantization_config" in published:
+        pack_experts(folder, model)
     (folder / "config.json").write_text(json.dumps(published))
     write_tokenizer(folder, text(published)["vocab_size"])
     return model.eval()

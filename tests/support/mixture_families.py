@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 EXPERTS = {"num_experts_per_tok": 3}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 32}
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 32, **EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "norm_topk_prob": True}
     | {"mlp_only_layers": [1], "decoder_sparse_step": 1},
@@ -13,6 +15,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {**EXPERTS, "num_local_experts": 8, "sliding_window": 6},
     "granitemoe": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64}
     | {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 3.0},
+    "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
+    | {"swiglu_limit": 0.7, "swiglu_alpha": 1.702, "rope_parameters": YARN},
     "lfm2_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_dense_layers": 2}
     | {"layer_types": ["conv", "full_attention"] * 2, "routed_scaling_factor": 1.5},
     "ernie4_5_moe": {"moe_k": 3, "moe_num_experts": 8, "moe_intermediate_size": 64, "moe_num_shared_experts": 2},

@@ -31,7 +31,7 @@ HIDDEN = -10000.0
 # Inputs after packed rows, by name. A cache kind's operator has the same ones.
 WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias", "keys", "values")
 BESIDE = ("multipliers", "minima", "minimum_multipliers", "table")  # of stored blocks
-OPTIONAL = ("cos", "sin", "query_norm", "key_norm")
+OPTIONAL = ("cos", "sin", "query_norm", "key_norm")  # and sinks, at the end
 RINGS = ("keys", "values", "updates", "inputs", "decays", "states", "marks")  # of recurrent layers
 INPUTS = {
     **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
@@ -43,8 +43,8 @@ INPUTS = {
     "EmbeddingBlocks": ("ids", "codes", "scales", *BESIDE),
     "SkipRmsNorm": ("x", "weight", "update"),
     "ArgMax": ("x",),
-    **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts") for half in ("", "Float16")},
-    **{f"DraftAttention{half}": (*READS, *OPTIONAL) for half in ("", "Float16")},
+    **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts", "sinks") for half in ("", "Float16")},
+    **{f"DraftAttention{half}": (*READS, *OPTIONAL, "sinks") for half in ("", "Float16")},
     "GatedDeltaRule": ("packed", "mask", "past", *RINGS, "bias", "rate", "norm", *(f"tap{i}" for i in range(8))),
 }
 
@@ -163,6 +163,8 @@ def linear(rng: Random, bits: int) -> OperatorCase:
         constants["shift"] = floats(rng, outputs)
     attributes = {"in_features": inputs, "out_features": outputs, "mix": mix, "gated": int(gated)}
     attributes |= {"activation": int(rng.integers(5))} | ({"block_size": block} if bits == 4 else {})
+    if gated and maybe(rng, 30):
+        attributes |= {"activation": 0, "alpha": 1.702, "limit": 0.5}
     return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
 
 
@@ -264,6 +266,8 @@ def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
     attributes |= {"scale": float(width**-0.5), "cap": float(rng.choice([0.0, 0.0, 3.0])), "eps": 1e-5}
     attributes |= {name: int(maybe(rng, 50)) for name in ("interleaved", "norm_last")}
     attributes |= {"ring": int(ring)} if writes else {"own": int(own)}
+    if maybe(rng, 40):
+        feeds["sinks"] = 3 * floats(rng, heads)
     kind = ("Attention" if writes else "DraftAttention") + "Float16" * half
     return OperatorCase(kind, feeds, {}, attributes)
 

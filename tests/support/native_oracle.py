@@ -143,6 +143,9 @@ def expected(
         (gate, up), (e_gate, e_up) = np.split(y, 2, -1), np.split(error, 2, -1)
         slope = np.split(slope, 2, -1)[0] if kind == 4 else slope
         acted = activate(kind, gate)
+        if limit := own.get("limit"):
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+            acted = gate / (1 + np.exp(-own["alpha"] * gate))
         y, error = acted * up, (slope * e_gate + 1e-5 * np.abs(acted)) * np.abs(up) + np.abs(acted) * e_up
     else:
         y = activate(kind, y)
@@ -232,8 +235,11 @@ def attention(case: OperatorCase, found: Sequence[Array]) -> None:
     if own["cap"]:
         scores = own["cap"] * np.tanh(scores / own["cap"])
     scores = np.where(bias < -5000, -np.inf, scores + bias)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = np.einsum("hnc,hcd->nhd", weights / weights.sum(-1, keepdims=True), values)
+    sinks = feeds.get("sinks", np.full(heads, -np.inf)).astype(np.float64)[:, None, None]
+    most = np.maximum(scores.max(-1, keepdims=True), sinks)
+    weights = np.exp(scores - most)
+    weights /= weights.sum(-1, keepdims=True) + np.exp(sinks - most)
+    mixed = np.einsum("hnc,hcd->nhd", weights, values)
     most = np.abs(values).max(1)[None]  # [1, heads, width]
     within(found[0][0], mixed.reshape(n, -1), np.broadcast_to(2e-6 * size * most, mixed.shape).reshape(n, -1))
 

@@ -76,8 +76,8 @@ def _native(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int
     up, down = (_stack(decoder, mixture, layer, parts) for parts in ((GATE, UP), (DOWN,)))
     biases = [_biases(decoder, mixture, g, layer, parts, flat=True) for parts in ((GATE, UP), (DOWN,))]
     fused = activation if native.activates(activation, up, decoder.spec.family.gated) else ""
-    inner = native.experts(g, x, chosen, up, "", biases[0], fused)
-    inner = inner if fused else decoder.activated(g, inner, layer, mixture.width)
+    inner = native.experts(g, x, chosen, up, "", biases[0], fused, mixture.clamp)
+    inner = inner if fused else decoder.activated(g, inner, layer, mixture.width, mixture.clamp)
     return native.experts(g, inner, chosen, down, shares, biases[1])
 
 
@@ -99,7 +99,9 @@ def _grouped(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: in
         return g.op("Add", out, g.op("Gather", bias, expert, axis=0)) if bias else out
 
     up, down = (_stack(decoder, mixture, layer, parts) for parts in ((GATE, UP), (DOWN,)))
-    inner = decoder.activated(g, mapped(g.op("Gather", x, row, axis=1), up, (GATE, UP)), layer, mixture.width)
+    inner = decoder.activated(
+        g, mapped(g.op("Gather", x, row, axis=1), up, (GATE, UP)), layer, mixture.width, mixture.clamp
+    )
     out = mapped(inner, down, (DOWN,))
     back = g.op("ScatterElements", order, order, g.arange(rows.count), axis=0)
     by_choice = g.op("Reshape", g.op("Gather", out, back, axis=1), g.ints(active, -1, hidden))

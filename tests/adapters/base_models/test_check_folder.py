@@ -13,10 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.adapters.early_checks import check_bits
 from streamspec.adapters.train import train
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import export_bundle
+from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_exports import VOCAB, save_base, tiny_model, write_tokenizer
 from tests.support.tiny_models import options
 
@@ -213,6 +217,61 @@ def test_a_bad_folder_is_one_line_for_export_and_train(
             way()
         assert "\n" not in str(caught.value) and caught.value.expected and caught.value.fix
     assert not (tmp_path / "out").exists() and not list(cache.rglob("*"))
+
+
+EXPERTS = "model.layers.0.mlp.experts.down_proj"
+PACKED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "an exponent that is no number": (
+        lambda tensors: tensors[f"{EXPERTS}_scales"][0, 0].fill_(255),
+        f"{EXPERTS}_scales in .* holds 2 numbers that are infinite",
+    ),
+    "exponents missing": (lambda tensors: tensors.pop(f"{EXPERTS}_scales"), "transformers cannot make its model"),
+    "another shape": (
+        lambda tensors: tensors.update({name: tensors[name][:5].clone() for name in tensors if EXPERTS in name}),
+        rf"{EXPERTS} of \(5, 64, 64\), not \(8, 64, 64\)",
+    ),
+    "blocks of numbers": (
+        lambda tensors: tensors.update({f"{EXPERTS}_blocks": tensors[f"{EXPERTS}_blocks"].float()}),
+        f"quantized already .{EXPERTS}_blocks is of type F32",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A base in MXFP4, and its model."""
+    folder, model = tmp_path_factory.mktemp("packed") / "base", tiny_model("gpt_oss", num_hidden_layers=2)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    pack_experts(folder, model)
+    return folder, model
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_bad_blocks_of_mxfp4_are_one_line(name: str, experts: tuple[Path, Any], tmp_path: Path, cache: Path) -> None:
+    change, words = PACKED[name]
+    folder = Path(shutil.copytree(experts[0], tmp_path / "base"))
+    change_weights(folder, change)
+    with pytest.raises(BaseModelError, match=words) as caught:
+        resolve_base(folder, lambda line: None)
+    assert "\n" not in str(caught.value) and not list(cache.rglob("*"))
+
+
+def test_mxfp4_is_turned_back_exactly_in_any_dtype(experts: tuple[Path, Any], cache: Path) -> None:
+    folder, model = experts
+    resolve_base(folder, lambda line: None)
+    for dtype in ("float32", "bfloat16"):
+        loaded = dict(load_causal_lm(folder, dtype=dtype).named_parameters())
+        for name, value in model.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                assert f"torch.{dtype}" == str(loaded[name].dtype)
+                assert torch.equal(loaded[name].float(), value), name
+
+
+def test_a_packed_base_is_not_rounded_once_more(experts: tuple[Path, Any], tmp_path: Path) -> None:
+    config = options(experts[0], tmp_path / "data.jsonl", tmp_path / "out", base_bits=4)
+    with pytest.raises(ConfigError, match="--base-bits 4 for a base whose weights are packed already; expected"):
+        check_bits(config, read_config(experts[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

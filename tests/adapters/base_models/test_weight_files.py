@@ -18,6 +18,8 @@ from streamspec.adapters.base_models.weight_files import INDEX, stored_dtype, we
         ([torch.bfloat16, torch.bfloat16], torch.bfloat16),
         ([torch.float16, torch.int64], torch.float16),
         ([torch.bfloat16, torch.float32], torch.float32),
+        ([torch.bfloat16, torch.uint8], torch.bfloat16),  # MXFP4
+        ([torch.float16, torch.uint8], torch.float32),
         ([torch.bfloat16, torch.float16], torch.float32),
         ([torch.float64, torch.float16], torch.float32),
     ],
@@ -26,7 +28,9 @@ def test_the_dtype_holds_every_tensor_of_every_file(
     stored: list[torch.dtype], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     for number, kind in enumerate(stored):
-        save_file({"w": torch.zeros(2, dtype=kind)}, tmp_path / f"{number}.safetensors")
+        save_file(
+            {"w_scales" if kind == torch.uint8 else "w": torch.zeros(2, dtype=kind)}, tmp_path / f"{number}.safetensors"
+        )
     assert f"torch.{stored_dtype(tmp_path)}" == str(dtype)
 
 

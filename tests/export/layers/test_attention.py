@@ -22,19 +22,20 @@ SLOTS = 700
 
 @pytest.fixture(
     params=[
-        (4, 4, 16, None),
-        (9, 3, 64, None),
-        (8, 2, 128, None),
-        (8, 4, 64, 5.0),
-        (3, 1, 72, None),
-        (4, 1, 256, None),
+        (4, 4, 16, None, False),
+        (9, 3, 64, None, False),
+        (8, 2, 128, None, False),
+        (8, 4, 64, 5.0, False),
+        (3, 1, 72, None, False),
+        (4, 1, 256, None, False),
+        (9, 3, 64, None, True),
     ],
-    ids=["mha", "gqa-64", "gqa-128", "capped", "one-72", "one-256"],
+    ids=["mha", "gqa-64", "gqa-128", "capped", "one-72", "one-256", "sinks"],
 )
 def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    heads, kv, width, cap = request.param
+    heads, kv, width, cap, has_sinks = request.param
     store = WeightStore(tmp_path / "w")
-    g = Scope(store)
+    g, sinks = Scope(store), np.linspace(-2, 3, heads).astype(np.float32) if has_sinks else None
     spec = SimpleNamespace(
         heads=heads,
         kv_heads=kv,
@@ -50,7 +51,11 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     visible = g.op("Add", "past_length", g.op("Shape", "q", start=1, end=2))
     layer = RowExactAttention(g, spec, visible)  # type: ignore[arg-type]
     key, value = layer.append("k", 0, "key"), layer.append("v", 0, "value")
-    g.op("Identity", layer.mix("q", key, value, "bias"), out="mixed")
+    g.op(
+        "Identity",
+        layer.mix("q", key, value, "bias", sinks="" if sinks is None else store.add("sinks", sinks)),
+        out="mixed",
+    )
     floats = {
         "q": [1, "n", heads * width],
         "k": [1, "n", kv * width],
@@ -73,7 +78,7 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         feeds |= {"past_length": np.array([length]), "bias": bias[None, None]}
         return session.run(None, feeds)  # type: ignore[no-any-return]
 
-    return SimpleNamespace(run=run, heads=heads, kv=kv, width=width, cap=cap)
+    return SimpleNamespace(run=run, heads=heads, kv=kv, width=width, cap=cap, sinks=sinks)
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -120,8 +125,8 @@ def test_result_is_softmax_attention(attention: Any) -> None:
         k, v = (x[0, head // group, : length + n].astype(np.float64) for x in (key, value))
         scores = q[:, head] @ k.T / np.sqrt(attention.width)
         scores = (attention.cap * np.tanh(scores / attention.cap) if attention.cap else scores) + bias
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        expected = weights / weights.sum(1, keepdims=True) @ v
+        sunk = 0 if attention.sinks is None else np.exp(attention.sinks[head])
+        expected = np.exp(scores) / (np.exp(scores).sum(1, keepdims=True) + sunk) @ v
         got = mixed[0, :, head * attention.width : (head + 1) * attention.width]
         np.testing.assert_allclose(got, expected, atol=2e-5)
     assert np.array_equal(key[0, :, :length], past["key"][0, :, :length])

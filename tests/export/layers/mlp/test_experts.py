@@ -17,13 +17,17 @@ from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support.mixture_families import MIXTURES
+from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
-FAMILY = "ernie4_5_moe"  # with an MLP for all rows, a bias of the choice, a dense first layer
+# The first with an MLP for all rows, a bias of the choice and a dense first layer; the other with biases, a clamped
+# activation, attention sinks and weights in MXFP4.
+TRIED = ["ernie4_5_moe", "gpt_oss"]
 ROWS = 64
 
 
@@ -52,32 +56,33 @@ def test_rows_of_chunks_and_trees_are_those_of_pytorch(family: str, tmp_path: Pa
 def base_of(family: str, folder: Path) -> Path:
     tiny: PreTrainedModel = tiny_model(family, tied=False, eos_token_id=None)
     save_base(folder, tiny)
+    if family == "gpt_oss":
+        pack_experts(folder, tiny)
     return folder
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_of(FAMILY, tmp_path_factory.mktemp("experts"))
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    folder, made = tmp_path_factory.mktemp("bundles"), {}
+    for family in TRIED:
+        base = base_of(family, folder / family)
+        for precision in ("fp32", "int8", "int4"):
+            made[family, precision] = folder / f"{family}-{precision}"
+            export_bundle(base, None, made[family, precision], precision, measure=False, progress=lambda line: None)
+    return made
 
 
-@pytest.fixture(scope="module")
-def bundles(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("bundles")
-    for precision in ("fp32", "int8", "int4"):
-        export_bundle(base, None, folder / precision, precision, measure=False, progress=lambda line: None)
-    return {precision: folder / precision for precision in ("fp32", "int8", "int4")}
-
-
-RUNS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
+KINDS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
+RUNS = [(family, *kind) for family in TRIED for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def session(
-    request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, bundles: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
-    precision, provider = request.param
+    family, precision, provider = request.param
     folder = tmp_path_factory.mktemp("cache")
-    opened = load(bundles[precision], threads=1, provider=provider, tree=ROWS, cache_dir=folder)
+    opened = load(bundles[family, precision], threads=1, provider=provider, tree=ROWS, cache_dir=folder)
     yield opened
     opened.close()
 
@@ -118,6 +123,15 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
         drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
         assert drafted.token_ids == plain.token_ids
         assert len(plain.token_ids) == 60
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_native_operators_compute_what_standard_ones_do(family: str, bundles: dict[tuple[str, str], Path]) -> None:
+    tokens = np.random.default_rng(4).integers(3, VOCAB, 60)
+    graphs = [bundles[family, "int8"] / name for name in ("model.onnx", "native.onnx")]
+    standard, native = (GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs)
+    off = np.abs(native - standard).max(-1)
+    assert np.median(off) < 1e-3 * standard.std()  # further off are rows with a code that is rounded otherwise
 
 
 def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
