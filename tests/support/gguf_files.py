@@ -20,7 +20,7 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe"}
 XIELU = "xielu."  # keys that are not below the architecture
 ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron"}
 
@@ -62,6 +62,8 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
         for name, buffer in model.named_buffers():
             if name.endswith("act_fn.beta"):  # Apertus'
                 buffer.add_(0.1)
+            if name.endswith("expert_bias"):  # LFM2's
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     return model
 
 
@@ -94,6 +96,17 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
         if stem.endswith("conv.conv"):  # LFM2's
             values = values.squeeze(1)
+        if stem.endswith(".experts"):  # stacked by transformers
+            holder = f"{stem.rpartition('.')[0].replace('block_sparse_moe', 'mlp')}.experts"
+            parts = np.split(values, 2, axis=1) if suffix == "gate_up_proj" else [values]
+            for part, own in zip(("gate", "up") if len(parts) > 1 else ("down",), parts, strict=True):
+                found[f"{names.get_name(f'{holder}.{part}_proj')}.weight"] = np.ascontiguousarray(own)
+            continue
+        stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")  # of the file that is published
+        if suffix == "expert_bias":
+            stem, suffix = name, "bias"
+        if suffix == "e_score_correction_bias":
+            stem, suffix, values = f"{stem.replace('gate.', '')}.e_score_correction", "bias", values.squeeze(0)
         found[f"{names.get_name(stem)}.{suffix}"] = np.ascontiguousarray(values)
     for name, pieces in stacked.items():
         stem, _, suffix = name.rpartition(".")

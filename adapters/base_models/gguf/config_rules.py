@@ -12,6 +12,7 @@ from streamspec.adapters.base_models.gguf.keys import LONGEST, Keys
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
+SIGMOID = 2  # llama.cpp's number
 CLOSE = 1e-9  # of 1e-5, read from fp32
 
 
@@ -20,6 +21,10 @@ def llama(keys: Keys, config: Config) -> None:
     if window:  # Mistral's; llama.cpp calls both `llama`
         config |= {"model_type": "mistral", "sliding_window": window}
         config.pop("attention_bias", None)
+
+
+def mixtral(keys: Keys, config: Config) -> None:
+    config["sliding_window"] = keys.whole("attention.sliding_window", 0, 0, LONGEST) or None
 
 
 def phi3(keys: Keys, config: Config) -> None:
@@ -145,3 +150,20 @@ def lfm(keys: Keys, config: Config) -> None:
         keys.refuse("attention.head_count_kv", heads, f"{layers} numbers, one for each layer")
     config["layer_types"] = ["full_attention" if count else "conv" for count in heads]
     config["conv_L_cache"] = keys.whole("shortconv.l_cache")
+
+
+def lfm_experts(keys: Keys, config: Config) -> None:
+    """The first layers have an MLP; a sigmoid makes scores of a router's outputs, and the file must say so."""
+    lfm(keys, config)
+    if (kind := keys.whole("expert_gating_func")) != SIGMOID:
+        keys.refuse("expert_gating_func", kind, f"{SIGMOID}, the sigmoid")
+    config["num_dense_layers"] = keys.whole("leading_dense_block_count", 0, 0)
+    config["routed_scaling_factor"] = keys.real("expert_weights_scale", 1.0) or 1.0  # llama.cpp's 0: none
+
+
+def ernie_experts(keys: Keys, config: Config) -> None:
+    """The first layers, and of the others all but each so-manieth, have an MLP."""
+    config["moe_layer_start_index"] = keys.whole("leading_dense_block_count", 0, 0)
+    config["moe_layer_interval"] = keys.whole("interleave_moe_layer_step", 1)
+    config["moe_num_shared_experts"] = keys.whole("expert_shared_count", 0, 0)
+    config["moe_layer_end_index"] = -1

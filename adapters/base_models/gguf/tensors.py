@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamspec.adapters.base_models.gguf.architectures import Architecture
+from streamspec.adapters.base_models.gguf.experts import STACKS, split, stacked
 from streamspec.adapters.base_models.gguf.file import GgufFile, StoredTensor
 from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
@@ -132,14 +134,19 @@ def write_safetensors(parameters: list[Parameter], file: Path) -> None:
     """Writes one safetensors file; its layout: https://github.com/huggingface/safetensors#format."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for parameter in parameters:
-        start, end = end, end + 4 * math.prod(parameter.shape)
-        header[parameter.name] = {"dtype": "F32", "shape": list(parameter.shape), "data_offsets": [start, end]}
+    tensors = stacked((parameter.name, parameter) for parameter in parameters)
+    for name, parts in tensors.items():
+        shape = list(parts[0].shape)
+        if name != parts[0].name:  # of all experts, the last of whom is the last part
+            experts = int(parts[-1].name.split(".")[-3]) + 1
+            shape = [experts, len(parts) // experts * shape[0], shape[1]]
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for parameter in parameters:
+        for parameter in chain.from_iterable(tensors.values()):
             for values in parameter.chunks():
                 stream.write(np.ascontiguousarray(values, "<f4").data)
 
@@ -157,6 +164,8 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
         return []
     name = row.names[pattern].format(layer[1] if layer else "")
     short = pattern.removeprefix("blk.{}.")
+    if short in STACKS:
+        return _experts(name, tensor, STACKS[short])
     if row.layout and (short, suffix) in LAYOUTS[row.layout]:
         return LAYOUTS[row.layout][short, suffix](f"{name}.{suffix}", tensor, config)
     change: Change | None = None
@@ -165,6 +174,14 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
         change = _rotary_halves(heads)
     offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
     return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset, moves_rows=True)]
+
+
+def _experts(name: str, stack: StoredTensor, maps: tuple[str, ...]) -> list[Parameter]:
+    """The maps of all experts; raises BaseModelError for a tensor that is no stack of them."""
+    if len(stack.shape) != 3 or stack.shape[1] % len(maps):
+        found = f"{stack.file.name}: tensor {stack.name} has the shape {list(stack.shape)}"
+        raise BaseModelError(found, "[experts, rows, columns]", "take another file")
+    return [Parameter(f"{name}.{path}", part.shape, part) for path, part in split(stack, maps)]
 
 
 def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) -> list[Parameter]:
@@ -209,6 +226,12 @@ def _depthwise(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> li
     return [Parameter(name, (tensor.shape[0], 1, *tensor.shape[1:]), tensor, lambda values: values[:, None])]
 
 
+def _router_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """A parameter that is not the bias of a module, of one row in some families."""
+    rows = (1, *tensor.shape) if config["model_type"] == "ernie4_5_moe" else tensor.shape
+    return [Parameter(name.removesuffix(".bias"), rows, tensor, lambda values: values.reshape(rows))]
+
+
 def _apart(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """Norms of all heads in one tensor, which are modules of their own."""
     stem, _, suffix = name.rpartition(".")
@@ -227,6 +250,7 @@ Layout = Callable[[str, StoredTensor, Mapping[str, Any]], list[Parameter]]
 LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gpt2": {(name, "weight"): _transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
-    "lfm2": {("shortconv.conv", "weight"): _depthwise},
+    "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
+    "ernie": {("exp_probs_b", "bias"): _router_bias},
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
 }
