@@ -137,4 +137,16 @@ NEAR |= {
         | {"leading_dense_block_count": 1, "interleave_moe_layer_step": 2},
         {},
     ),
+    "qwen3.5": (
+        "qwen35",
+        "qwen3_5_text",
+        {"rope_parameters": ONE | {"partial_rotary_factor": 0.5, "rope_theta": 1e6}, "num_hidden_layers": 3}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 16, "tie_word_embeddings": True},
+        {"full_attention_interval": 2, "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0]}
+        | {"rope.freq_base": 1e6, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2}
+        | {"ssm.time_step_rank": 6, "ssm.inner_size": 96},
+        {},
+    ),
 }

@@ -51,6 +51,7 @@ class Architecture:
     sizes: Mapping[str, str] = field(default_factory=dict)  # config fields with other names than Llama's
     fixed: Mapping[str, Any] = field(default_factory=dict)  # config fields that the architecture implies
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
+    drafting: bool = False  # there may be layers after the model's own, for drafts, which are left out
     convolutions: bool = False  # in the layers that have no heads of keys
     permuted: bool = False  # rows of queries and keys are stored in llama.cpp's order of rotary pairs
     one_added: bool = False  # norm weights are stored with one added
@@ -376,5 +377,30 @@ ARCHITECTURES = {
         harmless=("expert_shared_feed_forward_length",),  # the shapes say it
         experts="moe_num_experts",
         more=rules.ernie_experts,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        _names(
+            None,
+            **_HEAD_NORMS,
+            ffn_norm="",
+            post_attention_norm="post_attention_layernorm",
+            attn_qkv="linear_attn.in_proj_qkv",
+            attn_gate="linear_attn.in_proj_z",
+            ssm_alpha="linear_attn.in_proj_a",
+            ssm_beta="linear_attn.in_proj_b",
+            ssm_conv1d="linear_attn.conv1d",
+            ssm_a="linear_attn.A_log",
+            ssm_dt="linear_attn.dt_bias",
+            ssm_norm="linear_attn.norm",
+            ssm_out="linear_attn.out_proj",
+        ),
+        drafting=True,
+        one_added=True,
+        layout="qwen35",
+        head_dim=True,
+        partial=True,
+        harmless=("rope.dimension_sections",),  # of images; a text's positions are the same in all
+        more=rules.qwen35,
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile
-from streamspec.adapters.base_models.gguf.keys import LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
+from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
 from streamspec.model_families import family_of
@@ -21,7 +21,7 @@ PLAIN = {
     "expert_used_count": (0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.clamp_kqv": (0.0,),
-    "nextn_predict_layers": (0,),
+    DRAFTING: (0,),
 }
 COUNTS = {"expert_count", "expert_used_count"}
 # Other things than models, by `general.type`.
@@ -67,8 +67,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
     if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
         keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
+    drafting = keys.whole(DRAFTING, 0, 0, layers - 1) if row.drafting else 0
     sizes = {
-        "num_hidden_layers": layers,
+        "num_hidden_layers": layers - drafting,
         "hidden_size": width,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
@@ -128,7 +129,11 @@ def _fields(keys: Keys, row: Architecture, config: Config) -> None:
     """Adds the architecture's own fields, all of them factors, and checks the keys that leave no choice."""
     for name, (key, default) in row.fields.items():
         config[name] = keys.real(key, default, 0.0 if default is None else SMALLEST)
-    read = {key for key, _ in row.fields.values()} | (COUNTS if row.experts else set())
+    read = (
+        {key for key, _ in row.fields.values()}
+        | (COUNTS if row.experts else set())
+        | ({DRAFTING} if row.drafting else set())
+    )
     for key, allowed in (PLAIN | dict(row.only)).items():
         if key not in read:
             keys.only(key, *allowed)

@@ -12,6 +12,7 @@ from streamspec.adapters.base_models.gguf.keys import LONGEST, Keys
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
+STATE = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
 SIGMOID = 2  # llama.cpp's number
 CLOSE = 1e-9  # of 1e-5, read from fp32
 
@@ -167,3 +168,22 @@ def ernie_experts(keys: Keys, config: Config) -> None:
     config["moe_layer_interval"] = keys.whole("interleave_moe_layer_step", 1)
     config["moe_num_shared_experts"] = keys.whole("expert_shared_count", 0, 0)
     config["moe_layer_end_index"] = -1
+
+
+def qwen35(keys: Keys, config: Config) -> None:
+    """Each fourth layer attends, the others keep a recurrent state."""
+    layers, sizes = config["num_hidden_layers"], {name: keys.whole(f"ssm.{name}") for name in STATE}
+    key_heads, heads = sizes["group_count"], sizes["time_step_rank"]
+    if heads % key_heads:
+        keys.refuse("ssm.time_step_rank", heads, f"a multiple of {key_heads}, the heads of keys")
+    if sizes["inner_size"] % heads:
+        keys.refuse("ssm.inner_size", sizes["inner_size"], f"a multiple of {heads}, the heads of values")
+    config["linear_conv_kernel_dim"] = sizes["conv_kernel"]
+    config["linear_num_key_heads"], config["linear_key_head_dim"] = key_heads, sizes["state_size"]
+    config["linear_num_value_heads"], config["linear_value_head_dim"] = heads, sizes["inner_size"] // heads
+    interval, key = keys.whole("full_attention_interval", 4), "attention.recurrent_layers"
+    kept = keys.raw(key) if keys.has(key) else [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(kept, list) or len(kept) < layers or not all(isinstance(keeps, bool) for keeps in kept):
+        keys.refuse(key, kept, f"true or false for each of {layers} layers")
+    config["layer_types"] = ["linear_attention" if keeps else "full_attention" for keeps in kept[:layers]]
+    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a quarter

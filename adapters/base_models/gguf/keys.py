@@ -16,6 +16,7 @@ MOST_HEADS, MOST_EXPERTS = 512, 4096
 LONGEST = 1 << 30  # of contexts and windows, in tokens
 LARGEST = 1e9  # of factors, scales and caps
 SMALLEST = 1e-9  # of those that cannot be 0
+DRAFTING = "nextn_predict_layers"  # counts the layers after the model's own, which draft
 
 
 class Keys(Fields):

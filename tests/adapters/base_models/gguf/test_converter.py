@@ -61,6 +61,8 @@ def test_a_gguf_file_is_the_model_it_was_made_of(case: str, tmp_path: Path) -> N
     for name, values in truth.items():
         if architecture in files.ONE_ADDED and name.endswith("norm.weight"):
             assert torch.allclose(weights[name], values, rtol=0, atol=2e-7), name  # what adding one has rounded
+        elif name.endswith("A_log"):
+            assert torch.allclose(weights[name], values, rtol=1e-6, atol=2e-7), name  # what its power has rounded
         else:
             assert torch.equal(weights[name], values), name
     for first in (0, 100, 2 * LENGTH, 30000) if architecture != "gpt2" else (0, 400):
@@ -154,6 +156,18 @@ def test_gates_may_lie_in_one_tensor_with_what_they_multiply(
     found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)).state_dict()
     truth = made("qwen3 with experts")[0].state_dict()
     assert all(torch.equal(found[name], values) for name, values in truth.items())
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made("qwen3.5")
+    more = {name.replace("blk.1.", "blk.3."): values for name, values in tensors.items() if name.startswith("blk.1.")}
+    drafting = {"block_count": 4, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, False, True, False]}
+    del keys["full_attention_interval"]  # a file has either
+    more |= {"blk.3.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys | drafting, tensors | more))
+    assert (
+        found.config.layer_types == model.config.layer_types and found.state_dict().keys() == model.state_dict().keys()
+    )
 
 
 # ---- what is refused
@@ -354,6 +368,20 @@ OF_ONE_FAMILY: dict[str, Change] = {
         {"expert_group_count": 2},
         r"key ernie4_5-moe\.expert_group_count \(2\)",
     ),
+    "value heads that no key head has": ("qwen3.5", {"ssm.time_step_rank": 5}, "time_step_rank is 5; expected a mult"),
+    "heads of no whole width": ("qwen3.5", {"ssm.inner_size": 97}, "inner_size is 97; expected a multiple of 6"),
+    "states of some layers": (
+        "qwen3.5",
+        {"attention.recurrent_layers": [True]},
+        r"layers is \[True\]; expected true or",
+    ),
+    "drafting layers alone": ("qwen3.5", {"nextn_predict_layers": 3}, "predict_layers is 3; expected a whole number 0"),
+    "drafting layers without tensors": (
+        "qwen3.5",
+        {"nextn_predict_layers": 1},
+        r"no tensor blk\.2\.nextn\.eh_proj",
+    ),
+    "drafting layers of another family": ("olmoe", {"nextn_predict_layers": 1}, "predict_layers is 1; expected 0"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
 
