@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,17 @@ REFUSED: dict[str, Edit] = {
     "no embedding": (NOTHING, {"token_embd.weight": None}, "no tensor token_embd.weight"),
     "more rows than tokens": (NOTHING, {"token_embd.weight": np.zeros((999, 64), np.float32)}, "272 tokens.*999 rows"),
 }
+
+
+def test_blocks_that_are_no_numbers_are_refused_without_a_warning(tmp_path: Path) -> None:
+    path, _ = in_blocks(tmp_path / "m.gguf", "Q8_0")
+    stored = read_gguf(path).tensors["blk.0.ffn_up.weight"]
+    data = bytearray(path.read_bytes())
+    data[stored.offset : stored.offset + 34] = np.float16(np.inf).tobytes() + bytes(32)  # infinity times 0
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "ffn_up.weight holds NaN or infinity" in refusal(tmp_path, path)
 
 
 def refusal(tmp_path: Path, path: Path) -> str:
