@@ -12,7 +12,7 @@ import pytest
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.bundle.manifest import MODEL
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import export_bundle
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
@@ -86,6 +86,13 @@ def test_a_family_that_takes_pytorch_gets_its_folder(tmp_path: Path, cache: Path
     case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
     base = resolve_readable(written(tmp_path / "model.gguf", case), quiet)
     assert base.gguf is None and (base.path / "model.safetensors").is_file()
+
+
+def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:
+    file = written(tmp_path / "model.gguf", "mixtral", gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(ConfigError, match=r"model\.gguf, of the family `mixtral`, in the file's own weights; expected"):
+        export_bundle(file, None, tmp_path / "bundle", precision="gguf", progress=quiet)
+    assert not cache.exists()
 
 
 def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:

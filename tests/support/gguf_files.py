@@ -20,9 +20,9 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe"}
 XIELU = "xielu."  # keys that are not below the architecture
-ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron"}
+ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 
 
 def byte_letters() -> list[str]:
@@ -62,6 +62,8 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
         for name, buffer in model.named_buffers():
             if name.endswith("act_fn.beta"):  # Apertus'
                 buffer.add_(0.1)
+            if name.endswith("expert_bias"):  # LFM2's
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     return model
 
 
@@ -86,7 +88,10 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
         if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             count = heads if stem.endswith("q_proj") else kv_heads
             values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if architecture in ONE_ADDED and name.endswith("norm.weight"):
+        if ".linear_attn." in name:
+            values, name = recurrent(values, name, model.config)
+            stem, _, suffix = name.rpartition(".")
+        elif architecture in ONE_ADDED and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if architecture == "gpt2" and stem.endswith(("c_attn", "c_proj", "c_fc")) and suffix == "weight":
             values = values.T
@@ -94,12 +99,46 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
         if stem.endswith("conv.conv"):  # LFM2's
             values = values.squeeze(1)
-        found[f"{names.get_name(stem)}.{suffix}"] = np.ascontiguousarray(values)
+        if stem.endswith(".experts"):  # stacked by transformers
+            holder = f"{stem.rpartition('.')[0].replace('block_sparse_moe', 'mlp')}.experts"
+            parts = np.split(values, 2, axis=1) if suffix == "gate_up_proj" else [values]
+            for part, own in zip(("gate", "up") if len(parts) > 1 else ("down",), parts, strict=True):
+                found[f"{names.get_name(f'{holder}.{part}_proj')}.weight"] = np.ascontiguousarray(own)
+            continue
+        stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")  # of the file that is published
+        if suffix == "expert_bias":
+            stem, suffix = name, "bias"
+        if suffix == "e_score_correction_bias":
+            stem, suffix, values = f"{stem.replace('gate.', '')}.e_score_correction", "bias", values.squeeze(0)
+        path = f"{names.get_name(stem)}.{suffix}" if suffix in ("weight", "bias") else str(names.get_name(name))
+        found[path] = np.ascontiguousarray(values)
     for name, pieces in stacked.items():
         stem, _, suffix = name.rpartition(".")
         found[f"{names.get_name(stem)}.{suffix}"] = np.stack(pieces)
     assert not any(name.startswith("None") for name in found), found.keys()
     return found
+
+
+def recurrent(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:
+    """A tensor of Qwen3.5's layers with a state, and its name: value heads are in the order in which llama.cpp repeats
+    key heads, the first of each, then the second of each."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    part, width = name.split(".")[4], config.linear_value_head_dim
+    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)  # of heads, in the file
+    rows = (order[:, None] * width + np.arange(width)).reshape(-1)
+    first = 2 * keys * config.linear_key_head_dim
+    if part in ("in_proj_qkv", "conv1d"):
+        values = values.squeeze(1) if part == "conv1d" else values
+        return np.concatenate([values[:first], values[first:][rows]]), name
+    if part == "in_proj_z":
+        return values[rows], name
+    if part == "out_proj":
+        return values[:, rows], name
+    if part == "A_log":
+        return -np.exp(values[order]), name
+    if part == "dt_bias":
+        return values[order], name.replace("dt_bias", "dt_proj.bias")
+    return (values[order] if part in ("in_proj_a", "in_proj_b") else values), name
 
 
 def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:

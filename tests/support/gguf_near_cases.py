@@ -73,3 +73,80 @@ NEAR: dict[str, Case] = {
         {},
     ),
 }
+_MIXTURE = {"num_experts_per_tok": 2, "rope_parameters": ONE}
+_EXPERTS = {"expert_count": 6, "expert_used_count": 2}
+_HEADS = {"attention.key_length": 32, "attention.value_length": 32}
+NEAR |= {
+    "qwen3 with experts": (
+        "qwen3moe",
+        "qwen3_moe",
+        _MIXTURE | {"head_dim": 32, "num_experts": 6, "moe_intermediate_size": 32, "norm_topk_prob": True},
+        _EXPERTS | _HEADS | {"expert_feed_forward_length": 32, "expert_weights_scale": 1.0},
+        {},
+    ),
+    "mixtral": (
+        "llama",
+        "mixtral",
+        _MIXTURE | {"num_local_experts": 6},
+        _EXPERTS | {"rope.dimension_count": 16, "vocab_size": VOCABULARY},
+        {},
+    ),
+    "mixtral with a window": (
+        "llama",
+        "mixtral",
+        _MIXTURE | {"num_local_experts": 6, "sliding_window": 8},
+        _EXPERTS | {"attention.sliding_window": 8},
+        {},
+    ),
+    "olmoe": (
+        "olmoe",
+        "olmoe",
+        _MIXTURE | {"num_experts": 6, "pad_token_id": 0, "eos_token_id": 1},
+        _EXPERTS | {"expert_feed_forward_length": 96},
+        {},
+    ),
+    "granite with experts": (
+        "granitemoe",
+        "granitemoe",
+        _MIXTURE
+        | {"num_local_experts": 6, "attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+        | {"residual_multiplier": 0.5, "logits_scaling": 4.0, "tie_word_embeddings": True},
+        _EXPERTS
+        | {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 4.0}
+        | {"rope.dimension_count": 16, "vocab_size": VOCABULARY, "rope.scaling.finetuned": True},
+        {},
+    ),
+    "lfm2 with experts": (
+        "lfm2moe",
+        "lfm2_moe",
+        _MIXTURE
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"num_experts": 6, "moe_intermediate_size": 32, "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
+        _EXPERTS
+        | {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "leading_dense_block_count": 1}
+        | {"expert_feed_forward_length": 32, "expert_gating_func": 2, "expert_weights_scale": 1.5},
+        {},
+    ),
+    "ernie with experts": (
+        "ernie4_5-moe",
+        "ernie4_5_moe",
+        {"rope_parameters": ONE, "num_hidden_layers": 4, "moe_k": 2, "moe_num_experts": 6}
+        | {"moe_intermediate_size": 32, "moe_num_shared_experts": 2, "moe_layer_interval": 2},
+        _EXPERTS
+        | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_shared_feed_forward_length": 48}
+        | {"leading_dense_block_count": 1, "interleave_moe_layer_step": 2},
+        {},
+    ),
+    "qwen3.5": (
+        "qwen35",
+        "qwen3_5_text",
+        {"rope_parameters": ONE | {"partial_rotary_factor": 0.5, "rope_theta": 1e6}, "num_hidden_layers": 3}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 16, "tie_word_embeddings": True},
+        {"full_attention_interval": 2, "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0]}
+        | {"rope.freq_base": 1e6, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2}
+        | {"ssm.time_step_rank": 6, "ssm.inner_size": 96},
+        {},
+    ),
+}

@@ -51,6 +51,7 @@ class Architecture:
     sizes: Mapping[str, str] = field(default_factory=dict)  # config fields with other names than Llama's
     fixed: Mapping[str, Any] = field(default_factory=dict)  # config fields that the architecture implies
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
+    drafting: bool = False  # there may be layers after the model's own, for drafts, which are left out
     convolutions: bool = False  # in the layers that have no heads of keys
     permuted: bool = False  # rows of queries and keys are stored in llama.cpp's order of rotary pairs
     one_added: bool = False  # norm weights are stored with one added
@@ -62,6 +63,8 @@ class Architecture:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys and the values that are understood
     harmless: tuple[str, ...] = ()  # further keys that say nothing new
     numbers: Mapping[str, str] = field(default_factory=dict)  # a key with one number a layer: that parameter of a layer
+    experts: str | None = None  # config field of their number, where layers have mixtures of experts
+    with_experts: Architecture | None = None  # the row of files that have some
     more: Callable[[Keys, Config], None] | None = None  # completes the config
 
 
@@ -110,9 +113,34 @@ _LFM_NAMES = {name: value for name, value in _OUTER.items() if name != "output_n
     ffn_down="feed_forward.w2",
     **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
 )
+_NO_MLP = dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), "")
+_STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
+# How a row's experts are chosen and added up; softmax is llama.cpp's first way of turning a router's outputs to scores.
+_SOFTMAX = {"expert_gating_func": (1,), "expert_weights_norm": (True,), "expert_weights_scale": (0.0, 1.0)}
+
+
+def _mixture(module: str = "mlp", router: str = "gate") -> dict[str, str]:
+    return {"ffn_gate_inp": f"{module}.{router}"} | dict.fromkeys(_STACKS, f"{module}.experts")
+
+
+_MIXTRAL = Architecture(
+    "mixtral",
+    _names(None, **_NO_MLP, **_mixture()),
+    head_dim=True,
+    permuted=True,
+    only=_SOFTMAX,
+    experts="num_local_experts",
+    more=rules.mixtral,
+)
 _EPSILON = (MEAN, "layer_norm_eps")
 _ATTENTION_BIAS = {"attention_bias": "attn_output"}
 _BIASES = {**_ATTENTION_BIAS, "mlp_bias": "ffn_down"}
+_GRANITE_SCALES = {
+    "attention_multiplier": ("attention.scale", REQUIRED),
+    "logits_scaling": ("logit_scale", REQUIRED),
+    "embedding_multiplier": ("embedding_scale", 1.0),
+    "residual_multiplier": ("residual_scale", 1.0),
+}
 # Of layers that dense Granite 4 does not have, and the width of its MLP once more; tensors of such layers are refused.
 _MIXERS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
@@ -120,7 +148,15 @@ _MIXERS = (
 )
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", head_dim=True, divided=True, biases=_BIASES, permuted=True, more=rules.llama),
+    "llama": Architecture(
+        "llama",
+        head_dim=True,
+        divided=True,
+        biases=_BIASES,
+        permuted=True,
+        more=rules.llama,
+        with_experts=_MIXTRAL,
+    ),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases=_ATTENTION_BIAS),
     "phi2": Architecture(
@@ -197,12 +233,7 @@ ARCHITECTURES = {
     ),
     "granite": Architecture(
         "granite",
-        fields={
-            "attention_multiplier": ("attention.scale", REQUIRED),
-            "logits_scaling": ("logit_scale", REQUIRED),
-            "embedding_multiplier": ("embedding_scale", 1.0),
-            "residual_multiplier": ("residual_scale", 1.0),
-        },
+        fields=_GRANITE_SCALES,
         biases=_BIASES,
         permuted=True,
         only={"rope.scaling.finetuned": (True,)},  # here: whether there are positions at all
@@ -286,5 +317,90 @@ ARCHITECTURES = {
         convolutions=True,
         layout="lfm2",
         more=rules.lfm,
+    ),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        _names(None, **_HEAD_NORMS, **_NO_MLP, **_mixture()),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        biases=_ATTENTION_BIAS,
+        head_dim=True,
+        only=_SOFTMAX,
+        experts="num_experts",
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        _names(None, **_HEAD_NORMS, **_NO_MLP, **_mixture()),
+        fixed={"norm_topk_prob": False},
+        biases=_ATTENTION_BIAS,
+        divided=True,
+        only=_SOFTMAX | {"expert_weights_norm": (False,)},
+        experts="num_experts",
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        _names(None, **_NO_MLP, **_mixture("block_sparse_moe", "router")),
+        fields=_GRANITE_SCALES,
+        biases=_ATTENTION_BIAS,
+        divided=True,
+        permuted=True,
+        only=_SOFTMAX | {"rope.scaling.finetuned": (True,), "expert_shared_feed_forward_length": (0,)},
+        experts="num_local_experts",
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        _LFM_NAMES
+        | {
+            f"blk.{{}}.{name}": f"model.layers.{{}}.{value}"
+            for name, value in (_mixture("feed_forward") | {"exp_probs_b": "feed_forward.expert_bias"}).items()
+        },
+        (RMS, "norm_eps"),
+        fixed={"norm_topk_prob": True, "use_expert_bias": True},
+        biases={"conv_bias": "shortconv.in_proj"},
+        convolutions=True,
+        layout="lfm2",
+        only={"expert_weights_norm": (True,)},
+        experts="num_experts",
+        more=rules.lfm_experts,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        _names(
+            None,
+            **_mixture(),
+            exp_probs_b="mlp.gate.moe_statics.e_score_correction_bias",
+            **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+        ),
+        biases={"use_bias": "attn_output"},
+        divided=True,
+        layout="ernie",
+        only=_SOFTMAX,
+        harmless=("expert_shared_feed_forward_length",),  # the shapes say it
+        experts="moe_num_experts",
+        more=rules.ernie_experts,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        _names(
+            None,
+            **_HEAD_NORMS,
+            ffn_norm="",
+            post_attention_norm="post_attention_layernorm",
+            attn_qkv="linear_attn.in_proj_qkv",
+            attn_gate="linear_attn.in_proj_z",
+            ssm_alpha="linear_attn.in_proj_a",
+            ssm_beta="linear_attn.in_proj_b",
+            ssm_conv1d="linear_attn.conv1d",
+            ssm_a="linear_attn.A_log",
+            ssm_dt="linear_attn.dt_bias",
+            ssm_norm="linear_attn.norm",
+            ssm_out="linear_attn.out_proj",
+        ),
+        drafting=True,
+        one_added=True,
+        layout="qwen35",
+        head_dim=True,
+        partial=True,
+        harmless=("rope.dimension_sections",),  # of images; a text's positions are the same in all
+        more=rules.qwen35,
     ),
 }

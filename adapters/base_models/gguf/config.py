@@ -8,7 +8,7 @@ from __future__ import annotations
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile
-from streamspec.adapters.base_models.gguf.keys import LONGEST, MOST_HEADS, SMALLEST, Keys
+from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
 from streamspec.model_families import family_of
@@ -21,8 +21,9 @@ PLAIN = {
     "expert_used_count": (0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.clamp_kqv": (0.0,),
-    "nextn_predict_layers": (0,),
+    DRAFTING: (0,),
 }
+COUNTS = {"expert_count", "expert_used_count"}
 # Other things than models, by `general.type`.
 OTHERS = {
     "adapter": "a LoRA adapter",
@@ -48,7 +49,8 @@ def architecture_of(model: GgufFile) -> Architecture:
             f"one of {', '.join(ARCHITECTURES)}",
             "use the model's Hugging Face folder if its family is supported",
         )
-    return ARCHITECTURES[model.architecture]
+    row = ARCHITECTURES[model.architecture]
+    return row.with_experts if row.with_experts and model.metadata.get(f"{model.architecture}.expert_count") else row
 
 
 def config_of(model: GgufFile, row: Architecture) -> Config:
@@ -65,8 +67,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
     if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
         keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
+    drafting = keys.whole(DRAFTING, 0, 0, layers - 1) if row.drafting else 0
     sizes = {
-        "num_hidden_layers": layers,
+        "num_hidden_layers": layers - drafting,
         "hidden_size": width,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
@@ -76,6 +79,8 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     head_dim = _heads(keys, row, config, heads, width)
     config[row.epsilon[1]] = keys.real(row.epsilon[0], high=1.0)
     keys.skip(*HARMLESS, *row.harmless)
+    if row.experts is not None:
+        _experts(keys, row.experts, config)
     _fields(keys, row, config)
     for switch, tensor in row.biases.items():
         suffix = "weight" if tensor.endswith("norm") else "bias"
@@ -108,11 +113,27 @@ def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int
     return head_dim
 
 
+def _experts(keys: Keys, name: str, config: Config) -> None:
+    """Adds the sizes of mixtures of experts. `name`: of the field that counts them."""
+    mixture = family_of(config["model_type"], keys.file).mixture
+    assert mixture is not None
+    config[name] = count = keys.whole("expert_count", high=MOST_EXPERTS)
+    config[mixture.active] = keys.whole("expert_used_count", high=count)
+    if mixture.width == "intermediate_size":
+        keys.only("expert_feed_forward_length", config[mixture.width])
+    else:
+        config[mixture.width] = keys.same("expert_feed_forward_length")
+
+
 def _fields(keys: Keys, row: Architecture, config: Config) -> None:
     """Adds the architecture's own fields, all of them factors, and checks the keys that leave no choice."""
     for name, (key, default) in row.fields.items():
         config[name] = keys.real(key, default, 0.0 if default is None else SMALLEST)
-    read = {key for key, _ in row.fields.values()}
+    read = (
+        {key for key, _ in row.fields.values()}
+        | (COUNTS if row.experts else set())
+        | ({DRAFTING} if row.drafting else set())
+    )
     for key, allowed in (PLAIN | dict(row.only)).items():
         if key not in read:
             keys.only(key, *allowed)

@@ -12,6 +12,8 @@ from streamspec.adapters.base_models.gguf.keys import LONGEST, Keys
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
+STATE = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+SIGMOID = 2  # llama.cpp's number
 CLOSE = 1e-9  # of 1e-5, read from fp32
 
 
@@ -20,6 +22,10 @@ def llama(keys: Keys, config: Config) -> None:
     if window:  # Mistral's; llama.cpp calls both `llama`
         config |= {"model_type": "mistral", "sliding_window": window}
         config.pop("attention_bias", None)
+
+
+def mixtral(keys: Keys, config: Config) -> None:
+    config["sliding_window"] = keys.whole("attention.sliding_window", 0, 0, LONGEST) or None
 
 
 def phi3(keys: Keys, config: Config) -> None:
@@ -145,3 +151,39 @@ def lfm(keys: Keys, config: Config) -> None:
         keys.refuse("attention.head_count_kv", heads, f"{layers} numbers, one for each layer")
     config["layer_types"] = ["full_attention" if count else "conv" for count in heads]
     config["conv_L_cache"] = keys.whole("shortconv.l_cache")
+
+
+def lfm_experts(keys: Keys, config: Config) -> None:
+    """The first layers have an MLP; a sigmoid makes scores of a router's outputs, and the file must say so."""
+    lfm(keys, config)
+    if (kind := keys.whole("expert_gating_func")) != SIGMOID:
+        keys.refuse("expert_gating_func", kind, f"{SIGMOID}, the sigmoid")
+    config["num_dense_layers"] = keys.whole("leading_dense_block_count", 0, 0)
+    config["routed_scaling_factor"] = keys.real("expert_weights_scale", 1.0) or 1.0  # llama.cpp's 0: none
+
+
+def ernie_experts(keys: Keys, config: Config) -> None:
+    """The first layers, and of the others all but each so-manieth, have an MLP."""
+    config["moe_layer_start_index"] = keys.whole("leading_dense_block_count", 0, 0)
+    config["moe_layer_interval"] = keys.whole("interleave_moe_layer_step", 1)
+    config["moe_num_shared_experts"] = keys.whole("expert_shared_count", 0, 0)
+    config["moe_layer_end_index"] = -1
+
+
+def qwen35(keys: Keys, config: Config) -> None:
+    """Each fourth layer attends, the others keep a recurrent state."""
+    layers, sizes = config["num_hidden_layers"], {name: keys.whole(f"ssm.{name}") for name in STATE}
+    key_heads, heads = sizes["group_count"], sizes["time_step_rank"]
+    if heads % key_heads:
+        keys.refuse("ssm.time_step_rank", heads, f"a multiple of {key_heads}, the heads of keys")
+    if sizes["inner_size"] % heads:
+        keys.refuse("ssm.inner_size", sizes["inner_size"], f"a multiple of {heads}, the heads of values")
+    config["linear_conv_kernel_dim"] = sizes["conv_kernel"]
+    config["linear_num_key_heads"], config["linear_key_head_dim"] = key_heads, sizes["state_size"]
+    config["linear_num_value_heads"], config["linear_value_head_dim"] = heads, sizes["inner_size"] // heads
+    interval, key = keys.whole("full_attention_interval", 4), "attention.recurrent_layers"
+    kept = keys.raw(key) if keys.has(key) else [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(kept, list) or len(kept) < layers or not all(isinstance(keeps, bool) for keeps in kept):
+        keys.refuse(key, kept, f"true or false for each of {layers} layers")
+    config["layer_types"] = ["linear_attention" if keeps else "full_attention" for keeps in kept[:layers]]
+    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a quarter

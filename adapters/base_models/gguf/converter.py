@@ -15,6 +15,7 @@ from typing import Any
 from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.config_rules import Config
+from streamspec.adapters.base_models.gguf.experts import unstacked
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.tensors import Parameter, Shapes, parameters_of, write_safetensors
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
@@ -88,7 +89,7 @@ def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shape
     """
     config, shapes = _of_transformers(model, fields, head) if has_torch() else _of_table(model, fields)
     tied = {f"{head}.weight"} if fields["tie_word_embeddings"] else set()
-    return config, {name: shape for name, shape in shapes.items() if name not in tied}
+    return config, unstacked({name: shape for name, shape in shapes.items() if name not in tied})
 
 
 def _of_table(model: GgufFile, fields: Config) -> tuple[Config, Shapes]:

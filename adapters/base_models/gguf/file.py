@@ -82,7 +82,8 @@ class StoredTensor:
     def _dequantize(self, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         from gguf import GGMLQuantizationType, dequantize
 
-        out[:] = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind)).reshape(out.shape)
+        with np.errstate(invalid="ignore", over="ignore"):  # whoever uses them refuses NaN and infinity
+            out[:] = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind)).reshape(out.shape)
 
 
 @dataclass

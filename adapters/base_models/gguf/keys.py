@@ -12,10 +12,11 @@ from streamspec.json_fields import Fields
 
 REQUIRED: Any = object()  # default of a key that must be there
 WIDEST = 1 << 18  # of hidden states, heads and MLPs; the widest MLP published has 2^16
-MOST_HEADS = 512
+MOST_HEADS, MOST_EXPERTS = 512, 4096
 LONGEST = 1 << 30  # of contexts and windows, in tokens
 LARGEST = 1e9  # of factors, scales and caps
 SMALLEST = 1e-9  # of those that cannot be 0
+DRAFTING = "nextn_predict_layers"  # counts the layers after the model's own, which draft
 
 
 class Keys(Fields):

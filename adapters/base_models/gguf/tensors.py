@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamspec.adapters.base_models.gguf.architectures import Architecture
+from streamspec.adapters.base_models.gguf.experts import STACKS, split, stacked
 from streamspec.adapters.base_models.gguf.file import GgufFile, StoredTensor
+from streamspec.adapters.base_models.gguf.keys import DRAFTING
 from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
 
 Values = NDArray[np.float32]
 Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,10 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
     """
     made: dict[str, Parameter] = {}
     extra = []
+    drafting = _drafting_layers(model, config) if row.drafting else ()
     for tensor in model.tensors.values():
-        if tensor.name in TENSORS and row.rotary:
-            continue  # read as positions
+        if (tensor.name in TENSORS and row.rotary) or tensor.name.startswith(drafting):
+            continue  # read as positions, or left out
         found = _named(tensor, row, config)
         if not found:
             extra.append(tensor.name)
@@ -132,14 +137,19 @@ def write_safetensors(parameters: list[Parameter], file: Path) -> None:
     """Writes one safetensors file; its layout: https://github.com/huggingface/safetensors#format."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for parameter in parameters:
-        start, end = end, end + 4 * math.prod(parameter.shape)
-        header[parameter.name] = {"dtype": "F32", "shape": list(parameter.shape), "data_offsets": [start, end]}
+    tensors = stacked((parameter.name, parameter) for parameter in parameters)
+    for name, parts in tensors.items():
+        shape = list(parts[0].shape)
+        if name != parts[0].name:  # of all experts, the last of whom is the last part
+            experts = int(parts[-1].name.split(".")[-3]) + 1
+            shape = [experts, len(parts) // experts * shape[0], shape[1]]
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for parameter in parameters:
+        for parameter in chain.from_iterable(tensors.values()):
             for values in parameter.chunks():
                 stream.write(np.ascontiguousarray(values, "<f4").data)
 
@@ -148,15 +158,29 @@ def _more(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
+def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of tensors begin in the layers after the model's own, which draft. Raises BaseModelError for one
+    that has no map of its two inputs: it would be one of the model's own."""
+    layers = config["num_hidden_layers"]
+    names = [f"blk.{layers + i}." for i in range(model.metadata.get(f"{model.architecture}.{DRAFTING}", 0))]
+    if missing := [name for name in names if f"{name}nextn.eh_proj.weight" not in model.tensors]:
+        found = f"{model.path.name} has no tensor {missing[0]}nextn.eh_proj.weight"
+        raise BaseModelError(found, f"that of a layer that drafts ({DRAFTING})", "take another file")
+    return tuple(names)
+
+
 def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -> list[Parameter]:
     """The parameters made of a tensor; none where its name is unknown."""
     stem, _, suffix = tensor.name.rpartition(".")
+    stem, suffix = (stem, suffix) if suffix in ("weight", "bias") else (tensor.name, "")
     layer = re.match(r"blk\.(\d+)\.", stem)
     pattern = re.sub(r"^blk\.\d+\.", "blk.{}.", stem)
-    if suffix not in ("weight", "bias") or pattern not in row.names:
+    if pattern not in row.names:
         return []
     name = row.names[pattern].format(layer[1] if layer else "")
     short = pattern.removeprefix("blk.{}.")
+    if short in STACKS:
+        return _experts(name, tensor, STACKS[short])
     if row.layout and (short, suffix) in LAYOUTS[row.layout]:
         return LAYOUTS[row.layout][short, suffix](f"{name}.{suffix}", tensor, config)
     change: Change | None = None
@@ -165,6 +189,14 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
         change = _rotary_halves(heads)
     offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
     return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset, moves_rows=True)]
+
+
+def _experts(name: str, stack: StoredTensor, maps: tuple[str, ...]) -> list[Parameter]:
+    """The maps of all experts; raises BaseModelError for a tensor that is no stack of them."""
+    if len(stack.shape) != 3 or stack.shape[1] % len(maps):
+        found = f"{stack.file.name}: tensor {stack.name} has the shape {list(stack.shape)}"
+        raise BaseModelError(found, "[experts, rows, columns]", "take another file")
+    return [Parameter(f"{name}.{path}", part.shape, part) for path, part in split(stack, maps)]
 
 
 def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) -> list[Parameter]:
@@ -209,6 +241,72 @@ def _depthwise(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> li
     return [Parameter(name, (tensor.shape[0], 1, *tensor.shape[1:]), tensor, lambda values: values[:, None])]
 
 
+def _router_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """A parameter that is not the bias of a module, of one row in some families."""
+    rows = (1, *tensor.shape) if config["model_type"] == "ernie4_5_moe" else tensor.shape
+    return [Parameter(name.removesuffix(".bias"), rows, tensor, lambda values: values.reshape(rows))]
+
+
+def _value_heads(rows: Callable[[Mapping[str, Any]], tuple[int, int]]) -> Layout:
+    """Value heads lie one of each key head after the other, those of a key head not side by side. `rows`: where they
+    begin, and how many each has."""
+
+    def layout(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+        first, width = rows(config)
+
+        def change(values: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([values[:first], _grouped(values[first:], width, config)])
+
+        return [Parameter(name, tensor.shape, tensor, change, moves_rows=True)]
+
+    return layout
+
+
+def _grouped(values: NDArray[Any], width: int, config: Mapping[str, Any]) -> NDArray[Any]:
+    keys = config["linear_num_key_heads"]
+    return values.reshape(-1, keys, width, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+
+def _state_taps(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """`_depthwise`, of queries, keys and values."""
+    first, width = _after_keys(config)
+
+    def change(values: Values) -> Values:
+        return np.concatenate([values[:first], _grouped(values[first:], width, config)])[:, None]
+
+    return [Parameter(name, (tensor.shape[0], 1, *tensor.shape[1:]), tensor, change)]
+
+
+def _state_out(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """Value heads in the inputs of a map."""
+    width = config["linear_value_head_dim"]
+    return [Parameter(name, tensor.shape, tensor, lambda values: _grouped(values.T, width, config).T)]
+
+
+def _state_decay(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """Of each value head, as exp(A_log) below 0."""
+
+    def change(values: Values) -> Values:
+        with np.errstate(invalid="ignore", divide="ignore"):  # refused as any NaN or infinity
+            return np.asarray(np.log(-_grouped(values, 1, config)))
+
+    return [Parameter(name.removesuffix("."), tensor.shape, tensor, change)]
+
+
+def _state_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """Of each value head, a parameter that is not the bias of a module."""
+    path = name.removesuffix(".bias")
+    return [Parameter(path, tensor.shape, tensor, lambda values: _grouped(values, 1, config))]
+
+
+def _as_stored(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    return [Parameter(name, tensor.shape, tensor)]
+
+
+def _after_keys(config: Mapping[str, Any]) -> tuple[int, int]:
+    return 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+
 def _apart(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """Norms of all heads in one tensor, which are modules of their own."""
     stem, _, suffix = name.rpartition(".")
@@ -223,10 +321,20 @@ def _apart(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[P
     ]
 
 
-Layout = Callable[[str, StoredTensor, Mapping[str, Any]], list[Parameter]]
 LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gpt2": {(name, "weight"): _transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
-    "lfm2": {("shortconv.conv", "weight"): _depthwise},
+    "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
+    "ernie": {("exp_probs_b", "bias"): _router_bias},
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
+    "qwen35": {
+        ("attn_qkv", "weight"): _value_heads(_after_keys),
+        ("attn_gate", "weight"): _value_heads(lambda config: (0, config["linear_value_head_dim"])),
+        **dict.fromkeys([("ssm_beta", "weight"), ("ssm_alpha", "weight")], _value_heads(lambda config: (0, 1))),
+        ("ssm_conv1d", "weight"): _state_taps,
+        ("ssm_out", "weight"): _state_out,
+        ("ssm_norm", "weight"): _as_stored,  # of the norms the only one without one added
+        ("ssm_a", ""): _state_decay,
+        ("ssm_dt", "bias"): _state_bias,
+    },
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def test_a_gguf_file_is_the_model_it_was_made_of(case: str, tmp_path: Path) -> N
     for name, values in truth.items():
         if architecture in files.ONE_ADDED and name.endswith("norm.weight"):
             assert torch.allclose(weights[name], values, rtol=0, atol=2e-7), name  # what adding one has rounded
+        elif name.endswith("A_log"):
+            assert torch.allclose(weights[name], values, rtol=1e-6, atol=2e-7), name  # what its power has rounded
         else:
             assert torch.equal(weights[name], values), name
     for first in (0, 100, 2 * LENGTH, 30000) if architecture != "gpt2" else (0, 400):
@@ -117,6 +120,57 @@ def test_the_tied_output_may_be_apart(tmp_path: Path) -> None:
     assert torch.equal(found.lm_head.weight, 2 * found.model.embed_tokens.weight)
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A file of Qwen3-MoE whose experts are in blocks, and the parameters of the model that it becomes."""
+    _, architecture, keys, tensors = made("qwen3 with experts")
+    kind = package.GGMLQuantizationType.Q8_0
+    blocks = {name: package.quantize(values, kind) for name, values in tensors.items() if name.endswith("exps.weight")}
+    path = tmp_path_factory.mktemp("mixture") / "m.gguf"
+    files.write_gguf(path, architecture, keys, tensors | blocks, kinds=dict.fromkeys(blocks, kind))
+    return path, converted(path).state_dict()
+
+
+def test_experts_in_blocks_are_those_of_the_gguf_package_and_of_transformers(
+    mixture: tuple[Path, dict[str, Any]],
+) -> None:
+    path, found = mixture
+    stored = {tensor.name: tensor for tensor in package.GGUFReader(path).tensors}
+    gate, up, down = (
+        package.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in (stored[f"blk.1.ffn_{name}_exps.weight"] for name in ("gate", "up", "down"))
+    )
+    assert np.array_equal(found["model.layers.1.mlp.experts.gate_up_proj"], np.concatenate([gate, up], axis=1))
+    assert np.array_equal(found["model.layers.1.mlp.experts.down_proj"], down)
+    unread = {"moe_intermediate_size": 32, "dtype": "float32"}
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **unread).state_dict()
+    assert theirs.keys() == found.keys() and all(torch.equal(found[name], theirs[name]) for name in theirs)
+
+
+def test_gates_may_lie_in_one_tensor_with_what_they_multiply(
+    mixture: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, architecture, keys, tensors = made("qwen3 with experts")
+    for layer in (0, 1):
+        parts = [tensors.pop(f"blk.{layer}.ffn_{name}_exps.weight") for name in ("gate", "up")]
+        tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)).state_dict()
+    truth = made("qwen3 with experts")[0].state_dict()
+    assert all(torch.equal(found[name], values) for name, values in truth.items())
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made("qwen3.5")
+    more = {name.replace("blk.1.", "blk.3."): values for name, values in tensors.items() if name.startswith("blk.1.")}
+    drafting = {"block_count": 4, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, False, True, False]}
+    del keys["full_attention_interval"]  # a file has either
+    more |= {"blk.3.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys | drafting, tensors | more))
+    assert (
+        found.config.layer_types == model.config.layer_types and found.state_dict().keys() == model.state_dict().keys()
+    )
+
+
 # ---- what is refused
 
 Edit = tuple[dict[str, Any], dict[str, np.ndarray | None], str]
@@ -125,7 +179,8 @@ ROW = np.zeros((1, 64), np.float32)
 REFUSED: dict[str, Edit] = {
     "a key that nobody knows": ({"attention.new_trick": 2}, NOTHING, r"key llama\.attention\.new_trick \(2\)"),
     "a rope key that nobody knows": ({"rope.scaling.twist": 1.5}, NOTHING, r"llama\.rope\.scaling\.twist"),
-    "experts": ({"expert_count": 8}, NOTHING, r"llama\.expert_count is 8; expected 0"),
+    "experts of no MLP": ({"expert_count": 8, "expert_used_count": 2}, NOTHING, r"tensor blk\.0\.ffn_down\.weight and"),
+    "experts without end": ({"expert_count": 1 << 20}, NOTHING, r"expert_count is 1048576; expected a whole number 1"),
     "no causal attention": ({"attention.causal": False}, NOTHING, r"attention\.causal is False"),
     "a sort of scaling that nobody knows": ({"rope.scaling.type": "magic"}, NOTHING, "rope.scaling.type is magic"),
     "YaRN by no factor": ({"rope.scaling.type": "yarn"}, {"rope_freqs.weight": None}, "scaling.factor is missing"),
@@ -191,6 +246,17 @@ REFUSED: dict[str, Edit] = {
     "no embedding": (NOTHING, {"token_embd.weight": None}, "no tensor token_embd.weight"),
     "more rows than tokens": (NOTHING, {"token_embd.weight": np.zeros((999, 64), np.float32)}, "272 tokens.*999 rows"),
 }
+
+
+def test_blocks_that_are_no_numbers_are_refused_without_a_warning(tmp_path: Path) -> None:
+    path, _ = in_blocks(tmp_path / "m.gguf", "Q8_0")
+    stored = read_gguf(path).tensors["blk.0.ffn_up.weight"]
+    data = bytearray(path.read_bytes())
+    data[stored.offset : stored.offset + 34] = np.float16(np.inf).tobytes() + bytes(32)  # infinity times 0
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "ffn_up.weight holds NaN or infinity" in refusal(tmp_path, path)
 
 
 def refusal(tmp_path: Path, path: Path) -> str:
@@ -300,6 +366,34 @@ OF_ONE_FAMILY: dict[str, Change] = {
     "no numbers": ("apertus", {"xielu.beta": None}, r"has no xielu\.beta; expected 2 numbers"),
     "numbers of one layer": ("apertus", {"xielu.eps": [0.5]}, r"has other values in xielu\.eps; expected 2"),
     "infinity": ("apertus", {"xielu.alpha_p": [0.5, math.inf]}, r"xielu\.alpha_p holds NaN or infinity"),
+    "more experts chosen than there are": ("mixtral", {"expert_used_count": 7}, "used_count is 7; expected a whole"),
+    "fewer experts than in the tensors": ("mixtral", {"expert_count": 5}, r"tensor blk\.0\.ffn_down_exps\.weight and"),
+    "more experts than in the tensors": ("mixtral", {"expert_count": 7}, r"no tensor for .*experts\.6\.down_proj"),
+    "experts of two widths": ("olmoe", {"expert_feed_forward_length": 48}, "feed_forward_length is 48; expected 96"),
+    "scores by a sigmoid": ("qwen3 with experts", {"expert_gating_func": 2}, "gating_func is 2; expected 1"),
+    "scores that keep their sum": ("qwen3 with experts", {"expert_weights_norm": False}, "weights_norm is False; exp"),
+    "scores that are multiplied": ("olmoe", {"expert_weights_scale": 2.5}, "weights_scale is 2.5; expected 0.0 or 1.0"),
+    "scores of no kind": ("lfm2 with experts", {"expert_gating_func": None}, r"has no lfm2moe\.expert_gating_func"),
+    "scores by a softmax": ("lfm2 with experts", {"expert_gating_func": 1}, "gating_func is 1; expected 2"),
+    "groups of experts": (
+        "ernie with experts",
+        {"expert_group_count": 2},
+        r"key ernie4_5-moe\.expert_group_count \(2\)",
+    ),
+    "value heads that no key head has": ("qwen3.5", {"ssm.time_step_rank": 5}, "time_step_rank is 5; expected a mult"),
+    "heads of no whole width": ("qwen3.5", {"ssm.inner_size": 97}, "inner_size is 97; expected a multiple of 6"),
+    "states of some layers": (
+        "qwen3.5",
+        {"attention.recurrent_layers": [True]},
+        r"layers is \[True\]; expected true or",
+    ),
+    "drafting layers alone": ("qwen3.5", {"nextn_predict_layers": 3}, "predict_layers is 3; expected a whole number 0"),
+    "drafting layers without tensors": (
+        "qwen3.5",
+        {"nextn_predict_layers": 1},
+        r"no tensor blk\.2\.nextn\.eh_proj",
+    ),
+    "drafting layers of another family": ("olmoe", {"nextn_predict_layers": 1}, "predict_layers is 1; expected 0"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
 
@@ -321,6 +415,20 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_by_name(case: str, tmp_
     given = {"attention.key_length": size, "attention.value_length": size} | keys | {"embedding_length": 63}
     path = files.write_gguf(tmp_path / "m.gguf", architecture, given, tensors)
     assert "transformers makes no" not in refusal(tmp_path, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ffn_gate_shexp", r"has the tensor blk\.0\.ffn_gate_shexp\.weight"),  # an MLP for all rows
+        ("ffn_gate.0", r"has the tensor blk\.0\.ffn_gate\.0\.weight"),  # experts one by one, as of 2023
+        ("ffn_up_exps", r"ffn_up_exps\.weight has the shape \[1, 64\]; expected \[experts, rows, columns\]"),
+    ],
+)
+def test_tensors_of_other_mixtures_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("mixtral")
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors | {f"blk.0.{name}.weight": ROW})
+    assert re.search(message, found := refusal(tmp_path, path)), found
 
 
 def test_a_mixer_beside_attention_is_refused(tmp_path: Path) -> None:

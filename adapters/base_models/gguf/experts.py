@@ -1,0 +1,59 @@
+"""Mixtures of experts: one tensor of a GGUF file holds a linear map of all experts of a layer, one after the other.
+
+Each expert's map is a parameter of its own (`...experts.7.gate_proj.weight`), of rows of the stack, so that no more
+than a part of it is ever de-quantized at once. transformers stacks them, too, gate and up of each expert together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from streamspec.adapters.base_models.gguf.file import StoredTensor
+
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
+STACKS = {"ffn_gate_exps": (GATE,), "ffn_up_exps": (UP,), "ffn_gate_up_exps": (GATE, UP), "ffn_down_exps": (DOWN,)}
+IN_TRANSFORMERS = {"gate_up_proj": (GATE, UP), DOWN: (DOWN,)}
+EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({GATE}|{UP}|{DOWN})\.weight")
+
+T = TypeVar("T")
+
+
+def split(stack: StoredTensor, maps: tuple[str, ...]) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields each map [out, in] of a stack [experts, maps * out, in], by its name below the experts."""
+    experts, rows, columns = stack.shape
+    rows //= len(maps)
+    size = stack.size // (experts * len(maps))
+    for i in range(experts * len(maps)):
+        expert, part = divmod(i, len(maps))
+        own = replace(stack, shape=(rows, columns), offset=stack.offset + i * size, size=size)
+        yield f"{expert}.{maps[part]}.weight", own
+
+
+def unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of transformers' parameters, with a map for each expert in place of a stack."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        experts, _, stack = name.rpartition(".")
+        if not experts.endswith(".experts") or stack not in IN_TRANSFORMERS:
+            found[name] = shape
+            continue
+        maps = IN_TRANSFORMERS[stack]
+        sides = (shape[1] // len(maps), shape[2])
+        found |= {f"{experts}.{i}.{part}.weight": sides for i in range(shape[0]) for part in maps}
+    return found
+
+
+def stacked(parameters: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """The parameters that lie one after the other in each tensor of transformers, by its name."""
+    found: dict[str, list[tuple[int, str, T]]] = {}
+    for name, parameter in parameters:
+        expert = EXPERT.fullmatch(name)
+        if expert is None:
+            found[name] = [(0, "", parameter)]
+            continue
+        stack = next(stack for stack, maps in IN_TRANSFORMERS.items() if expert[3] in maps)
+        found.setdefault(f"{expert[1]}.{stack}", []).append((int(expert[2]), expert[3], parameter))
+    return {name: [one for *_, one in sorted(parts, key=lambda part: part[:2])] for name, parts in found.items()}
