@@ -111,7 +111,7 @@ class Family:
     layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
     per_layer_input: PerLayerInput | None = None
     mixture: Mixture | None = None
-    mtp: str | None = None  # what the names of a checkpoint's layer for multi-token prediction begin with
+    mtp: str | None = None  # what the names of a checkpoint's layers for multi-token prediction begin with
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in

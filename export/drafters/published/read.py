@@ -65,6 +65,8 @@ def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> 
         layers = {name.split(".")[1] for name in found if name.startswith("layers.")}
         if len(layers) > 1:
             raise AdapterError(f"{len(layers)} of them", "one, which goes on from its own states", NO_DRAFTER)
+        if spec.mixture is not None:
+            raise AdapterError(f"those of {spec.model_type}", "one beside a model without experts", NO_DRAFTER)
         if not has_torch():
             raise AdapterError("no PyTorch", "the extra export", NO_DRAFTER)
         tensors = checked(base.path, found, lambda _: shapes(spec))
