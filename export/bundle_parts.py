@@ -14,7 +14,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.described_base import DescribedBase
 from streamspec.export.drafters.adapter_section import read_nodes
-from streamspec.export.drafters.published.read import PUBLISHED, Published, beside
+from streamspec.export.drafters.published.read import PUBLISHED, Published, beside, read_shipped
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import check_capturable
@@ -55,6 +55,8 @@ class Parts:
 def load_parts(described: DescribedBase, head: Published | None, options: ExportOptions, say: Progress) -> Parts:
     """Reads the target and its drafter, `head` where that is a published one, and fits them to the options."""
     parts = replace(read_parts(described, head), embeddings=options.embeddings)
+    if parts.streams is None and options.drafter is None and options.self_draft is None:
+        parts = _with_published(parts, read_shipped(described, parts.spec, say))
     parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype))
     if options.exit_layer is not None:
         parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, options.exit_layer))
@@ -71,14 +73,20 @@ def read_parts(described: DescribedBase, head: Published | None = None) -> Parts
     whole = adapter is not None and described.drafts and DRAFTERS[adapter.method].whole_model
     target = read_target(described.base, adapter, whole)
     spec = target.spec
-    if head is not None:
-        return Parts(described, target, spec, *beside(head, target), published=PUBLISHED[type(head)])
     if adapter is None or not described.drafts:
-        return Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))
+        plain = Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))
+        return _with_published(plain, head)
     streams = read_drafter(adapter, spec)
     candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
     return Parts(described, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+
+
+def _with_published(parts: Parts, head: Published | None) -> Parts:
+    if head is None:
+        return parts
+    streams, trees, candidates = beside(head, parts.target)
+    return replace(parts, streams=streams, trees=trees, candidates=candidates, published=PUBLISHED[type(head)])
 
 
 def with_tokens(parts: Parts, tokenizer: Tokenizer) -> Parts:

@@ -24,6 +24,7 @@ from streamspec.step_graph import EAGER
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 DEFERRED = "deferred"
 SCHEDULES = DEFERRED, EAGER
+NO_DRAFTER = "none"
 
 Progress = Callable[[str], None]
 
@@ -55,6 +56,7 @@ class ExportOptions:
     """The options of an export, apart from the base and the adapter.
 
     - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
+      Default: the layer for multi-token prediction that a checkpoint holds, if any; `none`: not even that.
     - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
       share a scale in int4, 32 (default) or 128. `quant_method`: how int4 rounds: `gptq` (on a text; the default up to
       half a billion weights in layers) or `rtn` (to the nearest; the default beyond, where it loses less and GPTQ takes
@@ -82,7 +84,8 @@ class ExportOptions:
     """
 
     drafter: Path | str | None = option(
-        None, "Folder of a published EAGLE-3, DFlash or DSpark drafter of this base (speculators, EAGLE, z-lab)."
+        None,
+        "Folder of a published EAGLE-3, DFlash or DSpark drafter; none: not even the base's own MTP layer.",
     )
     precision: str = option(
         "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."
@@ -133,9 +136,14 @@ class ExportOptions:
         return self.stream_weights or (MERGED if self.streams == DEFERRED else DELTA)
 
     @property
+    def head(self) -> Path | None:
+        """The folder of a published drafter."""
+        return None if self.drafter in (None, NO_DRAFTER) else Path(self.drafter)
+
+    @property
     def base_alone(self) -> bool:
         """Whether nothing is asked for that takes the base's folder with its weights, or the hash of these."""
-        return not (self.drafter or self.held_out or self.store or self.self_draft)
+        return not (self.head or self.held_out or self.store or self.self_draft)
 
     def check(self) -> None:
         """Raises ConfigError for options that no export has or that do not go together."""
@@ -175,7 +183,7 @@ class ExportOptions:
             self.target.flag: self.target != PLAIN_CPU,
             "--stream-weights": self.stream_weights is not None,
             "--store": self.store,
-            "--drafter": self.drafter is not None,
+            "--drafter": self.head is not None,
             "--streams": self.streams != DEFERRED,
             "--exit-layer": self.exit_layer is not None,
             "--self-draft": self.self_draft is not None,
@@ -186,7 +194,7 @@ class ExportOptions:
     def check_family(self, model_type: str, drafts: bool) -> None:
         """Raises ConfigError for what does not go with a base of this family (`Family.plain`), or its adapter.
         `drafts`: whether that has a drafter."""
-        drafts = drafts or self.drafter is not None
+        drafts = drafts or self.head is not None
         recurrent = FAMILIES[model_type].recurrent is not None
         asked = {
             "a drafter": drafts,

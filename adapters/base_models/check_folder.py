@@ -21,7 +21,7 @@ from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
-from streamspec.model_families import turned_back
+from streamspec.model_families import FAMILIES, turned_back
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
 # Tables that older versions of transformers saved and newer ones compute.
@@ -36,7 +36,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     tokens and on fields of the generation config that are left alone.
     """
     config = read_config(folder)
-    if modules := left_out(folder) if has_torch() else ():
+    if modules := left_out(folder, config.model_type) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
     check_tensors(folder, turned_back(config))
@@ -59,14 +59,16 @@ def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) 
         say(one_line(f"{GENERATION}, left alone: {', '.join(unused)}"))
 
 
-def left_out(folder: Path) -> tuple[str, ...]:
-    """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
+def left_out(folder: Path, family: str) -> tuple[str, ...]:
+    """Returns the modules of a multimodal checkpoint that are neither of its text model, of the `family`, nor a drafter
+    of that; none of a text model."""
     source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN)
     if (model_type := str(source.get("model_type"))) not in TEXT_PARTS:
         return ()
-    stack = TEXT_PARTS[model_type].stack
+    stack, drafter = TEXT_PARTS[model_type].stack, FAMILIES[family].mtp or ""
     others = (tensor.name for tensor in stored_tensors(folder) if not text_name(tensor.name, stack))
-    return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
+    modules = {name.removeprefix("model.").partition(".")[0] for name in others}
+    return tuple(sorted(modules - {drafter.removesuffix(".")}))
 
 
 def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:

@@ -22,6 +22,8 @@ from streamspec.export.drafters.eagle3 import spec as eagle3
 from streamspec.export.drafters.eagle3.draft_pass import Eagle3Pass
 from streamspec.export.drafters.medusa import spec as medusa
 from streamspec.export.drafters.medusa.draft_pass import MedusaPass
+from streamspec.export.drafters.mtp.draft_pass import MtpPass
+from streamspec.export.drafters.mtp.spec import MtpSpec
 from streamspec.export.drafters.published.draft_pass import PublishedBlockPass
 from streamspec.export.drafters.published.spec import PublishedBlockSpec
 from streamspec.export.drafters.streams import spec as streams
@@ -97,18 +99,26 @@ DRAFTERS = {
         whole_model=True,
     ),
 }  # by an adapter's method
+# No adapter holds these: `published` and `mtp` read them.
 PUBLISHED_BLOCK = Drafter(
     spec=PublishedBlockSpec,
     shapes=dflash.shapes,
     read=dflash.read,
     nodes=PublishedBlockPass,
     reference="published.reference:PublishedBlockReference",
-)  # no adapter holds it: `published` reads it
+)
+SHIPPED_LAYER = Drafter(
+    spec=MtpSpec,
+    shapes=draft_layer.shapes,
+    read=draft_layer.read,
+    nodes=MtpPass,
+    reference="mtp.reference:MtpReference",
+)
 
 
 def row_of(spec: DraftSpec) -> Drafter:
     """Finds the row of a drafter's spec."""
-    return next(row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK) if row.spec is type(spec))
+    return next(row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK, SHIPPED_LAYER) if row.spec is type(spec))
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

@@ -153,10 +153,12 @@ class GraphRunner:
         self.length += n
         return out
 
-    def _in_parts(self, tokens: Array, rows: Array | None = None, **_: Any) -> Any:
-        """A causal chunk of more rows than a call has, of a graph without a drafter. `rows`: those whose outputs are
-        read, by default all."""
-        parts = [self.prefill(tokens[at : at + self.most]) for at in range(0, len(tokens), self.most)]
+    def _in_parts(self, tokens: Array, rows: Array | None = None, next_ids: Array | None = None, **_: Any) -> Any:
+        """A causal chunk of more rows than a call has, after which nothing is drafted. `rows`: those whose outputs are
+        read, by default all; `next_ids`: the token after each."""
+        named = np.full(len(tokens), -1) if next_ids is None else next_ids
+        ends = range(0, len(tokens), self.most)
+        parts = [self.prefill(tokens[i : i + self.most], next_ids=named[i : i + self.most]) for i in ends]
         chosen = slice(None) if rows is None else rows
         return LateOutputs(parts[0], lambda name: np.concatenate([part[name] for part in parts])[chosen])
 

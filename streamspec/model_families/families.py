@@ -243,6 +243,7 @@ FAMILIES = {
         conv_in=tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")),
         conv_out=("linear_attn.out_proj",),
         recurrent=RecurrentState(),
+        mtp="mtp.",
         layer_kinds=("full_attention", "linear_attention"),
         ignored=frozenset(
             {

@@ -116,6 +116,7 @@ class Family:
     per_layer_input: PerLayerInput | None = None
     mixture: Mixture | None = None
     packed: str | None = None  # `quant_method` of checkpoints whose weights transformers turns back exactly
+    mtp: str | None = None  # what the names of a checkpoint's layers for multi-token prediction begin with
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in

@@ -78,5 +78,6 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             ),
             *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
             *("moe_layer_start_index", "moe_layer_end_index"),
+            mtp="model.mtp_",
         ),
     }

@@ -27,6 +27,7 @@ from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows,
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.layers.heads import GatedQueries, Linear
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
@@ -218,7 +219,8 @@ class DraftLayerPass(DraftPass):
         """
         accepted, own = branch.accepted, branch.own
         positions = g.op("Expand", at, g.ints(count))
-        q, k, v = self._queries_keys_values(g, x, rows, positions, layer)
+        linear = self._maps()
+        q, k, v = self._queries_keys_values(g, x, rows, positions, layer, linear)
         mask = g.op("Expand", branch.past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
             own.append((k, v, positions))
@@ -237,6 +239,7 @@ class DraftLayerPass(DraftPass):
             )
             parts.append((by_head(g, spec, key), by_head(g, spec, value)))
         mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
+        mixed = linear.applied(g, mixed) if isinstance(linear, GatedQueries) else mixed
         return self.decoder.linear(g, mixed, rows, layer, self.decoder.spec.family.out), sees
 
     def _propose_level(self, g: Scope, level: DraftLevel, path: str = "") -> None:
@@ -286,10 +289,16 @@ class DraftLayerPass(DraftPass):
         plain = "" if spec.family.layernorm else "Simplified"
         return g.op(f"{plain}LayerNormalization", x, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
 
-    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str, layer: int) -> tuple[str, str, str]:
-        return self.decoder.queries_keys_values(
-            g, x, rows, layer, self.decoder.rotary(g, positions), self.decoder.linear
-        )
+    def _maps(self) -> Linear:
+        """The maps of attention, which keep the gate where queries come with one."""
+        decoder = self.decoder
+        return GatedQueries(decoder.spec, decoder.linear) if decoder.spec.family.gated_queries else decoder.linear
+
+    def _queries_keys_values(
+        self, g: Scope, x: str, rows: Rows, positions: str, layer: int, linear: Linear | None = None
+    ) -> tuple[str, str, str]:
+        rotary = self.decoder.rotary(g, positions)
+        return self.decoder.queries_keys_values(g, x, rows, layer, rotary, linear or self._maps())
 
     def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: PassOutputs) -> ExpertUpdates:
         """Runs all experts, as one product. Returns the updates of `outputs` alone."""

@@ -1,5 +1,5 @@
 """Takes a drafter that others published into an export, with a base and at most a LoRA beside it. Covered by
-tests/export/drafters/test_eagle3.py and test_published_block.py.
+tests/export/drafters/test_eagle3.py, test_published_block.py and test_mtp.py.
 """
 
 from __future__ import annotations
@@ -7,22 +7,35 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from streamspec.adapters.base_models.weight_files import stored_tensors
+from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.bundle.manifest import DraftTreeInfo
-from streamspec.errors import ConfigError
+from streamspec.errors import AdapterError, ConfigError
 from streamspec.export.described_base import DescribedBase
 from streamspec.export.drafters.eagle3.spec import Eagle3Spec
+from streamspec.export.drafters.mtp.spec import MtpSpec, shapes
 from streamspec.export.drafters.published.block_config import kind_of
 from streamspec.export.drafters.published.eagle3_config import read_fields
 from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
-from streamspec.export.drafters.published.tensors import expected_nodes
+from streamspec.export.drafters.published.tensors import checked, expected_nodes
+from streamspec.export.options import NO_DRAFTER, Progress
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import most_candidates
 from streamspec.export.weights.target import ReadTarget, need_torch, source_of
 
-Published = Eagle3Spec | PublishedBlockSpec
+Published = Eagle3Spec | PublishedBlockSpec | MtpSpec
 # In a manifest: the drafter, and the method whose kind it is.
-PUBLISHED: dict[type, tuple[str, str]] = {Eagle3Spec: ("eagle3", "eagle"), PublishedBlockSpec: ("dflash", "dflash")}
+PUBLISHED: dict[type, tuple[str, str]] = {
+    Eagle3Spec: ("eagle3", "eagle"),
+    PublishedBlockSpec: ("dflash", "dflash"),
+    MtpSpec: ("mtp", "mtp"),
+}
+
+SHIPPED_TOKENS = 3  # drafted by an MTP layer, which predicts one token and goes on from its own states
 
 
 def read_published(folder: Path, described: DescribedBase, precision: Precision | StaticPrecision) -> Published:
@@ -37,6 +50,31 @@ def read_published(folder: Path, described: DescribedBase, precision: Precision 
     head = read_head(folder, described.config)
     check_hidden_size(precision, head.head.layer.hidden_size)
     return head
+
+
+def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> MtpSpec | None:
+    """The layer that the base's checkpoint holds, None where there is none that is computed here: `say` gets a line
+    that tells which."""
+    begin, base = spec.family.mtp, described.base
+    if begin is None or base.gguf is not None:
+        return None
+    found = {one.name.removeprefix(begin): one for one in stored_tensors(base.path) if one.name.startswith(begin)}
+    if not found:
+        return None
+    try:
+        layers = {name.split(".")[1] for name in found if name.startswith("layers.")}
+        if len(layers) > 1:
+            raise AdapterError(f"{len(layers)} of them", "one, which goes on from its own states", NO_DRAFTER)
+        if spec.mixture is not None:
+            raise AdapterError(f"those of {spec.model_type}", "one beside a model without experts", NO_DRAFTER)
+        if not has_torch():
+            raise AdapterError("no PyTorch", "the extra export", NO_DRAFTER)
+        tensors = checked(base.path, found, lambda _: shapes(spec))
+    except AdapterError as error:
+        say(f"the checkpoint's MTP layers (multi-token prediction), left out: {error.found}; expected {error.expected}")
+        return None
+    say(f"drafting with the checkpoint's own MTP layer (multi-token prediction; left out by --drafter {NO_DRAFTER})")
+    return MtpSpec(gamma=SHIPPED_TOKENS, tensors={name: one.astype(np.float32) for name, one in tensors.items()})
 
 
 def beside(head: Published, target: ReadTarget) -> tuple[Published, DraftTreeInfo, int]:

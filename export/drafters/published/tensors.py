@@ -4,7 +4,7 @@ tests/export/drafters/test_eagle3.py and test_published_block.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,15 @@ MOST_NODES = 64
 
 def checked_tensors(folder: Path, shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
     """The tensors of a published drafter; `shapes_of` gives the shapes of those it must have, of the names found.
-    Raises AdapterError that names all that are missing, misshapen, unknown or not finite."""
-    stored = _stored(folder)
+    Raises AdapterError as `checked`."""
+    return checked(folder, _stored(folder), shapes_of)
+
+
+def checked(
+    folder: Path, stored: Mapping[str, SafeTensor], shapes_of: Callable[[set[str]], Shapes]
+) -> dict[str, Array]:
+    """The tensors `stored` by their names, which are as `shapes_of` says. Raises AdapterError that names all that are
+    missing, misshapen, unknown or not finite."""
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     if faults := tensor_faults(shapes, shapes_of(set(stored))):
         raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)

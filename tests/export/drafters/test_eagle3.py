@@ -150,7 +150,7 @@ def made(folder: Path, family: str, config: dict[str, Any], **options: Any) -> t
 
 def greedy_chain(bundle: Path, text: list[int]) -> list[int]:
     """The first candidates of a graph's rows, each row after the first candidate of the one before."""
-    runner = stepper(open_session(bundle / "model.onnx", threads=1), 64)
+    runner = stepper(open_session(bundle / "model.onnx", threads=1), 192)
     runner.prefill(np.array(text[:-1]), next_ids=np.array(text[1:]))
     one = np.zeros(1, np.int64)
     out = runner.step(np.array(text[-1:]), one, np.zeros((1, 1), np.float32), parents=one, streams=1)

@@ -1,0 +1,1 @@
+"""The multi-token prediction layer that a checkpoint holds beside its model (docs/guides/published-drafters.md)."""

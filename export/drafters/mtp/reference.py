@@ -1,0 +1,89 @@
+"""A checkpoint's layer for multi-token prediction in PyTorch: a copy of the target's last layer with attention, with
+the layer's weights, to compare the graph with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from streamspec.adapters.drafters.drafter_caches import GrowingCache
+from streamspec.adapters.drafters.drafting_model import additive_mask
+from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths, level_rows
+from streamspec.export.drafters.layer_reference import tapped_states
+from streamspec.export.drafters.mtp.spec import LAYER, MAP, NORM, PAIR, MtpSpec
+from streamspec.export.ops.builder import Array
+from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.runners.graph_runner import AnyRunner
+
+
+class MtpReference(DraftReference):
+    """The layer over the target's finished states, which a second pass of the target records."""
+
+    def __init__(self, model: ReferenceModel, spec: MtpSpec) -> None:
+        self.model, self.spec, self.decoder = model, spec, model.decoder
+        tensors = {name: torch.as_tensor(array) for name, array in spec.tensors.items()}
+        self.layer = copy.deepcopy(self.decoder.layer(self.decoder.last_attention))
+        self.layer.load_state_dict({name.removeprefix(LAYER): one for name, one in tensors.items() if LAYER in name})
+        self.norms = {name: copy.deepcopy(self.decoder.norm) for name in (*PAIR, NORM)}
+        for name, norm in self.norms.items():
+            assert norm is not None
+            norm.load_state_dict({"weight": tensors[f"{name}.weight"]})
+        self.map = tensors[MAP]
+
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
+        return _MtpDrafts(self, tapped_states(self.model, case, self.spec.tapped(self.model.layers)))
+
+    @torch.no_grad()
+    def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
+        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is `root`
+        and whose finished states are `states` [T, H], as `TrainedDraftLayer.drafts` does."""
+        following = torch.as_tensor(np.append(text[1:], root))
+        for start, paths in level_paths(self.spec.levels, out):
+            after = torch.stack([self._after(path, following, states) for path in paths])
+            yield from level_rows(out, start, self.decoder.logits(after))
+
+    def _after(self, path: list[int], following: Tensor, states: Tensor) -> Tensor:
+        """The finished state [H] after the draft tokens `path`."""
+        cache = GrowingCache()
+        state = self._run(following, states, cache)
+        for token in path:
+            state = self._run(torch.tensor([token]), state, cache)
+        return state[0]
+
+    def _run(self, tokens: Tensor, states: Tensor, cache: GrowingCache) -> Tensor:
+        """The finished state [1, H] of the last of rows with the states [n, H] and the tokens after them, each of which
+        sees the rows up to it and those in the cache."""
+        first, count = cache.get_seq_length(), len(tokens)
+        pair = zip((self.decoder.embed(tokens), states), PAIR, strict=True)
+        joined = torch.cat([self.norms[name](one) for one, name in pair], dim=-1)  # type: ignore[misc]
+        x = nn.functional.linear(joined, self.map)[None]
+        positions = torch.arange(first, first + count)[None]
+        mask = additive_mask(torch.ones(count, first + count).tril(first).bool()[None, None], x.dtype)
+        rotary = self.decoder.rotary_embeddings(x, positions)
+        layer = self.decoder.last_attention
+        out = self.decoder.call_layer(layer, x, mask, positions, rotary, cache, module=self.layer)
+        state: Tensor = self.norms[NORM](out[0, -1:])  # type: ignore[misc]
+        return state
+
+
+@dataclass(frozen=True)
+class _MtpDrafts(ExpectedDrafts):
+    """`states` [T + n, H]: the target's, of a context and a tree."""
+
+    layer: MtpReference
+    states: Tensor
+
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
+        length = len(case.context)
+        for path, root, out in drafted_after(session, case):
+            rows = [*range(length), *(length + node for node in path)]
+            text = np.concatenate([case.context, case.drafted[path]])
+            yield from self.layer.drafts(text, root, self.states[rows], out)
