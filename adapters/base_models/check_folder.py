@@ -29,15 +29,16 @@ PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are round
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
-def check_folder(folder: Path, say: Callable[[str], None]) -> None:
+def check_folder(folder: Path, say: Callable[[str], None], weights: bool = True) -> None:
     """Raises BaseModelError for a base that is not computed correctly. `say` gets a line each on config fields, on
-    tokens and on fields of the generation config that are left alone.
+    tokens and on fields of the generation config that are left alone. `weights`: they are in the folder, too.
     """
     config = read_config(folder)
-    if modules := left_out(folder) if has_torch() else ():
+    if modules := left_out(folder) if weights and has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
-    check_tensors(folder)
+    if weights:
+        check_tensors(folder)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 

@@ -16,6 +16,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_lazily
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.export.ops.builder import Array
 
@@ -71,7 +72,7 @@ class Float32Decoder(HFDecoder):
 def to_float32(module: nn.Module) -> nn.Module:
     """Copies a module in float32 with its adapters merged; returns the module itself where that changes nothing."""
     has_adapters = any(isinstance(part, BaseTunerLayer) for part in module.modules())
-    if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
+    if not has_adapters and all(p.dtype == torch.float32 and not is_hollow(p) for p in module.parameters()):
         return module
     return _float32_copy(module, {})
 
@@ -87,7 +88,7 @@ def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
         {name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(module).items()}
     )
     for name, parameter in module._parameters.items():
-        twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter.detach()), False)
+        twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter), False)
     for name, buffer in module._buffers.items():
         twin._buffers[name] = None if buffer is None else _float32(buffer)
     for name, child in module._modules.items():
@@ -100,7 +101,9 @@ def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
 
 
 def _float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+    if is_hollow(tensor):
+        return read_lazily(tensor, torch.float32)
+    return tensor.detach().float() if tensor.is_floating_point() else tensor
 
 
 class LazyMatrix:
