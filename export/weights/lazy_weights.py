@@ -16,7 +16,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_lazily
+from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_lazily, read_rows
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.export.ops.builder import Array
 
@@ -56,6 +56,9 @@ class Float32Decoder(HFDecoder):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeds tokens in float32."""
+        weight = self.embedding.weight
+        if is_hollow(weight):
+            return LazyMatrix(weight).rows(tokens.flatten()).view(*tokens.shape, -1)
         return super().embed(tokens).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -110,15 +113,17 @@ class LazyMatrix:
     """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor = tensor if is_hollow(tensor) else tensor.detach()
         self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
 
     def __getitem__(self, rows: slice | Array) -> Array:
         part: Array = self.rows(rows).numpy()
         return part
 
-    def rows(self, rows: slice | Array) -> Tensor:
+    def rows(self, rows: slice | Array | Tensor) -> Tensor:
         """Reads rows as a float32 tensor; gives a slice's pages of the file back."""
+        if is_hollow(self.tensor):
+            return read_rows(self.tensor, rows)
         if not isinstance(rows, slice):
             return self.tensor[torch.as_tensor(rows)].float()
         part = self.tensor[rows]

@@ -64,9 +64,7 @@ class ModelSource(PlainSource):
         per_layer, names = self.decoder.per_layer, self.spec.family.per_layer_input
         if per_layer is not None and names is not None and name == f"{self.spec.stacked(names.table)}.weight":
             return LazyMatrix(per_layer.table.weight.detach().view(-1, per_layer.width))
-        return LazyMatrix(
-            (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
-        )
+        return LazyMatrix((self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight)
 
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
@@ -96,11 +94,11 @@ class ModelSource(PlainSource):
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`. The layers of a GGUF file
-    are read when they are called, unless all are merged."""
+    are read when they are called, unless all are merged; embedding and head where they are used, unless `whole`."""
     file, tuned_too = base.stored_in, adapter is not None and adapter.has_task_lora
     dtype = "float32" if whole or file is not None else stored_dtype(base.path)
     parameters = None if file is None else parameters_in(file, by_table=False)
-    model: Any = load_lazily(base, getattr(torch, dtype), parameters)
+    model: Any = load_lazily(base, getattr(torch, dtype), parameters, tables=not whole)
     if whole and tuned_too:
         fill(model.parameters())
     read_when_called(HFDecoder(model).layers)

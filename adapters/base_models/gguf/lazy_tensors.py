@@ -1,7 +1,7 @@
 """Loads the model of a GGUF file by transformers, each tensor read where it is used: maps of the layers later than all
 others.
 
-Until then such a parameter is zeros that share one number. tests/adapters/base_models/gguf/test_lazy_tensors.py
+Until then such a parameter is NaN, of one number's memory. tests/adapters/base_models/gguf/test_lazy_tensors.py
 covers it.
 """
 
@@ -12,15 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.converter import read_parameters
 from streamspec.adapters.base_models.gguf.tensors import Parameter
+from streamspec.adapters.base_models.parameters import HEAD
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.model_families import FAMILIES
 
 LAZY = "lazy"  # the attribute of a torch parameter that has not been read
 
@@ -47,13 +51,13 @@ class LazyTensor:
 
 @dataclass(frozen=True)
 class Hollow:
-    """Zeros in a tensor's place, which take the memory of one."""
+    """NaN in a tensor's place, which takes the memory of one number."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def __getitem__(self, _: Any) -> Tensor:
-        return torch.zeros((), dtype=self.dtype).expand(self.shape)
+        return torch.full((), torch.nan, dtype=self.dtype).expand(self.shape)
 
 
 def load_lazily(
@@ -61,17 +65,19 @@ def load_lazily(
     dtype: torch.dtype,
     parameters: Mapping[str, Parameter] | None = None,
     hollow: bool = True,
+    tables: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
     """Loads the base's model in `dtype`, as `load_causal_lm`. Where the weights are in a GGUF file (`base.stored_in`)
-    and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`. `parameters`: of the file, as
-    `read_parameters` gives them.
+    and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding and
+    head, for `read_rows`. `parameters`: of the file, as `read_parameters` gives them.
     """
     if base.stored_in is None:
         return load_causal_lm(base.path, dtype=dtype, **options)
     known = parameters or read_parameters(base.stored_in, by_table=False)
     lazy = {name: LazyTensor(one, dtype if len(one.shape) > 1 else torch.float32) for name, one in known.items()}
-    maps = [name for name, one in lazy.items() if len(one.parameter.shape) > 1 and re.search(r"\.\d+\.", name)]
+    names = rf"\.\d+\.|^({'|'.join(tables_of(base.model_type))})$" if tables else r"\.\d+\."
+    maps = [name for name, one in lazy.items() if len(one.parameter.shape) > 1 and re.search(names, name)]
     later = {name: lazy[name] for name in maps if hollow}
     state = lazy | {name: Hollow(one.parameter.shape, dtype) for name, one in later.items()}
     model = load_causal_lm(base.path, dtype=dtype, state_dict=state, **options)
@@ -85,6 +91,12 @@ def load_lazily(
     return model
 
 
+def tables_of(model_type: str) -> tuple[str, str]:
+    """The names of embedding and head."""
+    family = FAMILIES[model_type]
+    return f"{family.stack}.{family.embedding}.weight", HEAD
+
+
 def is_hollow(parameter: Tensor) -> bool:
     """Tells whether a parameter is still in its file."""
     return hasattr(parameter, LAZY)
@@ -94,6 +106,12 @@ def read_lazily(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """The values of a parameter that is still in its file."""
     lazy: LazyTensor = getattr(parameter, LAZY)
     return lazy.read(dtype)
+
+
+def read_rows(parameter: Tensor, rows: slice | NDArray[Any] | Tensor) -> Tensor:
+    """Some rows of a table that is still in its file: float32 [rows, columns]."""
+    lazy: LazyTensor = getattr(parameter, LAZY)
+    return torch.from_numpy(lazy.parameter.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
 
 
 def fill(parameters: Iterable[Tensor]) -> None:

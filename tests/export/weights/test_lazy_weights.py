@@ -114,6 +114,9 @@ def test_a_gguf_file_under_a_lora_is_as_the_whole(
     expected = loaded(as_folder(file), adapter and adapter.path, torch.float32, True)
     logits = expected(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
     for whole in (True, False):
-        reference = ReferenceModel(load_model(base, adapter, whole))
+        read = load_model(base, adapter, whole)
+        tables = ModelSource(read, describe(read)).rows_of("lm_head.weight")
+        np.testing.assert_array_equal(tables[np.array([7, 3])], expected.lm_head.weight.numpy()[[7, 3]])
+        reference = ReferenceModel(read)
         ours = reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
         assert np.abs(ours - logits).max() < 1e-5 * np.abs(logits).max()
