@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +22,11 @@ from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.converter import read_parameters
 from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.parameters import HEAD
-from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.model_families import FAMILIES
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.resolve import Base
 
 LAZY = "lazy"  # the attribute of a torch parameter that has not been read
 
