@@ -13,14 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from streamspec.adapters.base_models.weight_files import stored_tensors
@@ -55,8 +48,8 @@ def _as_family(text: PreTrainedConfig, family: str) -> PreTrainedConfig:
 
 
 def load_causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
-    """Loads the model, or the text part, from safetensors files or a `state_dict` with eager attention. `options` are
-    those of `from_pretrained`. Raises BaseModelError where a text part is not whole.
+    """Loads the model, or the text part, from safetensors files with eager attention. `options` are those of
+    `from_pretrained`. Raises BaseModelError where a text part is not whole.
     """
     model, missing, unknown, _ = load_reported(folder, **options)
     faults = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
@@ -80,10 +73,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
         text.tie_word_embeddings = "lm_head.weight" not in names
         options |= {"config": text, "key_mapping": name_patterns(stack)}
     with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
-        if "state_dict" in options:  # the auto class would look for files
-            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(None, **options)
-        else:
-            model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
     missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
     if names is not None:
         missing, unknown = missing - set(model.all_tied_weights_keys), unknown & names

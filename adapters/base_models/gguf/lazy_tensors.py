@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig, PreTrainedModel
 
 from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.converter import read_parameters
 from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.parameters import HEAD
-from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.model_families import FAMILIES
 
 if TYPE_CHECKING:
@@ -82,7 +82,11 @@ def load_lazily(
     maps = [name for name, one in lazy.items() if len(one.parameter.shape) > 1 and re.search(names, name)]
     later = {name: lazy[name] for name in maps if hollow}
     state = lazy | {name: Hollow(one.parameter.shape, dtype) for name, one in later.items()}
-    model = load_causal_lm(base.path, dtype=dtype, state_dict=state, **options)
+    options |= {"attn_implementation": "eager", "experts_implementation": "eager"}
+    with quiet():
+        config = AutoConfig.from_pretrained(base.path)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # the auto class would look for files
+        model: PreTrainedModel = kind.from_pretrained(None, config=config, dtype=dtype, state_dict=state, **options)
     if (base.path / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(base.path)
     named = dict(model.named_parameters())
