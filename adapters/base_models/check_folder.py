@@ -29,24 +29,23 @@ PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are round
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
-def check_folder(folder: Path, say: Callable[[str], None], weights: bool = True) -> None:
+def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     """Raises BaseModelError for a base that is not computed correctly. `say` gets a line each on config fields, on
-    tokens and on fields of the generation config that are left alone. `weights`: they are in the folder, too.
+    tokens and on fields of the generation config that are left alone.
     """
     config = read_config(folder)
-    if modules := left_out(folder) if weights and has_torch() else ():
+    if modules := left_out(folder) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
-    if weights:
-        check_tensors(folder)
+    check_tensors(folder)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
-def check_described(folder: Path, say: Callable[[str], None]) -> None:
-    """Checks the config as `check_folder` does without PyTorch, of a folder that was made of a GGUF file and has its
-    tokens."""
-    _check_fields(folder, read_completed(folder), say)
+def check_described(folder: Path, say: Callable[[str], None], by_table: bool = True) -> None:
+    """Checks the config as `check_folder`, of a folder that was made of a GGUF file and has its tokens. `by_table`: as
+    without PyTorch."""
+    _check_fields(folder, read_completed(folder) if by_table else read_config(folder), say)
 
 
 def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:

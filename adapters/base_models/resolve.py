@@ -175,17 +175,17 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
 
 def _hashed(gguf: Path, target: Path, label: str, say: Progress) -> Base:
     """A base whose weights stay in its file, known by the hash that a folder of them would have."""
-    from streamspec.adapters.base_models.check_folder import check_folder
+    from streamspec.adapters.base_models.check_folder import check_described
     from streamspec.adapters.base_models.gguf.converter import convert
     from streamspec.adapters.base_models.gguf.tensors import values_hash
 
     if (base := _read_identity(target)) is not None:
-        check_folder(target, say, weights=False)
+        check_described(target, say, by_table=False)
     else:
         say(f"reading and hashing the weights of {gguf.name} (once, about 5 s for 135 M parameters)")
         with new_folder(target) as folder:
             parameters = convert(gguf, folder, weights=False)
-            check_folder(folder, say, weights=False)
+            check_described(folder, say, by_table=False)
             base = Base(target, label, values_hash(parameters), _model_type(folder))
             _write_identity(folder, base)
     return replace(base, made_of=gguf.resolve())
