@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
+from streamspec.adapters.base_models.gguf.lazy_tensors import fill, load_lazily
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
+from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.dataset.batches import draft_vocabulary
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed.processes import say
@@ -51,10 +52,18 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
-    """The base in training dtype, its layers' linear maps in `base_bits` where that is set, all weights frozen. Eager
-    attention: on CPU its backward pass is faster than SDPA's (docs/lab/decisions).
+    """The base in training dtype, its layers' linear maps in `base_bits` where that is set, all weights frozen."""
+    model = _load_hollow(run, dtype)
+    fill(model.parameters())
+    return model
+
+
+def _load_hollow(run: Run, dtype: torch.dtype) -> PreTrainedModel:
+    """As `load_base`, the layers of a GGUF file not read yet. Eager attention: on CPU its backward pass is faster than
+    SDPA's (docs/lab/decisions).
     """
-    model = load_causal_lm(run.base.path, dtype=dtype, **_quantization(run, dtype))
+    quantization = _quantization(run, dtype)
+    model = load_lazily(run.base, dtype, hollow=not quantization, **quantization)
     if run.device.type == "cuda" and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     for module in model.modules():
@@ -79,10 +88,9 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     """The frozen target: the base with the task LoRA merged in fp32, its weights then cast; into the rounded weights of
     a base in few bits, which are rounded again.
     """
-    # In the dtype of its files, which are then mapped, no layer that is served elsewhere is ever read.
-    rested = torch.float32 if task is not None or run.served is not None else run.dtype
-    model = load_base(run, run.dtype if run.config.base_bits else rested)
+    model = _load_hollow(run, torch.float32 if task is not None and not run.config.base_bits else run.dtype)
     serve_lower_layers(run, model)
+    fill(model.parameters())
     if task is not None:
         try:
             check_task_lora(task)

@@ -128,6 +128,7 @@ def keep_states(
     """
     time = StageTime(until.left(), learning_seconds(run, drafter, RANKED))
     if processes.from_first(time.texts() < len(rows)):
+        say(f"{name}: the target's states are not kept: the time is over before each text is learnt from")
         return
     states = HiddenStateCache(drafter, run.work / STATES)
     whole = states.fill([rows, run.val_rows, checked_rows(run, drafter)], name, until)

@@ -44,10 +44,10 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
-def check_described(folder: Path, say: Callable[[str], None]) -> None:
-    """Checks the config as `check_folder` does without PyTorch, of a folder that was made of a GGUF file and has its
-    tokens."""
-    _check_fields(folder, read_completed(folder), say)
+def check_described(folder: Path, say: Callable[[str], None], by_table: bool = True) -> None:
+    """Checks the config as `check_folder`, of a folder that was made of a GGUF file and has its tokens. `by_table`: as
+    without PyTorch."""
+    _check_fields(folder, read_completed(folder) if by_table else read_config(folder), say)
 
 
 def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) -> None:

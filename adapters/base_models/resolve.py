@@ -23,7 +23,7 @@ from typing import Any
 from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of, read_gguf
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
-from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
+from streamspec.adapters.base_models.weight_files import WHOLE, weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.bundle.adapter_folder import TASK_CONFIG
 from streamspec.errors import BaseModelError, meant, names_in
@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Base:
-    """A base that is ready to load with `from_pretrained(base.path)`, or with its weights in a GGUF file."""
+    """A base that is ready to load with `gguf.lazy_tensors.load_lazily`, or has its weights in `gguf` for numpy."""
 
     path: Path  # Hugging Face folder
     id: str  # its name in messages: the reference word, the folder's or file's name, the hub id
@@ -56,15 +56,20 @@ class Base:
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there
     gguf: Path | None = None  # holds the weights that are not in the folder
-    made_of: Path | None = field(default=None, compare=False)  # the GGUF file whose weights the folder has
+    made_of: Path | None = field(default=None, compare=False)  # the GGUF file that it was made of
+
+    @property
+    def stored_in(self) -> Path | None:
+        """The GGUF file with the weights that PyTorch reads; None where the folder has them."""
+        return None if (self.path / WHOLE).is_file() else self.made_of
 
 
 def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:
     """Returns the base called `name`, fetching and converting what is missing.
 
-    `weights`: False leaves those of a GGUF file where they lie if numpy can read them: the folder then holds config and
-    tokenizer alone, and `Base.gguf` is the file. `progress` gets one line per step (default: stderr). Raises
-    BaseModelError on anything that is not a usable base.
+    Of a GGUF file the folder holds config and tokenizer alone. `weights`: False asks for a base that numpy reads, if it
+    can: `Base.gguf` is the file then, and its hash the base's. `progress` gets one line per step (default: stderr).
+    Raises BaseModelError on anything that is not a usable base.
     """
     say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
@@ -122,14 +127,16 @@ def _reference_folder() -> Path:
     return cache_dir() / "bases" / REFERENCE
 
 
-def _reference(say: Progress) -> Base:
+def _reference(say: Progress, gguf: Path | None = None) -> Base:
+    """The reference base, where it is not there made of its own file `gguf`, which else is fetched."""
     base = cached_reference()
     if base is not None:
         _check(base.path, say)
         return base
-    from streamspec.adapters.base_models.download import fetch_reference_gguf
+    if gguf is None:
+        from streamspec.adapters.base_models.download import fetch_reference_gguf
 
-    gguf = fetch_reference_gguf(cache_dir() / "downloads", say)
+        gguf = fetch_reference_gguf(cache_dir() / "downloads", say)
     return _convert(gguf, _reference_folder(), REFERENCE, say)
 
 
@@ -137,18 +144,14 @@ def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
     read_gguf(file)  # damage is found before the work
     digest = gguf_hash(file, say)
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
-    if digest == SHA256:  # the reference base's own file
-        target, label = _reference_folder(), REFERENCE
-    elif not weights:
+    if digest == SHA256:
+        return replace(_reference(say, file), made_of=file)
+    if not weights:
         try:
             return _described(file, target.with_name(f"{target.name}-described"), label, digest, say)
         except BaseModelError:
             pass  # takes PyTorch to be read; or is refused again, as any GGUF file
-    if (base := _read_identity(target)) is not None:
-        _check(target, say)
-    else:
-        base = _convert(file, target, label, say)
-    return replace(base, made_of=file)
+    return _hashed(file, target.with_name(f"{target.name}-hashed"), label, say)
 
 
 def gguf_hash(file: Path, say: Progress | None = None) -> str:
@@ -170,6 +173,24 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
     return base
 
 
+def _hashed(gguf: Path, target: Path, label: str, say: Progress) -> Base:
+    """A base whose weights stay in its file, known by the hash that a folder of them would have."""
+    from streamspec.adapters.base_models.check_folder import check_described
+    from streamspec.adapters.base_models.gguf.converter import convert
+    from streamspec.adapters.base_models.gguf.tensors import values_hash
+
+    if (base := _read_identity(target)) is not None:
+        check_described(target, say, by_table=False)
+    else:
+        say(f"reading and hashing the weights of {gguf.name} (once, about 5 s for 135 M parameters)")
+        with new_folder(target) as folder:
+            parameters = convert(gguf, folder, weights=False)
+            check_described(folder, say, by_table=False)
+            base = Base(target, label, values_hash(parameters), _model_type(folder))
+            _write_identity(folder, base)
+    return replace(base, made_of=gguf.resolve())
+
+
 def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress) -> Base:
     """A base whose weights stay in its file. Raises BaseModelError also where they cannot."""
     from streamspec.adapters.base_models.check_folder import check_described
@@ -178,7 +199,7 @@ def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress)
     if (base := _read_identity(target)) is None:
         say(f"reading config and tokenizer of {gguf.name}")
         with new_folder(target) as folder:
-            convert(gguf, folder, weights=False)
+            convert(gguf, folder, weights=False, by_table=True)
             check_described(folder, say)
             base = Base(target, label, digest, _model_type(folder))
             _write_identity(folder, base)

@@ -120,8 +120,7 @@ class GgufCheckpoint(Checkpoint):
         super().__init__(folder)
 
     def _found(self) -> Mapping[str, Any]:
-        found = read_parameters(self.file)
-        return {name: replace(one, source=_in_blocks(one.source)) for name, one in found.items()}
+        return parameters_in(self.file)
 
     def stored(self, name: str) -> Array:
         """A tensor, de-quantized: float32."""
@@ -147,6 +146,12 @@ class GgufCheckpoint(Checkpoint):
     def _parameter(self, name: str) -> Parameter:
         parameter: Parameter = self.tensors[name]
         return parameter
+
+
+def parameters_in(file: Path, by_table: bool = True) -> dict[str, Parameter]:
+    """`read_parameters` of a GGUF file, whose blocks the native library decodes."""
+    found = read_parameters(file, by_table)
+    return {name: replace(one, source=_in_blocks(one.source)) for name, one in found.items()}
 
 
 def _in_blocks(tensor: StoredTensor) -> StoredTensor:

@@ -16,6 +16,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_lazily, read_rows
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.export.ops.builder import Array
 
@@ -55,6 +56,9 @@ class Float32Decoder(HFDecoder):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeds tokens in float32."""
+        weight = self.embedding.weight
+        if is_hollow(weight):
+            return LazyMatrix(weight).rows(tokens.flatten()).view(*tokens.shape, -1)
         return super().embed(tokens).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -71,7 +75,7 @@ class Float32Decoder(HFDecoder):
 def to_float32(module: nn.Module) -> nn.Module:
     """Copies a module in float32 with its adapters merged; returns the module itself where that changes nothing."""
     has_adapters = any(isinstance(part, BaseTunerLayer) for part in module.modules())
-    if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
+    if not has_adapters and all(p.dtype == torch.float32 and not is_hollow(p) for p in module.parameters()):
         return module
     return _float32_copy(module, {})
 
@@ -87,7 +91,7 @@ def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
         {name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(module).items()}
     )
     for name, parameter in module._parameters.items():
-        twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter.detach()), False)
+        twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter), False)
     for name, buffer in module._buffers.items():
         twin._buffers[name] = None if buffer is None else _float32(buffer)
     for name, child in module._modules.items():
@@ -100,22 +104,26 @@ def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
 
 
 def _float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+    if is_hollow(tensor):
+        return read_lazily(tensor, torch.float32)
+    return tensor.detach().float() if tensor.is_floating_point() else tensor
 
 
 class LazyMatrix:
     """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor = tensor if is_hollow(tensor) else tensor.detach()
         self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
 
     def __getitem__(self, rows: slice | Array) -> Array:
         part: Array = self.rows(rows).numpy()
         return part
 
-    def rows(self, rows: slice | Array) -> Tensor:
+    def rows(self, rows: slice | Array | Tensor) -> Tensor:
         """Reads rows as a float32 tensor; gives a slice's pages of the file back."""
+        if is_hollow(self.tensor):
+            return read_rows(self.tensor, rows)
         if not isinstance(rows, slice):
             return self.tensor[torch.as_tensor(rows)].float()
         part = self.tensor[rows]

@@ -14,8 +14,10 @@ from safetensors.numpy import load_file
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
+from streamspec.adapters.base_models.gguf.lazy_tensors import fill, load_lazily, read_when_called
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
+from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged, with_biases
 from streamspec.adapters.text_lora import text_lora
@@ -25,6 +27,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import Lora
 from streamspec.export.spec.weight_source import PlainSource
+from streamspec.export.weights.checkpoint import parameters_in
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 
@@ -61,9 +64,7 @@ class ModelSource(PlainSource):
         per_layer, names = self.decoder.per_layer, self.spec.family.per_layer_input
         if per_layer is not None and names is not None and name == f"{self.spec.stacked(names.table)}.weight":
             return LazyMatrix(per_layer.table.weight.detach().view(-1, per_layer.width))
-        return LazyMatrix(
-            (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
-        )
+        return LazyMatrix((self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight)
 
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
@@ -92,9 +93,16 @@ class ModelSource(PlainSource):
 
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
-    files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
-    model: Any = load_causal_lm(base.path, dtype="float32" if whole else stored_dtype(base.path))
-    if adapter is not None and adapter.has_task_lora:
+    files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`. The layers of a GGUF file
+    are read when they are called, unless all are merged; embedding and head where they are used, unless `whole`."""
+    file, tuned_too = base.stored_in, adapter is not None and adapter.has_task_lora
+    dtype = "float32" if whole or file is not None else stored_dtype(base.path)
+    parameters = None if file is None else parameters_in(file, by_table=False)
+    model: Any = load_lazily(base, getattr(torch, dtype), parameters, tables=not whole)
+    if whole and tuned_too:
+        fill(model.parameters())
+    read_when_called(HFDecoder(model).layers)
+    if adapter is not None and tuned_too:
         from peft import PeftModel
 
         check_task_lora(adapter.path)

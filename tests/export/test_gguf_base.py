@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.bundle.manifest import MODEL
 from streamspec.errors import BaseModelError, ConfigError
@@ -18,7 +17,7 @@ from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, o
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.target import alike, resolve_readable
 from tests.support import gguf_files
-from tests.support.gguf_cases import CASES, made
+from tests.support.gguf_cases import CASES, as_folder, made
 
 
 def quiet(_: str) -> None: ...
@@ -48,7 +47,7 @@ def test_the_file_becomes_the_bundle_of_its_folder(precision: str, tmp_path: Pat
     export_bundle(file, None, alone, precision=precision, progress=quiet)
     assert not list(cache.rglob("*.safetensors"))
     whole = tmp_path / "whole"
-    export_bundle(resolve_base(file, quiet).path, None, whole, precision=precision, progress=quiet)
+    export_bundle(as_folder(file), None, whole, precision=precision, progress=quiet)
     assert (alone / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
     graphs = [onnx.load(bundle / MODEL, load_external_data=False).graph for bundle in (alone, whole)]
     assert graphs[0].SerializeToString(deterministic=True) == graphs[1].SerializeToString(deterministic=True)
@@ -67,7 +66,7 @@ def test_weights_and_their_stored_rows_are_those_of_the_folder(
     base = resolve_readable(file, quiet)
     if base.gguf is None:
         pytest.skip("takes PyTorch")
-    read, folder = open_checkpoint(base), Checkpoint(resolve_base(file, quiet).path)
+    read, folder = open_checkpoint(base), Checkpoint(as_folder(file))
     spec = describe_checkpoint(folder)
     assert alike(spec, describe_checkpoint(read)) and read.tensors.keys() == folder.tensors.keys()
     ours, theirs = CheckpointSource(read, spec), CheckpointSource(folder, spec)
@@ -82,10 +81,10 @@ def test_weights_and_their_stored_rows_are_those_of_the_folder(
             assert np.array_equal(ours.rows_of(name)[np.array([2, 0])], weight[[2, 0]])
 
 
-def test_a_family_that_takes_pytorch_gets_its_folder(tmp_path: Path, cache: Path) -> None:
+def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Path) -> None:
     case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
     base = resolve_readable(written(tmp_path / "model.gguf", case), quiet)
-    assert base.gguf is None and (base.path / "model.safetensors").is_file()
+    assert base.gguf is None and base.stored_in == tmp_path / "model.gguf" and not list(cache.rglob("*.safetensors"))
 
 
 def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:

@@ -22,7 +22,6 @@ from streamspec.adapters.base_models import without_torch
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.parameters import report_tensors
-from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
@@ -315,7 +314,7 @@ def test_a_gguf_file_is_chatted_with_without_pytorch(tmp_path: Path, monkeypatch
     assert "a.gguf (0.0 GB)" in ran.stderr and not list(cache.rglob("*.safetensors"))
     (made,) = (cache / "bases").glob("gguf-*")
     monkeypatch.setenv("STREAMSPEC_CACHE", str(cache))
-    whole = resolve_base(file, lambda line: None).path
+    whole = gguf_cases.as_folder(file)
     theirs, ours = read_config(made), completed(json.loads((made / "config.json").read_text()))
     assert target.alike(describe(tiny_loaded(whole)), describe_checkpoint(GgufCheckpoint(made, file)))
     assert theirs.architectures == ours.architectures == ["LlamaForCausalLM"]

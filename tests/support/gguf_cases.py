@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 from transformers import PreTrainedModel
 
+from streamspec.adapters.base_models.gguf.converter import convert
 from tests.support import gguf_files as files
 from tests.support.gguf_near_cases import NEAR, VOCABULARY, Case
 from tests.support.gguf_positions import (
@@ -372,6 +373,14 @@ def made(case: str, **fields: Any) -> tuple[PreTrainedModel, str, dict[str, Any]
     shape = {"vocab_size": VOCABULARY} if model_type == "gpt2" else SHAPE
     model = files.tiny_model(model_type, **(shape | own | fields))
     return model, architecture, files.sizes(model, **keys), files.stored(model, architecture) | tensors
+
+
+def as_folder(file: Path) -> Path:
+    """The file as a Hugging Face folder beside it."""
+    folder = file.with_suffix("")
+    folder.mkdir()
+    convert(file, folder)
+    return folder
 
 
 def in_blocks(path: Path, kind: str) -> tuple[Path, dict[str, np.ndarray]]:

@@ -30,9 +30,10 @@ SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
 
 
-def convert(gguf: Path, folder: Path, weights: bool = True) -> None:
-    """Writes the model in `gguf` to the empty `folder`. Raises BaseModelError for what is damaged or not understood.
-    Without `weights`, which `read_parameters` reads where they lie, also for a family that takes PyTorch.
+def convert(gguf: Path, folder: Path, weights: bool = True, by_table: bool = False) -> list[Parameter]:
+    """Writes the model in `gguf` to the empty `folder`; returns its parameters, which without `weights` stay in the
+    file. Raises BaseModelError for what is damaged or not understood, and where `by_table` for a family that takes
+    PyTorch.
 
     Weights are stored as fp32: a de-quantized weight is scale * q + minimum and needs more bits than a half has. On the
     reference base, bf16 would change 82 % of all weights (by 0.14 % rms) and fp16 48 %, and "the same weights" as
@@ -48,8 +49,7 @@ def convert(gguf: Path, folder: Path, weights: bool = True) -> None:
     tokens = tokenizer_of(model)
     # Of a token that the file does not name the config must say so: it would have that of its family's first model.
     fields |= {name: tokens.special.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    head = row.names["output"]
-    config, shapes = _skeleton(model, fields, head) if weights else _of_table(model, fields)
+    config, shapes = _of_table(model, fields) if by_table else _skeleton(model, fields, row.names["output"])
     parameters = parameters_of(model, row, fields, shapes)
 
     _write_json(folder / "config.json", config)
@@ -60,15 +60,17 @@ def convert(gguf: Path, folder: Path, weights: bool = True) -> None:
     _write_tokenizer(tokens, folder)
     if weights:
         write_safetensors(parameters, folder / "model.safetensors")
+    return parameters
 
 
-def read_parameters(gguf: Path) -> dict[str, Parameter]:
-    """The model's parameters by their names, read in the file where they are used. Raises BaseModelError as `convert`
-    without weights."""
+def read_parameters(gguf: Path, by_table: bool = True) -> dict[str, Parameter]:
+    """The model's parameters by their names, read in the file where they are used. Raises BaseModelError as
+    `convert`."""
     model = read_gguf(gguf)
     row = architecture_of(model)
-    fields = config_of(model, row)
-    found = parameters_of(model, row, fields, _of_table(model, fields)[1])
+    fields = config_of(model, row) | {"pad_token_id": None}  # that of its family may be beyond the vocabulary
+    shapes = (_of_table(model, fields) if by_table else _skeleton(model, fields, row.names["output"]))[1]
+    found = parameters_of(model, row, fields, shapes)
     return {parameter.name: parameter for parameter in found}
 
 

@@ -8,6 +8,7 @@ megabytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -152,6 +153,16 @@ def write_safetensors(parameters: list[Parameter], file: Path) -> None:
         for parameter in chain.from_iterable(tensors.values()):
             for values in parameter.chunks():
                 stream.write(np.ascontiguousarray(values, "<f4").data)
+
+
+def values_hash(parameters: list[Parameter]) -> str:
+    """`weight_files.weights_hash` of the file that `write_safetensors` would write, without writing it."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        digest.update(json.dumps([parameter.name, "F32", list(parameter.shape)]).encode())
+        for values in parameter.chunks():
+            digest.update(np.ascontiguousarray(values, "<f4").data)
+    return digest.hexdigest()
 
 
 def _more(names: list[str]) -> str:

@@ -17,6 +17,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.runners.graph_runner import AnyRunner
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 Heads = tuple[Tensor, Tensor]  # keys and values [heads, rows, D] of the head's rows so far
 
@@ -26,10 +27,10 @@ class Eagle3Reference(DraftReference):
 
     def __init__(self, model: ReferenceModel, spec: Eagle3Spec) -> None:
         self.model, self.spec = model, spec
-        self.head = PublishedHead(spec, model.decoder.embedding.weight)
+        self.head = PublishedHead(spec, LazyMatrix(model.decoder.embedding.weight).rows(slice(None)))
         if HEAD not in spec.tensors:
             rows = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
-            self.head.tensors[HEAD] = model.decoder.lm_head.weight[rows].float()
+            self.head.tensors[HEAD] = LazyMatrix(model.decoder.lm_head.weight).rows(rows)
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""

@@ -16,6 +16,7 @@ from streamspec.export.reference.draft_reference import (
     TreePass,
 )
 from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 
 class PublishedBlockReference(LayerReference, DraftReference):
@@ -24,9 +25,9 @@ class PublishedBlockReference(LayerReference, DraftReference):
     def __init__(self, model: ReferenceModel, spec: PublishedBlockSpec) -> None:
         super().__init__(spec.block.layer, spec.tensors)
         self.model, self.spec = model, spec
-        self.tensors.setdefault(EMBEDDING, model.decoder.embedding.weight.float())
+        self.tensors.setdefault(EMBEDDING, LazyMatrix(model.decoder.embedding.weight).rows(slice(None)))
         self.own_head, head = HEAD in self.tensors, model.decoder.lm_head
-        self.tensors.setdefault(HEAD, head.weight.float())
+        self.tensors.setdefault(HEAD, LazyMatrix(head.weight).rows(slice(None)))
         if not self.own_head and getattr(head, "bias", None) is not None:
             self.tensors["lm_head.bias"] = head.bias.float()
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.manifest import MODEL, NATIVE
 from streamspec.errors import ConfigError
 from streamspec.export import export_bundle
 from streamspec.export.runners.lower_layers import ROWS, LowerLayers, cut
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import CACHE_KINDS, ENTERED, PAST, PRESENT, past, renamed
-from tests.support.gguf_cases import quantized
+from tests.support.gguf_cases import as_folder, quantized
 
 pytestmark = pytest.mark.skipif(bool(native_library.why_not()), reason="no native operators")
 TEXTS = [list(range(3, 20)), [7], list(np.random.default_rng(0).integers(0, 60, ROWS + 9))]
@@ -31,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         patch.setenv("STREAMSPEC_CACHE", str(folder / "cache"))
         file = quantized(folder / "model.gguf")
         export_bundle(file, None, folder / "bundle", precision="gguf", progress=lambda _: None, measure=False)
-        return folder / "bundle", resolve_base(file, lambda _: None).path
+        return folder / "bundle", as_folder(file)
 
 
 def test_states_are_those_of_transformers(folders: tuple[Path, Path]) -> None:

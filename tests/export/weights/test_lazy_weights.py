@@ -11,10 +11,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
-from streamspec.export.weights.load_weights import ModelSource
+from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
+from tests.support.gguf_cases import as_folder, made
+from tests.support.gguf_files import write_gguf
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
 
 TOKENS = np.random.default_rng(5).integers(3, VOCAB, 9)
@@ -93,3 +97,26 @@ def test_a_model_in_float32_is_not_copied(family: str) -> None:
     model = tiny_model(family)
     decoder = ReferenceModel(model).decoder
     assert decoder.layer(0) is decoder.layers[0]
+
+
+@pytest.mark.parametrize("lora", [None, {}, {"use_dora": True}], ids=str)
+def test_a_gguf_file_under_a_lora_is_as_the_whole(
+    lora: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    model, architecture, keys, tensors = made("llama 3.2")
+    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    if lora is not None:
+        config = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "down_proj"], **lora)
+        get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    adapter = None if lora is None else read_adapter(tmp_path / "adapter")
+    base = resolve_base(file, lambda line: None)
+    expected = loaded(as_folder(file), adapter and adapter.path, torch.float32, True)
+    logits = expected(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+    for whole in (True, False):
+        read = load_model(base, adapter, whole)
+        tables = ModelSource(read, describe(read)).rows_of("lm_head.weight")
+        np.testing.assert_array_equal(tables[np.array([7, 3])], expected.lm_head.weight.numpy()[[7, 3]])
+        reference = ReferenceModel(read)
+        ours = reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
+        assert np.abs(ours - logits).max() < 1e-5 * np.abs(logits).max()

@@ -33,15 +33,12 @@ from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
 from streamspec.model_families.families import RECURRENT
 from tests.support import gguf_files as files
-from tests.support.gguf_cases import CASES, VOCABULARY, in_blocks, made
+from tests.support.gguf_cases import CASES, VOCABULARY, as_folder, in_blocks, made
 from tests.support.gguf_positions import GEMMA3_ROPE, LENGTH
 
 
 def converted(path: Path) -> PreTrainedModel:
-    folder = path.with_suffix("")
-    folder.mkdir()
-    convert(path, folder)
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(as_folder(path), attn_implementation="eager").eval()
 
 
 def logits(model: PreTrainedModel, first: int) -> torch.Tensor:

@@ -145,10 +145,10 @@ def test_a_conversion_of_an_earlier_version_is_made_again(
     first = resolve_base(file, lines.append)
     config = json.loads((first.path / "config.json").read_text())
     (first.path / "config.json").write_text(json.dumps(config | {"stale": True}))
-    assert resolve_base(file, lines.append) == first and sum("converting" in line for line in lines) == 1
+    assert resolve_base(file, lines.append) == first and sum("hashing the weights" in line for line in lines) == 1
     monkeypatch.setattr(resolve, "CONVERTER", resolve.CONVERTER + 1)
-    assert resolve_base(file, lines.append) == first and sum("converting" in line for line in lines) == 2
+    assert resolve_base(file, lines.append) == first and sum("hashing the weights" in line for line in lines) == 2
     assert "stale" not in (first.path / "config.json").read_text()
     identity = first.path / resolve.IDENTITY_FILE
     identity.write_text(identity.read_text().replace('"converter"', '"none"'))  # as before there was a number
-    assert resolve_base(file, lines.append) == first and sum("converting" in line for line in lines) == 3
+    assert resolve_base(file, lines.append) == first and sum("hashing the weights" in line for line in lines) == 3

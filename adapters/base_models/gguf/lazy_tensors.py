@@ -1,0 +1,146 @@
+"""Loads the model of a GGUF file by transformers, each tensor read where it is used: maps of the layers later than all
+others.
+
+Until then such a parameter is NaN, of one number's memory. tests/adapters/base_models/gguf/test_lazy_tensors.py
+covers it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig, PreTrainedModel
+
+from streamspec.adapters.base_models.generation_config import GENERATION
+from streamspec.adapters.base_models.gguf.converter import read_parameters
+from streamspec.adapters.base_models.gguf.tensors import Parameter
+from streamspec.adapters.base_models.parameters import HEAD
+from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
+from streamspec.model_families import FAMILIES
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.resolve import Base
+
+LAZY = "lazy"  # the attribute of a torch parameter that has not been read
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor in a GGUF file. transformers asks for it as for a slice of a safetensors file."""
+
+    parameter: Parameter
+    dtype: torch.dtype
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self.read(self.dtype)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The values, de-quantized and rounded to `dtype`, some rows at a time."""
+        out = torch.empty(self.parameter.shape, dtype=dtype)
+        flat, at = out.view(-1), 0
+        for values in self.parameter.chunks():
+            flat[at : at + values.size] = torch.from_numpy(values.reshape(-1))
+            at += values.size
+        return out
+
+
+@dataclass(frozen=True)
+class Hollow:
+    """NaN in a tensor's place, which takes the memory of one number."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return torch.full((), torch.nan, dtype=self.dtype).expand(self.shape)
+
+
+def load_lazily(
+    base: Base,
+    dtype: torch.dtype,
+    parameters: Mapping[str, Parameter] | None = None,
+    hollow: bool = True,
+    tables: bool = False,
+    **options: Any,
+) -> PreTrainedModel:
+    """Loads the base's model in `dtype`, as `load_causal_lm`. Where the weights are in a GGUF file (`base.stored_in`)
+    and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding and
+    head, for `read_rows`. `parameters`: of the file, as `read_parameters` gives them.
+    """
+    if base.stored_in is None:
+        return load_causal_lm(base.path, dtype=dtype, **options)
+    known = parameters or read_parameters(base.stored_in, by_table=False)
+    lazy = {name: LazyTensor(one, dtype if len(one.shape) > 1 else torch.float32) for name, one in known.items()}
+    names = rf"\.\d+\.|^({'|'.join(tables_of(base.model_type))})$" if tables else r"\.\d+\."
+    maps = [name for name, one in lazy.items() if len(one.parameter.shape) > 1 and re.search(names, name)]
+    later = {name: lazy[name] for name in maps if hollow}
+    state = lazy | {name: Hollow(one.parameter.shape, dtype) for name, one in later.items()}
+    options |= {"attn_implementation": "eager", "experts_implementation": "eager"}
+    with quiet():
+        config = AutoConfig.from_pretrained(base.path)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # the auto class would look for files
+        model: PreTrainedModel = kind.from_pretrained(None, config=config, dtype=dtype, state_dict=state, **options)
+    if (base.path / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(base.path)
+    named = dict(model.named_parameters())
+    if not later.keys() <= named.keys():  # some are put together: of experts
+        return load_lazily(base, dtype, parameters, hollow=False, **options)
+    for name, one in later.items():
+        setattr(named[name], LAZY, one)
+    return model
+
+
+def tables_of(model_type: str) -> tuple[str, str]:
+    """The names of embedding and head."""
+    family = FAMILIES[model_type]
+    return f"{family.stack}.{family.embedding}.weight", HEAD
+
+
+def is_hollow(parameter: Tensor) -> bool:
+    """Tells whether a parameter is still in its file."""
+    return hasattr(parameter, LAZY)
+
+
+def read_lazily(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of a parameter that is still in its file."""
+    lazy: LazyTensor = getattr(parameter, LAZY)
+    return lazy.read(dtype)
+
+
+def read_rows(parameter: Tensor, rows: slice | NDArray[Any] | Tensor) -> Tensor:
+    """Some rows of a table that is still in its file: float32 [rows, columns]."""
+    lazy: LazyTensor = getattr(parameter, LAZY)
+    return torch.from_numpy(lazy.parameter.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
+
+
+def fill(parameters: Iterable[Tensor]) -> None:
+    """Reads the parameters that are still in their file, but for those that were given up."""
+    for parameter in parameters:
+        if is_hollow(parameter):
+            if parameter.numel():
+                parameter.data = read_lazily(parameter, parameter.dtype).to(parameter.device)
+            delattr(parameter, LAZY)
+
+
+def read_when_called(layers: nn.ModuleList) -> None:
+    """From now on layers whose parameters are in their file read them for each call, and forget them after it."""
+
+    def read(layer: nn.Module, *_: Any) -> None:
+        for parameter in filter(is_hollow, layer.parameters()):
+            parameter.data = read_lazily(parameter, parameter.dtype)
+
+    def forget(layer: nn.Module, *_: Any) -> None:
+        for parameter in filter(is_hollow, layer.parameters()):
+            parameter.data = Hollow(parameter.shape, parameter.dtype)[...]
+
+    for layer in layers:
+        if any(map(is_hollow, layer.parameters())):
+            layer.register_forward_pre_hook(read)
+            layer.register_forward_hook(forget)
