@@ -33,7 +33,7 @@ from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.dataset.tokenize import tokenize
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
-from streamspec.adapters.early_checks import check_layers, check_warm_start
+from streamspec.adapters.early_checks import check_drafted, check_layers, check_warm_start
 from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, check_out
 from streamspec.adapters.runs.run_state import RunState
@@ -81,7 +81,9 @@ def read_inputs(
     sample = sample_examples(config.data, config.renamed)
     data, val = fingerprints(config.data), fingerprints(config.val or [])
     base = resolve_base(config.base)
-    ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
+    shape = read_config(base.path)
+    check_drafted(config, shape)
+    ns = check_layers(config, base.model_type, shape.num_hidden_layers)
     target = read_target(config, base)
     prompt_format = chosen_format(config, base, target, {example.shape for example in sample})
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)

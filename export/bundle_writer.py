@@ -75,7 +75,7 @@ def export_bundle(
     options.check()
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
-    options.check_family(described.config.model_type, described.drafts)
+    options.check_family(described.config, described.drafts)
     head = None if options.drafter is None else read_published(Path(options.drafter), described, rounded)
     check_hidden_size(rounded, described.config.hidden_size)
     if options.held_out is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import Family, PerLayerInput, RecurrentState
+from streamspec.model_families.family import STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
 from streamspec.model_families.mixtures import mixtures
 
 NEAR = 3  # names in an error
@@ -30,6 +30,20 @@ _GRANITE = Family(
     residual_multiplier="residual_multiplier",
     logit_divisor="logits_scaling",
     ignored=frozenset({"attention_multiplier"}),
+)
+_MAMBA = Family(
+    conv="mamba",
+    conv_in=("mamba.in_proj",),
+    conv_out=("mamba.out_proj",),
+    recurrent=StateSpace(),
+    layer_kinds=("full_attention", STATE_LAYER),
+    ignored=frozenset(
+        {
+            "time_step_limit",
+            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand")),
+            *(f"mamba_{name}" for name in ("n_groups", "n_heads", "proj_bias")),
+        }
+    ),
 )
 _COHERE = Family(
     layernorm=True,
@@ -136,20 +150,21 @@ FAMILIES = {
     "glm4": replace(_GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"),
     "granite": _GRANITE,
     "granitemoehybrid": replace(
-        _GRANITE,
+        _MAMBA,
+        embedding_multiplier=_GRANITE.embedding_multiplier,
+        residual_multiplier=_GRANITE.residual_multiplier,
+        logit_divisor=_GRANITE.logit_divisor,
         up=("shared_mlp.input_linear",),
         down=("shared_mlp.output_linear",),
         only={"num_local_experts": 0},
         ignored=_GRANITE.ignored
+        | _MAMBA.ignored
         | {
             "num_experts_per_tok",
             "output_router_logits",
             "position_embedding_type",
             "router_aux_loss_coef",
             "shared_intermediate_size",
-            "time_step_limit",
-            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand")),
-            *(f"mamba_{name}" for name in ("n_groups", "n_heads", "proj_bias")),
         },
     ),
     "helium": Family(rotary_pairs=True),
@@ -242,7 +257,7 @@ FAMILIES = {
         conv_in=tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")),
         conv_out=("linear_attn.out_proj",),
         recurrent=RecurrentState(),
-        layer_kinds=("full_attention", "linear_attention"),
+        layer_kinds=("full_attention", STATE_LAYER),
         ignored=frozenset(
             {
                 "linear_conv_kernel_dim",
@@ -276,11 +291,14 @@ FAMILIES = {
 }
 FAMILIES |= mixtures(FAMILIES)
 
-_STATE = "layers with a recurrent state (gated delta rule)"
+_STATE, _MAMBA_2 = "layers with a recurrent state (gated delta rule)", "layers with a recurrent state (Mamba-2)"
 # By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
+    "mamba2": f"{_MAMBA_2} and none of attention",
+    "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
+    "zamba2": f"{_MAMBA_2}, and attention that layers share",
     "olmo_hybrid": f"{_STATE}, with steps up to 2, and norms placed otherwise beside attention",
     "qwen3_5_moe": f"{_STATE} and experts",
     "qwen3_5_moe_text": f"{_STATE} and experts",

@@ -82,9 +82,16 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
         (
             "granitemoehybrid",
-            {"layer_types": ["attention", "mamba"]},
-            "layers of kind `linear_attention` (only full_attention",
+            {"layer_types": ["attention", "mamba"], "hidden_act": "gelu"},
+            "convolutions under `gelu` (only silu",
         ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["attention", "mamba"]},
+            "recurrent states of 256 x 64 (only multiples of",
+        ),
+        ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "mamba_d_state": 64}, "no layer of attention"),
+        ("qwen3_5_text", {"hidden_act": "gelu"}, "convolutions under `gelu` (only silu"),
         ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
         ("mamba", {}, "of the family `mamba`"),
     ],
