@@ -143,6 +143,14 @@ FAMILIES = {
         ignored=frozenset({"dtype"}),  # in which transformers starts the activation's parameters
     ),
     "arcee": Family(up=("mlp.up_proj",), gated=False),
+    "bamba": replace(
+        _MAMBA,
+        final_norm="final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down=("feed_forward.down_proj",),
+        ignored=_MAMBA.ignored | {"attn_layer_indices", "num_logits_to_keep", "z_loss_coefficient"},
+    ),
     "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
     "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
@@ -296,6 +304,7 @@ _STATE, _MAMBA_2 = "layers with a recurrent state (gated delta rule)", "layers w
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
+    "falcon_h1": f"{_MAMBA_2} beside attention in the same layers",
     "mamba2": f"{_MAMBA_2} and none of attention",
     "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",

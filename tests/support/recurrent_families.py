@@ -30,6 +30,16 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
         "time_step_limit": (0.01, 2.0),
     },
+    "bamba": {
+        "attn_layer_indices": [2],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+    },
 }
 
 

@@ -23,7 +23,8 @@ from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
 USUAL: dict[str, dict[str, Any]] = {  # of the dense models of a family that also has others
-    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2}
+    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2},
+    "bamba": {"attn_layer_indices": [9], "mamba_d_state": 128},
 }
 HARMLESS = {
     "cache_implementation": "hybrid",

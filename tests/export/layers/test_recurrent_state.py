@@ -236,7 +236,7 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True)])
+@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)])
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
     tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
     steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
