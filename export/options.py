@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from streamspec.adapters.base_models.config_fields import BaseConfig
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles
 from streamspec.export.deployment_target import PLAIN_CPU, Target
@@ -21,6 +20,9 @@ from streamspec.model_families import FAMILIES
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.step_graph import EAGER
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.config_fields import BaseConfig
 
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 DEFERRED = "deferred"

@@ -261,17 +261,16 @@ def test_rows_of_a_tree_are_those_of_pytorch(family: str, tmp_path: Path) -> Non
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
 
 
-def test_a_fine_tuned_base_is_what_peft_computes(bases: dict[str, Path], tmp_path: Path) -> None:
-    base, rows = (
-        bases[DELTA],
-        [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4],
-    )
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fine_tuned_base_is_what_peft_computes(family: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    base = bases[family]
+    rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora"))
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
     ids = session.encode(TEXT)
-    tuned = PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
+    tuned = PeftModel.from_pretrained(model(family), tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = tuned(torch.tensor([ids])).logits[0].numpy()
     known = np.isfinite(ours := session.score(ids))
