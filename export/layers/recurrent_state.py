@@ -462,7 +462,7 @@ class StateSpaceLayer(RecurrentLayer):
         return g.op("Mul", g.op("Reshape", scaled, g.ints(0, 0, sizes.values)), *weights)
 
 
-LAYERS = {RECURRENT: DeltaRuleLayer, STATE_SPACE: StateSpaceLayer}
+LAYERS: dict[str, type[RecurrentLayer]] = {RECURRENT: DeltaRuleLayer, STATE_SPACE: StateSpaceLayer}
 
 
 def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int) -> str:
