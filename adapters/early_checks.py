@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
+from streamspec.adapters.base_models.config_fields import BaseConfig
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.distributed.launch import check_launch
 from streamspec.adapters.runs.run_folder import WORK, check_out
@@ -74,12 +75,16 @@ def check_answers_from(place: str) -> None:
         read_manifest(Path(place))
 
 
+def check_drafted(config: TrainConfig, base: BaseConfig) -> None:
+    """Refuses a drafter of a base with this config where none is made."""
+    plain = FAMILIES[base.model_type].plain(base)
+    if plain is not None and config.drafter.model is not None:
+        found = f"a drafter of {base.model_type}, whose layers {plain}"
+        raise ConfigError(found, "a base of attention or short convolutions", "train --method lora, or another base")
+
+
 def check_layers(config: TrainConfig, family: str, layers: int) -> int:
     """Refuses options that a base of this family and number of layers cannot have; returns its number of MSA layers."""
-    described = FAMILIES.get(family)
-    if described is not None and described.plain is not None and config.drafter.model is not None:
-        found = f"a drafter of {family}, whose layers {described.plain}"
-        raise ConfigError(found, "a base of attention or short convolutions", "train --method lora, or another base")
     config.drafter.check_base(config.resolved, family, layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:

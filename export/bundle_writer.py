@@ -78,7 +78,7 @@ def export_bundle(
         check_own_weights(base)
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
-    options.check_family(described.config.model_type, described.drafts)
+    options.check_family(described.config, described.drafts)
     head = None if options.head is None else read_published(options.head, described, rounded)
     check_hidden_size(rounded, described.config.hidden_size)
     if options.held_out is not None:

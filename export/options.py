@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from streamspec.errors import ConfigError
 from streamspec.export.answer_store import StoreFiles
@@ -20,6 +20,9 @@ from streamspec.model_families import FAMILIES
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.step_graph import EAGER
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.config_fields import BaseConfig
 
 MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 DEFERRED = "deferred"
@@ -191,11 +194,11 @@ class ExportOptions:
         }
         return [flag for flag, value in of_bundles.items() if value]
 
-    def check_family(self, model_type: str, drafts: bool) -> None:
-        """Raises ConfigError for what does not go with a base of this family (`Family.plain`), or its adapter.
+    def check_family(self, base: BaseConfig, drafts: bool) -> None:
+        """Raises ConfigError for what does not go with a base of this config (`Family.plain`), or its adapter.
         `drafts`: whether that has a drafter."""
         drafts = drafts or self.head is not None
-        recurrent = FAMILIES[model_type].recurrent is not None
+        recurrent = FAMILIES[base.model_type].remembers(base)
         asked = {
             "a drafter": drafts,
             "--self-draft": self.self_draft is not None,
@@ -203,7 +206,7 @@ class ExportOptions:
             f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype != DTYPES[0],
         }
         for found in [name for name, given in asked.items() if given]:
-            check_family(model_type, found)
+            check_family(base, found)
         if self.self_draft is not None and drafts:
             raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
 
@@ -214,10 +217,10 @@ class ExportOptions:
             raise ConfigError(f"{kind} and {flags[0]}", "one of them", "leave one out")
 
 
-def check_family(model_type: str, found: str) -> None:
-    """Raises ConfigError for `found` where no bundles of this family but plain ones for CPUs are made."""
-    if (plain := FAMILIES[model_type].plain) is not None:
-        found = f"{found} for {model_type}, whose layers {plain}"
+def check_family(base: BaseConfig, found: str) -> None:
+    """Raises ConfigError for `found` where no bundles of this base but plain ones for CPUs are made."""
+    if (plain := FAMILIES[base.model_type].plain(base)) is not None:
+        found = f"{found} for {base.model_type}, whose layers {plain}"
         expected = "a plain bundle for CPUs: tokens are drafted without a drafter"
         raise ConfigError(found, expected, "leave it out, or choose another base")
 

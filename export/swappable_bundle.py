@@ -100,7 +100,7 @@ def export_swappable(
     say, rounded = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
     described = describe_base(resolved, None, prompt_format)
-    check_family(described.config.model_type, "a swappable bundle")
+    check_family(described.config, "a swappable bundle")
     named = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
     if len(named) < len(adapters):
         raise ConfigError(

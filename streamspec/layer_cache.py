@@ -33,14 +33,17 @@ class CacheKind(NamedTuple):
     width: str
 
 
-ATTENTION, CONV, RECURRENT, SHARED, NONE = "attention", "conv", "recurrent", "shared", "none"
+ATTENTION, CONV, RECURRENT, STATE_SPACE = "attention", "conv", "recurrent", "state_space"
+SHARED, NONE = "shared", "none"
 LAYER_KINDS = {
     ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
     CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
     RECURRENT: CacheKind((KEY, VALUE, UPDATE, INPUT, DECAY, STATE, MARK), "Hkv", "D"),  # export/layers
+    STATE_SPACE: CacheKind((KEY, VALUE, INPUT, DECAY, STATE, MARK), "Hkv", "D"),  # of Mamba-2
     SHARED: CacheKind((), "Hkv", "D"),  # nothing: the layer attends to what one below keeps
     NONE: CacheKind((), "Hkv", "D"),  # nothing: the layer has no attention
 }
+WITH_STATE = (RECURRENT, STATE_SPACE)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class LayerCache:
         return self.parts[2 * part : 2 * part + 2] or (self.heads, self.width)  # type: ignore[return-value]
 
     def _ring(self, window: int) -> int:
-        return window + STATE_BLOCK if self.kind == RECURRENT else window_slots(window)
+        return window + STATE_BLOCK if self.kind in WITH_STATE else window_slots(window)
 
 
 def window_slots(window: int) -> int:
@@ -82,24 +85,24 @@ def layer_caches(
     sizes: Sequence[tuple[int, int]] = (),
     sources: Sequence[int] = (),
     bare: Sequence[int] = (),
-    recurrent: tuple[int, ...] = (),
+    recurrent: LayerCache | None = None,
 ) -> tuple[LayerCache, ...]:
     """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
     (None: all): a ring where that takes fewer slots.
 
     `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
     attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
-    keys it attends to; `bare`: layers without attention; `recurrent`: `LayerCache.parts` of the
-    layers with such convolutions, where they keep a recurrent state. Returns an empty tuple where
-    all layers keep everything in the first of `DTYPES`, as in bundles without the section.
+    keys it attends to; `bare`: layers without attention; `recurrent`: what layers with such
+    convolutions keep, where that is a recurrent state. Returns an empty tuple where all layers keep
+    everything in the first of `DTYPES`, as in bundles without the section.
     """
     none, caches = [0] * len(windows), list[LayerCache]()
     by_layer = zip(windows, taps or none, sizes or [(0, 0)] * len(windows), sources or range(len(windows)), strict=True)
     for layer, (window, convolved, size, source) in enumerate(by_layer):
         if layer in bare or source != layer:
             caches.append(LayerCache(NONE if layer in bare else SHARED, None, dtype))
-        elif convolved and recurrent:
-            caches.append(LayerCache(RECURRENT, STATE_WINDOW, parts=recurrent))
+        elif convolved and recurrent is not None:
+            caches.append(recurrent)
         else:
             seen = convolved or window
             ring = seen if seen is not None and window_slots(seen) < context else None
@@ -109,7 +112,7 @@ def layer_caches(
 
 NOT_KEYS = {
     CONV: "a convolution's inputs",
-    RECURRENT: "a recurrent state",
+    **dict.fromkeys(WITH_STATE, "a recurrent state"),
     SHARED: "nothing of their own",
     NONE: "nothing",
 }

@@ -40,7 +40,7 @@ STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where stream
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
 CACHE_KINDS = KEY, VALUE
-CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK  # the first of them are those of any layer
+CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK  # of any layer some, in this order
 EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
 ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"  # compaction
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to

@@ -25,6 +25,7 @@ from streamspec.adapters.base_models.without_torch.config import (
 )
 from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
+from streamspec.layer_cache import SUM_BLOCK
 from streamspec.model_families import FAMILIES, Family, family_of, switched, turned_back
 
 BaseConfig: TypeAlias = Any  # of transformers, a PreTrainedConfig; or a CompletedConfig
@@ -37,6 +38,7 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
     "relu": "relu",
     "relu2": "relu2",
 }
+CONVOLVED = "silu"  # the activation of the convolution before a recurrent state
 LEARNED = {"xielu": "xielu"}  # those with parameters, in families that say where these are
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
@@ -44,6 +46,7 @@ FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond th
 # Of a head's size. Narrow heads of other sizes, such as 12 or 36, give other last bits for one row than for several.
 HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
 HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
+STATE_MULTIPLE = 8  # of the sizes of a recurrent state
 EXPERT_MULTIPLE = 32  # the experts of a layer lie one after the other, in whole tiles
 LAYER_SIZES = frozenset({"head_dim", "num_key_value_heads"})  # in which layers of a model may differ
 QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
@@ -169,6 +172,7 @@ def _other_values(config: BaseConfig) -> list[str]:
     usable = activations(family)
     if (function := activation(config)) not in usable:
         faults.append(f"activation `{function}` (only {', '.join(usable)} are supported)")
+    faults += _wrong_states(config, family, function)
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
@@ -200,7 +204,21 @@ def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
     faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     supported = ", ".join(family.layer_kinds)
     unknown = sorted(kinds - set(family.layer_kinds))
+    if family.convolves(config) and len(kinds) == 1:
+        faults.append("no layer of attention")
     return faults + [f"layers of kind `{kind}` (only {supported} are supported)" for kind in unknown]
+
+
+def _wrong_states(config: BaseConfig, family: Family, function: str) -> list[str]:
+    """The faults of layers with a recurrent state."""
+    if family.recurrent is None or not family.remembers(config):
+        return []
+    keys, values = (int(getattr(config, name)) for name in family.recurrent.widths)
+    faults = [] if function == CONVOLVED else [f"convolutions under `{function}` (only {CONVOLVED} is supported)"]
+    if keys > SUM_BLOCK or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
+        sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {SUM_BLOCK}"
+        faults.append(f"recurrent states of {keys} x {values} (only {sizes} are supported)")
+    return faults
 
 
 def _head_sizes(config: BaseConfig) -> list[int]:

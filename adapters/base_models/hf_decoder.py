@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
-from streamspec.adapters.base_models.token_mixers.delta_rule import delta_rule
+from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
 from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
 
@@ -178,10 +178,11 @@ class HFDecoder:
         layer, family = self.layer(index), self.family
         assert family.attention_norm and family.mlp_norm
         normed = layer.get_submodule(family.attention_norm)(hidden)
-        mixing = delta_rule if family.recurrent else short_conv
-        hidden = hidden + mixing(conv, normed, mask, cache, index)
+        mixing = RULES[family.recurrent.kind] if family.recurrent else short_conv
+        hidden = hidden + mixing(conv, normed, mask, cache, index) * self.residual_scale
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
-        return hidden + mlp(layer.get_submodule(family.mlp_norm)(hidden))
+        updated: Tensor = mlp(layer.get_submodule(family.mlp_norm)(hidden)) * self.residual_scale
+        return hidden + updated
 
     def attend(
         self, attention: nn.Module, index: int, normed: Tensor, mask: Tensor, positions: Tensor, cache: Any
@@ -210,7 +211,7 @@ class HFDecoder:
         recurrent state, which no drafter reads, nothing at all.
         """
         keys, values = list[Tensor](), list[Tensor]()
-        if self.family.recurrent:
+        if self.family.remembers(self.model.config):
             yield keys, values
             return
         with ExitStack() as stack:

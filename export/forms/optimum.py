@@ -83,7 +83,7 @@ def _check_family(described: DescribedBase) -> None:
     shared = bool(getattr(config, family.shared_kv or "", 0))
     found = {
         "layers that attend to the keys of others": shared,
-        "layers without attention": family.conv is not None,
+        "layers without attention": family.convolves(config),
         "mixtures of experts": family.mixture is not None,
     }
     for what in [what for what, there in found.items() if there]:

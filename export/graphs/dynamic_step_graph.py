@@ -28,7 +28,7 @@ from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.heads import GatedQueries, Linear
-from streamspec.export.layers.recurrent_state import RecurrentLayer, StateRows, native_mix
+from streamspec.export.layers.recurrent_state import LAYERS, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
@@ -38,6 +38,7 @@ from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.spec.decoder_spec import DecoderSpec, Skipped
 from streamspec.export.spec.draft_spec import DraftSpec, graph_features
 from streamspec.export.spec.weight_source import Source
+from streamspec.layer_cache import LAYER_KINDS, UPDATE
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,
@@ -200,19 +201,22 @@ class _Layers(ConvolvingStack):
         return tuple(self.batch.attention.append(rows, layer, kind, own) for rows, kind in kinds)
 
     def convolution(self, layer: int, state: LayerRows) -> str:
-        if self.spec.state is None:
+        recurrent = self.spec.family.recurrent
+        if recurrent is None or self.spec.state is None:
             return super().convolution(layer, state)
         g, batch, native = self.g, self.batch, self.decoder.native
         self.presents.append(())
-        if native is not None and native.remembers(self.spec.state, self.spec.taps[layer]):
+        if native is not None and native.remembers(recurrent.kind, self.spec.state, self.spec.taps[layer]):
             with g.named("recurrent"):
                 return native_mix(native, self.decoder, g, state.normed, self.rows(), layer)
         if batch.states is None:
             with g.named("states"):
                 slots, before = g.op("Shape", past(layer, KEY), start=2, end=3), self.rows_before()
-                batch.states = StateRows(g, slots, batch.visible, batch.positions, batch.tree_mask, before)
+                solved = UPDATE in LAYER_KINDS[recurrent.kind].parts
+                batch.states = StateRows(g, slots, batch.visible, batch.positions, batch.tree_mask, before, solved)
         with g.named("recurrent"):
-            return RecurrentLayer(g, self.decoder, batch.attention, batch.states, layer).mix(state.normed, self.rows())
+            made = LAYERS[recurrent.kind](g, self.decoder, batch.attention, batch.states, layer)
+            return made.mix(state.normed, self.rows())
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)

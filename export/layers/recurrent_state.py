@@ -14,11 +14,15 @@ where A has the j < p of the same run of eight tokens and the sum in w those bef
 takes a step for each run that it touches, not for each row. Sums run over all slots, of which masked ones add exact
 zeros, in the products of `attention`: a row is the same bit for bit alone and in any tree. The state after a block of
 64 tokens lies in slices beside its rows, which no call moves any more; the first call after a block computes it.
+A state space (Mamba-2, arXiv 2405.21060) is the same with d_p = b_p v_p: nothing is solved, and w is not kept.
 docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md has the proof. tests/export/layers/
 test_recurrent_state.py covers it.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import inf
 
 import numpy as np
 from onnx import TensorProto
@@ -30,7 +34,18 @@ from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import StateSizes
-from streamspec.layer_cache import DECAY, INPUT, KEY, MARK, STATE, STATE_BLOCK, UPDATE, VALUE
+from streamspec.layer_cache import (
+    DECAY,
+    INPUT,
+    KEY,
+    MARK,
+    RECURRENT,
+    STATE,
+    STATE_BLOCK,
+    STATE_SPACE,
+    UPDATE,
+    VALUE,
+)
 from streamspec.step_graph import PAST_LENGTH, past, present
 
 L2_EPS = 1e-6  # below the root of a sum of squares, as transformers has it
@@ -49,9 +64,11 @@ class StateRows:
     `near_after` [c, c]: as `after`. `run` int64 [n]: of each row, 0 for that of the first token after the committed
     ones; `last_run` int64."""
 
-    def __init__(self, g: Scope, slots: str, visible: str, positions: str, tree_mask: str, before: RowsBefore) -> None:
+    def __init__(
+        self, g: Scope, slots: str, visible: str, positions: str, tree_mask: str, before: RowsBefore, solved: bool
+    ) -> None:
         """`slots`, `visible` int64 [1]: of the ring, and rows of the sequence with those of the call; `positions` int64
-        [n]; `tree_mask` [n, n]."""
+        [n]; `tree_mask` [n, n]; `solved`: whether d are."""
         zero, one, block = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
         self.rows = before
         each = g.arange(slots)
@@ -89,7 +106,8 @@ class StateRows:
         self.slots = slots
         self.run = g.op("Sub", run_of, g.op("Div", PAST_LENGTH, length))
         self.last_run = g.op("ReduceMax", self.run, keepdims=0)
-        self._of_runs(g, positions, tree_mask)
+        if solved:
+            self._of_runs(g, positions, tree_mask)
 
     def _of_runs(self, g: Scope, positions: str, tree_mask: str) -> None:
         zero, one, count = g.integer(0), g.ints(1), RUN - 1
@@ -124,7 +142,7 @@ class StateRows:
         return g.op("Cast", g.op("Greater", self.newest, g.ints(back)), to=TensorProto.FLOAT)
 
 
-class RecurrentLayer:
+class RecurrentLayer(ABC):
     """Nodes of one such layer in place of attention."""
 
     def __init__(self, g: Scope, decoder: Decoder, attention: RowExactAttention, rows: StateRows, layer: int) -> None:
@@ -134,49 +152,43 @@ class RecurrentLayer:
         self.names = decoder.spec.family.recurrent
         self.group = self.sizes.heads // self.sizes.key_heads
 
+    @abstractmethod
     def mix(self, normed: str, rows: Rows) -> str:
         """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
-        g, sizes, spec = self.g, self.sizes, self.decoder.spec
-        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
-        inputs = 2 * sizes.keys + sizes.values
-        widths = g.ints(inputs, sizes.values, sizes.heads, sizes.heads)
-        own, gate, step, decay = g.ops("Split", mapped, widths, out=(None,) * 4, axis=-1)
-        kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, INPUT)
-        read = from_cache(spec, kept)
-        mixed = g.contrib("QuickGelu", mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer), alpha=1.0)
-        widths = g.ints(sizes.keys, sizes.keys, sizes.values)
-        q, k, v = g.ops("Split", mixed, widths, out=(None,) * 3, axis=-1)
-        q, k = self._unit(q, -1.0), self._unit(k, -0.5)
-        steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
-        out = self._delta_rule(q, k, self._by_head(v, sizes.heads, sizes.width), self._decays(decay), steps)
-        heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
-        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
-        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
-        flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
-        return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
 
-    def _delta_rule(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
-        """[1, heads, n, width] of unit q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n,
-        heads] and steps [1, heads, n, 1]; writes the cache."""
-        g, rows = self.g, self.rows
+    @abstractmethod
+    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
+        """d [1, heads, n, width] of a call's rows with v and `steps` [1, heads, n, 1]. `weights`: of all slots for
+        their keys, how they fade and products; `before`: S^T k [1, heads, n, width]; `kept`: the cache of keys, and of
+        decays with steps."""
+
+    def _convolved(self, own: str) -> str:
+        """The convolution of a call's rows [1, n, inputs] under its activation; writes the cache."""
+        g = self.g
+        kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, INPUT)
+        read = from_cache(self.decoder.spec, kept)
+        mixed = mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer)
+        name = f"{part_name(self.decoder, self.layer, self.names.taps)}.bias"
+        bias = self.decoder.source.bias(name)
+        mixed = mixed if bias is None else g.op("Add", mixed, g.store.once(name, lambda: bias))
+        return g.contrib("QuickGelu", mixed, alpha=1.0)
+
+    def _returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
+        """o [1, heads, n, width] of q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n, heads]
+        and steps [1, heads, n, 1]; writes the cache."""
+        g = self.g
         keys = self.cache.keep(k, self.layer, KEY)
         column = g.op("Transpose", steps, perm=[0, 3, 2, 1])
         logs = self.cache.keep(g.op("Concat", g.op("Unsqueeze", decays, g.ints(1)), column, axis=-1), self.layer, DECAY)
         both = g.op("Concat", k, q, axis=2)
         products = g.op("Transpose", g.contrib("FusedMatMul", both, keys, transB=1), perm=[0, 1, 3, 2])
         since, fading = self._fading(logs)
-        of_keys, of_queries = (
-            self._weights(fading, side, mask)
-            for side, mask in zip(
-                g.ops("Split", products, out=(None, None), axis=-1, num_outputs=2),
-                (rows.before, rows.seen),
-                strict=True,
-            )
-        )
+        of_keys, of_queries = g.ops("Split", products, out=(None, None), axis=-1, num_outputs=2)
+        weights = self._weights(fading, of_queries, self.rows.seen)
         before_keys, before_queries = self._from_state(both, since)
-        new = self._deltas(of_keys, g.op("Sub", v, before_keys), steps, self._solved(keys, logs))
-        deltas = self.cache.keep(new, self.layer, VALUE)
-        return g.op("Add", before_queries, g.contrib("FusedMatMul", of_queries, deltas, transA=1))
+        added = self._added(v, steps, (fading, of_keys), before_keys, (keys, logs))
+        added = self.cache.keep(added, self.layer, VALUE)
+        return g.op("Add", before_queries, g.contrib("FusedMatMul", weights, added, transA=1))
 
     def _weights(self, fading: str, products: str, mask: str) -> str:
         """[1, heads, S, n] of products [1, key heads, S, n] under a mask [S, n]."""
@@ -285,6 +297,56 @@ class RecurrentLayer:
         at = self.rows.block(g, 0)
         return g.op("Slice", past(self.layer, kind), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
 
+    def _by_head(self, x: str, heads: int, width: int) -> str:
+        """x [1, n, heads * width] as [1, heads, n, width]."""
+        g = self.g
+        return g.op("Transpose", g.op("Reshape", x, g.ints(0, 0, heads, width)), perm=[0, 2, 1, 3])
+
+    def _softplus(self, x: str) -> str:
+        """log(1 + e^(x + bias)) [1, n, heads]. ONNX Runtime computes some functions otherwise in a vector's last lanes;
+        products, sums and its exponential are the same everywhere."""
+        g, (bias, _) = self.g, decay_weights(self.decoder, self.g, self.layer)
+        x = g.op("Add", x, bias)
+        above = g.op("Relu", x)
+        small = g.op("Exp", g.op("Sub", g.op("Sub", x, above), above))  # e^-|x|
+        # log(1 + y) = 2 (z + z^3 / 3 + z^5 / 5 + ..) with z = y / (2 + y), at most 1 / 3
+        z = g.op("Div", small, g.op("Add", small, g.number(2.0)))
+        square = g.op("Mul", z, z)
+        total = g.number(2.0 / (2 * SERIES - 1))
+        for odd in range(2 * SERIES - 3, 0, -2):
+            total = g.op("Add", g.op("Mul", total, square), g.number(2.0 / odd))
+        return g.op("Add", above, g.op("Mul", z, total))
+
+    def _decays(self, softplus: str) -> str:
+        """-e^A times `softplus` [1, n, heads]: logarithms of decays."""
+        return self.g.op("Mul", softplus, decay_weights(self.decoder, self.g, self.layer)[1])
+
+
+class DeltaRuleLayer(RecurrentLayer):
+    """A layer of the gated delta rule."""
+
+    def mix(self, normed: str, rows: Rows) -> str:
+        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
+        g, sizes, spec = self.g, self.sizes, self.decoder.spec
+        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
+        widths = g.ints(sizes.inputs, sizes.values, sizes.heads, sizes.heads)
+        own, gate, step, decay = g.ops("Split", mapped, widths, out=(None,) * 4, axis=-1)
+        widths = g.ints(sizes.keys, sizes.keys, sizes.values)
+        q, k, v = g.ops("Split", self._convolved(own), widths, out=(None,) * 3, axis=-1)
+        q, k = self._unit(q, -1.0), self._unit(k, -0.5)
+        steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
+        decays = self._decays(self._softplus(decay))
+        out = self._returned(q, k, self._by_head(v, sizes.heads, sizes.width), decays, steps)
+        heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
+        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
+        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
+        flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
+        return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
+
+    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
+        of_keys = self._weights(*weights, self.rows.before)
+        return self._deltas(of_keys, self.g.op("Sub", v, before), steps, self._solved(*kept))
+
     def _solved(self, keys: str, logs: str) -> str:
         """(1 + A)^-1 - 1 of a call's rows, transposed: [1, heads, c, n]."""
         g, sizes, rows = self.g, self.sizes, self.rows
@@ -362,25 +424,45 @@ class RecurrentLayer:
         normed = g.op("SimplifiedLayerNormalization", heads, weight, axis=-1, epsilon=eps, stash_type=1)
         return g.op("Transpose", normed, perm=[0, 2, 1, 3])
 
-    def _by_head(self, x: str, heads: int, width: int) -> str:
-        """x [1, n, heads * width] as [1, heads, n, width]."""
-        g = self.g
-        return g.op("Transpose", g.op("Reshape", x, g.ints(0, 0, heads, width)), perm=[0, 2, 1, 3])
 
-    def _decays(self, x: str) -> str:
-        """-e^A softplus(x + bias) [1, n, heads]: logarithms of decays. ONNX Runtime computes some functions otherwise
-        in a vector's last lanes; products, sums and its exponential are the same everywhere."""
-        g, (bias, rate) = self.g, decay_weights(self.decoder, self.g, self.layer)
-        x = g.op("Add", x, bias)
-        above = g.op("Relu", x)
-        small = g.op("Exp", g.op("Sub", g.op("Sub", x, above), above))  # e^-|x|
-        # log(1 + y) = 2 (z + z^3 / 3 + z^5 / 5 + ..) with z = y / (2 + y), at most 1 / 3
-        z = g.op("Div", small, g.op("Add", small, g.number(2.0)))
-        square = g.op("Mul", z, z)
-        total = g.number(2.0 / (2 * SERIES - 1))
-        for odd in range(2 * SERIES - 3, 0, -2):
-            total = g.op("Add", g.op("Mul", total, square), g.number(2.0 / odd))
-        return g.op("Mul", g.op("Add", above, g.op("Mul", z, total)), rate)
+class StateSpaceLayer(RecurrentLayer):
+    """A layer of Mamba-2: k, q and v are its B, C and x, the steps are the softplus of dt."""
+
+    def mix(self, normed: str, rows: Rows) -> str:
+        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
+        g, sizes, spec = self.g, self.sizes, self.decoder.spec
+        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
+        widths = g.ints(sizes.values, sizes.inputs, sizes.heads)
+        gate, own, step = g.ops("Split", mapped, widths, out=(None,) * 3, axis=-1)
+        widths = g.ints(sizes.values, sizes.keys, sizes.keys)
+        v, k, q = g.ops("Split", self._convolved(own), widths, out=(None,) * 3, axis=-1)
+        v = self._by_head(v, sizes.heads, sizes.width)
+        k, q = (self._by_head(side, sizes.key_heads, sizes.key_width) for side in (k, q))
+        steps, (least, most) = self._softplus(step), spec.step_limits
+        steps = g.op("Max", steps, g.number(least)) if least > 0 else steps
+        steps = g.op("Min", steps, g.number(most)) if most < inf else steps
+        out = self._returned(q, k, v, self._decays(steps), self._by_head(steps, sizes.heads, 1))
+        name = part_name(self.decoder, self.layer, self.names.skip)
+        skip = g.store.once(name, lambda: self.decoder.source.weight(name)[:, None, None])
+        out = g.op("Transpose", g.op("Add", out, g.op("Mul", v, skip)), perm=[0, 2, 1, 3])
+        gated = g.op("Mul", g.op("Reshape", out, g.ints(0, 0, sizes.values)), g.contrib("QuickGelu", gate, alpha=1.0))
+        return self._normed(gated)
+
+    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
+        return self.g.op("Mul", v, steps)
+
+    def _normed(self, x: str) -> str:
+        """x [1, n, values] over the root mean square of its part of each key head, times the norm's weight."""
+        g, sizes = self.g, self.sizes
+        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
+        width = sizes.values // sizes.key_heads
+        ones = g.store.once("state_space.ones", lambda: np.ones(width, np.float32))
+        parts = g.op("Reshape", x, g.ints(0, 0, sizes.key_heads, width))
+        scaled = g.op("SimplifiedLayerNormalization", parts, ones, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
+        return g.op("Mul", g.op("Reshape", scaled, g.ints(0, 0, sizes.values)), *weights)
+
+
+LAYERS: dict[str, type[RecurrentLayer]] = {RECURRENT: DeltaRuleLayer, STATE_SPACE: StateSpaceLayer}
 
 
 def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int) -> str:

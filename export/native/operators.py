@@ -177,9 +177,14 @@ class NativeOps:
         bias [m, slots in use, then the rows]. Nothing is written."""
         return self._attend(g, "DraftAttention", spec, heads, (bias, *caches), out=(None,), own=int(own))[0]
 
-    def remembers(self, sizes: StateSizes, taps: int) -> bool:
-        """Whether layers with recurrent states of these sizes, after a convolution of `taps` rows, are one operator."""
-        return taps <= TAPS and all(width % LANES == 0 and width <= WIDEST for width in (sizes.key_width, sizes.width))
+    def remembers(self, kind: str, sizes: StateSizes, taps: int) -> bool:
+        """Whether layers with recurrent states of this `kind` of `LAYER_KINDS` and these sizes, after a convolution of
+        `taps` rows, are one operator."""
+        return (
+            kind == RECURRENT
+            and taps <= TAPS
+            and all(width % LANES == 0 and width <= WIDEST for width in (sizes.key_width, sizes.width))
+        )
 
     def gated_delta_rule(
         self, g: Scope, mapped: str, layer: int, sizes: StateSizes, eps: float, weights: Sequence[str]

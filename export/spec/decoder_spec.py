@@ -6,13 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamspec.export.spec.mixture_spec import MixtureSpec
-from streamspec.layer_cache import DTYPES, STATE_BLOCK, LayerCache, layer_caches
+from streamspec.layer_cache import (
+    DECAY,
+    DTYPES,
+    INPUT,
+    KEY,
+    LAYER_KINDS,
+    MARK,
+    STATE,
+    STATE_BLOCK,
+    STATE_WINDOW,
+    UPDATE,
+    VALUE,
+    LayerCache,
+    layer_caches,
+)
 from streamspec.model_families import Family
 
 
@@ -58,12 +73,19 @@ class StateSizes(NamedTuple):
         return self.heads * self.width
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """Sizes of a layer's cache (`LayerCache.parts`): keys, what is added to states, the same before it is solved,
-        inputs of the convolution, decays with steps, slices of the states, and a mark of those that are there."""
-        inputs, slices = 2 * self.keys + self.values, self.key_width * self.values // STATE_BLOCK
+    def inputs(self) -> int:
+        """Numbers of a row that the convolution mixes."""
+        return 2 * self.keys + self.values
+
+    def cache(self, kind: str) -> LayerCache:
+        """What a layer of this kind keeps: keys, what is added to states, the same before it is solved, inputs of the
+        convolution, decays with steps, slices of the states, and a mark of those that are there."""
         added = self.heads, self.width
-        return self.key_heads, self.key_width, *added, *added, 1, inputs, 1, 2 * self.heads, 1, slices, 1, 1
+        slices = self.key_width * self.values // STATE_BLOCK
+        sizes = {KEY: (self.key_heads, self.key_width), VALUE: added, UPDATE: added, INPUT: (1, self.inputs)}
+        sizes |= {DECAY: (1, 2 * self.heads), STATE: (1, slices), MARK: (1, 1)}
+        parts = (number for part in LAYER_KINDS[kind].parts for number in sizes[part])
+        return LayerCache(kind, STATE_WINDOW, parts=tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -121,6 +143,7 @@ class DecoderSpec:
     no_attention: tuple[int, ...] = ()  # layers of a short graph that are their MLP alone
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
+    step_limits: tuple[float, float] = (0.0, inf)  # of a state space
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
     mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
@@ -131,7 +154,7 @@ class DecoderSpec:
         own = [(size.kv_heads, size.head_dim) for size in self.sizes]
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
         windows, context, sources = self.windows, self.context_length, self.kv_sources
-        state = self.state.parts if self.state else ()
+        state = self.state.cache(self.family.recurrent.kind) if self.state and self.family.recurrent else None
         return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention, state)
 
     def at(self, layer: int) -> DecoderSpec:

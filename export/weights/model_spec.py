@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamspec.adapters.base_models.config_fields import (
@@ -21,7 +22,6 @@ from streamspec.adapters.base_models.config_fields import (
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary, StateSizes
 from streamspec.export.spec.mixture_spec import MixtureSpec
-from streamspec.layer_cache import SUM_BLOCK
 from streamspec.model_families import Family, factor, switched
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def describe(model: Any) -> DecoderSpec:
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(taps) else None,
+        step_limits=_step_limits(family, config),
         mixture=_mixture(decoder),
     )
     if decoder.per_layer:
@@ -98,14 +99,16 @@ def _taps(decoder: HFDecoder) -> tuple[int, ...]:
 
 
 def _state(family: Family, config: Any) -> StateSizes | None:
-    """Sizes of recurrent states, where layers keep such. Raises BaseModelError for sizes that no graph has."""
+    """Sizes of recurrent states, where layers keep such."""
     if family.recurrent is None:
         return None
-    sizes = StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
-    if sizes.key_width > SUM_BLOCK or sizes.width % 8 or sizes.key_width % 8:
-        found = f"recurrent states of {sizes.key_width} x {sizes.width}"
-        raise BaseModelError(found, f"multiples of 8, keys of at most {SUM_BLOCK}", "choose another base")
-    return sizes
+    return StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
+
+
+def _step_limits(family: Family, config: Any) -> tuple[float, float]:
+    limits = getattr(config, family.recurrent.limits, None) if family.recurrent else None
+    least, most = limits or (0.0, inf)
+    return float(least), float(most)
 
 
 def _map_sizes(

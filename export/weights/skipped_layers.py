@@ -58,7 +58,7 @@ def check_skippable(model: Any, skipped: Skipped | None) -> None:
     """Raises ConfigError for layers that the model does not have or cannot do without."""
     decoder = HFDecoder(model)
     count, family = len(decoder.layers), decoder.family
-    if family.shared_kv or family.per_layer_input or family.conv:
+    if family.shared_kv or family.per_layer_input or family.convolves(model.config):
         raise ConfigError(
             f"{OPTION} for {model.config.model_type}",
             "a model whose layers share nothing, with attention in all of them",

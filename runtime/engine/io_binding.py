@@ -47,7 +47,8 @@ class IoBinding:
         if self._cache is cache.data and (self._in_place or cache.on_device):
             return
         for i, parts in enumerate(cache.views()):
-            for kind, view in zip(sg.CACHE_PARTS, parts, strict=False):
+            kinds = (kind for kind in sg.CACHE_PARTS if self.has(sg.past(i, kind)))
+            for kind, view in zip(kinds, parts, strict=True):
                 value = self._value(view) if isinstance(view, np.ndarray) else view
                 self.io.bind_ortvalue_input(sg.past(i, kind), value)
                 if sg.present(i, kind) in self._types:

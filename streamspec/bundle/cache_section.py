@@ -8,7 +8,7 @@ from collections.abc import Container
 from streamspec.captured.packed_call import MOST_ROWS, CallSizes
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
-from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT, STATE_WINDOW, LayerCache
+from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT, STATE_WINDOW, WITH_STATE, LayerCache
 
 COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 CAPTURED = "captured.onnx"  # beside it, over the data of `model.onnx`: the step graph for capture
@@ -27,8 +27,9 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
         kind, dtype = entry.choice("kind", tuple(LAYER_KINDS)), entry.choice("dtype", DTYPES)
         most = 2 * len(LAYER_KINDS[RECURRENT].parts)
         parts = entry.integers("parts", 1, MOST_NUMBERS, most) if entry.optional("parts") else ()
-        if (len(parts), window) != (most, STATE_WINDOW) if kind == RECURRENT else parts:
-            raise entry.fail("parts", f"{len(parts)} of kind {kind}", f"{most} with a window of {STATE_WINDOW}")
+        expected = 2 * len(LAYER_KINDS[kind].parts) if kind in WITH_STATE else 0
+        if (len(parts), window) != (expected, STATE_WINDOW if expected else window):
+            raise entry.fail("parts", f"{len(parts)} of kind {kind}", f"{expected} with a window of {STATE_WINDOW}")
         out.append(LayerCache(kind, window, dtype, **sizes, parts=parts))
     if len(out) != layers or len({cache.dtype for cache in out}) > 1:
         raise model.fail("caches", f"{len(out)} layers", f"{layers}, all of one dtype")

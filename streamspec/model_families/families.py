@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import Family, PerLayerInput, RecurrentState
+from streamspec.model_families.family import STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
 from streamspec.model_families.mixtures import mixtures
 
 NEAR = 3  # names in an error
@@ -31,6 +31,20 @@ _GRANITE = Family(
     residual_multiplier="residual_multiplier",
     logit_divisor="logits_scaling",
     ignored=frozenset({"attention_multiplier"}),
+)
+_MAMBA = Family(
+    conv="mamba",
+    conv_in=("mamba.in_proj",),
+    conv_out=("mamba.out_proj",),
+    recurrent=StateSpace(),
+    layer_kinds=("full_attention", STATE_LAYER),
+    ignored=frozenset(
+        {
+            "time_step_limit",
+            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand")),
+            *(f"mamba_{name}" for name in ("n_groups", "n_heads", "proj_bias")),
+        }
+    ),
 )
 _COHERE = Family(
     layernorm=True,
@@ -130,6 +144,14 @@ FAMILIES = {
         ignored=frozenset({"dtype"}),  # in which transformers starts the activation's parameters
     ),
     "arcee": Family(up=("mlp.up_proj",), gated=False),
+    "bamba": replace(
+        _MAMBA,
+        final_norm="final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down=("feed_forward.down_proj",),
+        ignored=_MAMBA.ignored | {"attn_layer_indices", "num_logits_to_keep", "z_loss_coefficient"},
+    ),
     "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
     "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
@@ -137,20 +159,21 @@ FAMILIES = {
     "glm4": replace(_GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"),
     "granite": _GRANITE,
     "granitemoehybrid": replace(
-        _GRANITE,
+        _MAMBA,
+        embedding_multiplier=_GRANITE.embedding_multiplier,
+        residual_multiplier=_GRANITE.residual_multiplier,
+        logit_divisor=_GRANITE.logit_divisor,
         up=("shared_mlp.input_linear",),
         down=("shared_mlp.output_linear",),
         only={"num_local_experts": 0},
         ignored=_GRANITE.ignored
+        | _MAMBA.ignored
         | {
             "num_experts_per_tok",
             "output_router_logits",
             "position_embedding_type",
             "router_aux_loss_coef",
             "shared_intermediate_size",
-            "time_step_limit",
-            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand")),
-            *(f"mamba_{name}" for name in ("n_groups", "n_heads", "proj_bias")),
         },
     ),
     "helium": Family(rotary_pairs=True),
@@ -244,7 +267,7 @@ FAMILIES = {
         conv_out=("linear_attn.out_proj",),
         recurrent=RecurrentState(),
         mtp="mtp.",
-        layer_kinds=("full_attention", "linear_attention"),
+        layer_kinds=("full_attention", STATE_LAYER),
         ignored=frozenset(
             {
                 "linear_conv_kernel_dim",
@@ -278,11 +301,15 @@ FAMILIES = {
 }
 FAMILIES |= mixtures(FAMILIES)
 
-_STATE = "layers with a recurrent state (gated delta rule)"
+_STATE, _MAMBA_2 = "layers with a recurrent state (gated delta rule)", "layers with a recurrent state (Mamba-2)"
 # By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
+    "falcon_h1": f"{_MAMBA_2} beside attention in the same layers",
+    "mamba2": f"{_MAMBA_2} and none of attention",
+    "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
+    "zamba2": f"{_MAMBA_2}, and attention that layers share",
     "olmo_hybrid": f"{_STATE}, with steps up to 2, and norms placed otherwise beside attention",
     "qwen3_5_moe": f"{_STATE} and experts",
     "qwen3_5_moe_text": f"{_STATE} and experts",

@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamspec.layer_cache import RECURRENT, STATE_SPACE
+
+STATE_LAYER = "linear_attention"  # in the config's `layer_types`: one that keeps a recurrent state
+
 
 @dataclass(frozen=True)
 class PerLayerInput:
@@ -28,14 +32,29 @@ class PerLayerInput:
 @dataclass(frozen=True)
 class RecurrentState:
     """Config fields and names of a layer's recurrent state (gated delta rule), its parts below the module of the
-    convolution."""
+    convolution. `kind`: of `layer_cache.LAYER_KINDS`."""
 
+    kind: str = RECURRENT
     heads: tuple[str, str] = ("linear_num_key_heads", "linear_num_value_heads")
     widths: tuple[str, str] = ("linear_key_head_dim", "linear_value_head_dim")
     taps: str = "conv1d"
     decay: str = "A_log"
     decay_bias: str = "dt_bias"
     norm: str = "norm"  # of what a head returns, before its gate
+    skip: str = ""  # of each head: the factor of its values that is added to what it returns
+    limits: str = ""  # config field: the least and the largest step
+
+
+@dataclass(frozen=True)
+class StateSpace(RecurrentState):
+    """The same of a state space (Mamba-2), whose keys, queries and values are called B, C and x."""
+
+    kind: str = STATE_SPACE
+    heads: tuple[str, str] = ("mamba_n_groups", "mamba_n_heads")
+    widths: tuple[str, str] = ("mamba_d_state", "mamba_d_head")
+    norm: str = "norm"  # of what the heads of a group return, after their gates
+    skip: str = "D"
+    limits: str = "time_step_limit"
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,8 @@ class Family:
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
-    layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
+    # Of the config's `layer_types`; where there are short convolutions, they are the second.
+    layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
     embedding_multiplier: str | None = None  # config fields: of the embedding, of what half a layer adds, of logits
@@ -143,10 +163,18 @@ class Family:
         )
         return {switch for switch in named if isinstance(switch, str)}
 
-    @property
-    def plain(self) -> str | None:
-        """What its layers have of which no drafter, and no bundle but plain ones for CPUs, is made; None without."""
-        if self.recurrent is not None:
+    def convolves(self, config: Any) -> bool:
+        """Whether layers of the model with this config have a short convolution in place of attention."""
+        return self.conv is not None and self.layer_kinds[1] in (getattr(config, "layer_types", None) or ())
+
+    def remembers(self, config: Any) -> bool:
+        """Whether layers of the model with this config keep a recurrent state."""
+        return self.recurrent is not None and self.convolves(config)
+
+    def plain(self, config: Any) -> str | None:
+        """What layers of the model with this config have of which no drafter, and no bundle but plain ones for CPUs, is
+        made; None without."""
+        if self.remembers(config):
             return "keep a recurrent state"
         if self.sinks is not None:
             return "have attention sinks"

@@ -13,7 +13,8 @@ from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from tests.support.tiny_exports import save_base, tiny_model
 
-FAMILIES = {"qwen3_5_text": "keep a recurrent state", "ernie4_5_moe": "have mixtures of experts"}
+STATE, HYBRID = "keep a recurrent state", "granitemoehybrid+mamba"
+FAMILIES = {"qwen3_5_text": STATE, HYBRID: STATE, "ernie4_5_moe": "have mixtures of experts"}
 FAMILIES["gpt_oss"] = "have attention sinks"
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"target": Target(static=True)}, "--static"),
@@ -21,8 +22,8 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"self_draft": "1"}, "--self-draft"),
     ({"drafter": "head"}, "a drafter"),
 ]
-CASES = [(family, *asked) for family in FAMILIES for asked in ASKED]
-CASES.append(("qwen3_5_text", {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16"))
+CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family != HYBRID]
+CASES += [(family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID)]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +32,15 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_base(folder / family, tiny_model(family)).path for family in FAMILIES}
 
 
+def name(family: str) -> str:
+    return family.partition("+")[0]
+
+
 @pytest.mark.parametrize(("family", "asked", "named"), CASES)
 def test_what_is_not_done_yet_is_refused_before_any_work(
     family: str, asked: dict[str, Any], named: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{named} for {family}, whose layers {FAMILIES[family]}; expected"):
+    with pytest.raises(ConfigError, match=f"{named} for {name(family)}, whose layers {FAMILIES[family]}; expected"):
         export_bundle(bases[family], None, tmp_path / "bundle", "fp32", progress=lambda line: None, **asked)
     assert not list(tmp_path.iterdir())
 
@@ -46,8 +51,8 @@ def test_no_drafter_is_trained_and_no_swappable_bundle_made(
 ) -> None:
     base, data = bases[family], tmp_path / "data.jsonl"
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
-    with pytest.raises(ConfigError, match=f"a drafter of {family}, whose layers {FAMILIES[family]}; expected"):
+    with pytest.raises(ConfigError, match=f"a drafter of {name(family)}, whose layers {FAMILIES[family]}; expected"):
         train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
-    with pytest.raises(ConfigError, match=f"a swappable bundle for {family}, whose layers"):
+    with pytest.raises(ConfigError, match=f"a swappable bundle for {name(family)}, whose layers"):
         export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]

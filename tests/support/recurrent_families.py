@@ -1,5 +1,5 @@
 """Tiny models whose layers keep a recurrent state: no drafter is trained or exported over them, so that tests over all
-drafters leave them out."""
+drafters leave them out. What follows a `+` tells apart models of one family."""
 
 from __future__ import annotations
 
@@ -16,6 +16,30 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
+    "granitemoehybrid+mamba": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "position_embedding_type": None,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "time_step_limit": (0.01, 2.0),
+    },
+    "bamba": {
+        "attn_layer_indices": [2],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+    },
 }
 
 
@@ -25,6 +49,6 @@ def with_memory(model: Any) -> Any:
         for name, value in model.named_parameters():
             if name.endswith(".A_log"):
                 value.uniform_(-6, 1)
-            elif name.endswith(".dt_bias"):
+            elif name.endswith((".dt_bias", ".D")):
                 value.normal_(0, 1)
     return model

@@ -129,7 +129,9 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    config = AutoConfig.for_model(family, **settings | (FAMILIES | RECURRENT | MIXTURES)[family] | changes)
+    config = AutoConfig.for_model(
+        family.partition("+")[0], **settings | (FAMILIES | RECURRENT | MIXTURES)[family] | changes
+    )
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -75,7 +75,9 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             "max_position_embeddings",
         ):
             common.pop(key)
-    config = AutoConfig.for_model(family, **(common | (SIZES | RECURRENT | MIXTURES)[family] | changes))
+    config = AutoConfig.for_model(
+        family.partition("+")[0], **(common | (SIZES | RECURRENT | MIXTURES)[family] | changes)
+    )
     return with_memory(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
 
 

@@ -23,7 +23,8 @@ from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
 USUAL: dict[str, dict[str, Any]] = {  # of the dense models of a family that also has others
-    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2}
+    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2},
+    "bamba": {"attn_layer_indices": [9], "mamba_d_state": 128},
 }
 HARMLESS = {
     "cache_implementation": "hybrid",
@@ -85,9 +86,16 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
         (
             "granitemoehybrid",
-            {"layer_types": ["attention", "mamba"]},
-            "layers of kind `linear_attention` (only full_attention",
+            {"layer_types": ["attention", "mamba"], "hidden_act": "gelu"},
+            "convolutions under `gelu` (only silu",
         ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["attention", "mamba"]},
+            "recurrent states of 256 x 64 (only multiples of",
+        ),
+        ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "mamba_d_state": 64}, "no layer of attention"),
+        ("qwen3_5_text", {"hidden_act": "gelu"}, "convolutions under `gelu` (only silu"),
         ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
         ("mamba", {}, "of the family `mamba`"),
     ],

@@ -23,48 +23,59 @@ from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
 from streamspec.export.spec.decoder_spec import StateSizes
-from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_WINDOW, SUM_BLOCK
+from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support import tiny_exports
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-FAMILY = "qwen3_5_text"
+DELTA, MAMBA = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba"
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
-PRECISIONS = ("fp32", "int8", "int4")
+MADE = [(DELTA, "fp32"), (DELTA, "int8"), (DELTA, "int4"), (MAMBA, "fp32"), (MAMBA, "int8"), (MAMBA, "int4")]
 
 
-def model() -> torch.nn.Module:
-    return tiny_model(FAMILY, max_position_embeddings=CONTEXT, initializer_range=0.1, eos_token_id=None)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recurrent")
-    model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+def model(family: str = DELTA) -> torch.nn.Module:
+    return tiny_model(family, max_position_embeddings=CONTEXT, initializer_range=0.1, eos_token_id=None)
 
 
 @pytest.fixture(scope="module")
-def bundles(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("bundles")
-    for precision in PRECISIONS:
-        manifest = export_bundle(base, None, folder / precision, precision, progress=lambda line: None)
-        assert [cache.window for cache in manifest.model.caches if cache.kind == RECURRENT] == [STATE_WINDOW] * 3
-    return {precision: folder / precision for precision in PRECISIONS}
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {family: tmp_path_factory.mktemp("recurrent") for family in FAMILIES}
+    for family, folder in folders.items():
+        model(family).save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+    return folders
 
 
-RUNS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
+@pytest.fixture(scope="module")
+def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    folders = {made: tmp_path_factory.mktemp("bundles") / "bundle" for made in MADE}
+    for (family, precision), folder in folders.items():
+        manifest = export_bundle(bases[family], None, folder, precision, progress=lambda line: None)
+        assert [cache.window for cache in manifest.model.caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * 3
+    return folders
+
+
+RUNS = [
+    (DELTA, "fp32", "cpu"),
+    (DELTA, "int8", "cpu"),
+    (DELTA, "int8", "native"),
+    (DELTA, "int4", "cpu"),
+    (DELTA, "int4", "native"),
+    (MAMBA, "int8", "cpu"),
+    (MAMBA, "int4", "native"),
+]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def session(
-    request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, bundles: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
-    precision, provider = request.param
-    opened = load(bundles[precision], threads=1, provider=provider, tree=64, cache_dir=tmp_path_factory.mktemp("cache"))
+    family, precision, provider = request.param
+    opened = load(
+        bundles[family, precision], threads=1, provider=provider, tree=64, cache_dir=tmp_path_factory.mktemp("cache")
+    )
     yield opened
     opened.close()
 
@@ -110,13 +121,15 @@ def tree_with(path: int, rows: int, rng: np.random.Generator) -> tuple[DraftTree
     return DraftTree(tuple(parents), tuple(ranks)), places
 
 
-def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundles: dict[str, Path]) -> None:
+def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundles: dict[tuple[str, str], Path]) -> None:
     for precision in ("int8", "int4"):
-        graph = onnx.load(bundles[precision] / "native.onnx", load_external_data=False).graph
+        graph = onnx.load(bundles[DELTA, precision] / "native.onnx", load_external_data=False).graph
         assert [node.op_type for node in graph.node].count("GatedDeltaRule") == 3
     ops = NativeOps(TiledInt8())
-    assert ops.remembers(StateSizes(2, 6, 16, 32), 8)
-    assert not ops.remembers(StateSizes(2, 6, 8, 32), 4) and not ops.remembers(StateSizes(2, 6, 16, 32), 9)
+    assert ops.remembers(RECURRENT, StateSizes(2, 6, 16, 32), 8)
+    assert not ops.remembers(RECURRENT, StateSizes(2, 6, 8, 32), 4)
+    assert not ops.remembers(STATE_SPACE, StateSizes(2, 6, 16, 32), 4)
+    assert not ops.remembers(RECURRENT, StateSizes(2, 6, 16, 32), 9)
 
 
 def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session) -> None:
@@ -162,12 +175,13 @@ def test_a_thousand_drafted_tokens_are_plain_ones(session: Session) -> None:
     raise AssertionError(f"only {compared} tokens")
 
 
-def test_answers_are_those_of_hugging_face(bundles: dict[str, Path], tmp_path: Path) -> None:
-    session = load(bundles["fp32"], threads=1, cache_dir=tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_hugging_face(family: str, bundles: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    session = load(bundles[family, "fp32"], threads=1, cache_dir=tmp_path)
     answer = session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids
     prompt = session.encode(TEXT)
     with torch.no_grad():
-        expected = model()(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].argmax(1)
+        expected = model(family)(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].argmax(1)
     assert answer == expected.tolist()
 
 
@@ -193,7 +207,7 @@ def test_after_a_dropped_thought_only_the_turn_is_read_again(session: Session) -
     assert answer.token_ids == session.generate(shorter, max_new_tokens=20, speculate=False).token_ids
 
 
-def test_a_saved_conversation_goes_on(session: Session, bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_a_saved_conversation_goes_on(session: Session, bundles: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     session.generate(TEXT, max_new_tokens=NEW)
     session.save(tmp_path / "conversation")
     prompt = [*session.cached_tokens, 5, 9, 7]
@@ -206,11 +220,12 @@ def test_a_saved_conversation_goes_on(session: Session, bundles: dict[str, Path]
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "native"), ("native", "cpu")])
 def test_a_conversation_goes_on_in_the_other_graph(
-    first: str, second: str, bundles: dict[str, Path], tmp_path: Path
+    first: str, second: str, bundles: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     text = random_tokens(460)
     runners = [
-        runner_of(load(bundles["int8"], threads=1, provider=name, cache_dir=tmp_path)) for name in (first, second)
+        runner_of(load(bundles[DELTA, "int8"], threads=1, provider=name, cache_dir=tmp_path))
+        for name in (first, second)
     ]
     for at in range(0, 437, 23):  # 437: five tokens of a run, after a block that has no state yet at 448
         plain_chunk(runners[0], text[at : at + 23])
@@ -221,9 +236,9 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_rows_are_those_of_hugging_face_at_every_position(tied: bool, tmp_path: Path) -> None:
-    tiny = tiny_exports.tiny_model(FAMILY, tied, max_position_embeddings=CONTEXT)
+@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)])
+def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
+    tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
     steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
     tokens = np.random.default_rng(0).integers(3, tiny_exports.VOCAB, 700)
     expected = tiny(torch.as_tensor(tokens)[None]).logits[0].numpy()
@@ -233,8 +248,9 @@ def test_rows_are_those_of_hugging_face_at_every_position(tied: bool, tmp_path: 
     np.testing.assert_array_equal(steps.prefill(tokens)["logits"], found)
 
 
-def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
-    tiny = tiny_exports.tiny_model(FAMILY, max_position_embeddings=CONTEXT)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_a_tree_are_those_of_pytorch(family: str, tmp_path: Path) -> None:
+    tiny = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT)
     steps, reference = tiny_exports.build(tmp_path, tiny, streams=False).stepper(256), ReferenceModel(tiny)
     rng, length = np.random.default_rng(2), 150
     tree, _ = tree_with(9, 40, rng)
@@ -245,14 +261,16 @@ def test_rows_of_a_tree_are_those_of_pytorch(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
 
 
-def test_a_fine_tuned_base_is_what_peft_computes(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fine_tuned_base_is_what_peft_computes(family: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    base = bases[family]
     rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora"))
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
     ids = session.encode(TEXT)
-    tuned = PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
+    tuned = PeftModel.from_pretrained(model(family), tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = tuned(torch.tensor([ids])).logits[0].numpy()
     known = np.isfinite(ours := session.score(ids))
