@@ -59,6 +59,7 @@ class Grammar:
     source: str  # as given
     _texts: tuple[str, ...] = field(repr=False)  # as the library takes it; an answer follows all of them
     trigger: str = field(default="", repr=False)  # the text that it begins after, wherever that comes, if it does
+    headed: bool = field(default=False, repr=False)  # it has the heads of an answer's messages, where there are some
     unique: UniquePlaces | None = field(default=None, repr=False)  # its lists without equal items
     left_out: tuple[str, ...] = ()  # keywords of the schema that it does not enforce, by their path
 
@@ -83,9 +84,11 @@ class Grammar:
         return replace(grammar, _texts=(made, *open_keys), unique=narrow.unique, left_out=left_out)
 
     @staticmethod
-    def composed(rules: str, schemas: Mapping[str, Any], trigger: str = "", strict: bool = True) -> Grammar:
+    def composed(
+        rules: str, schemas: Mapping[str, Any], trigger: str = "", strict: bool = True, headed: bool = False
+    ) -> Grammar:
         """Returns a grammar of `rules`, in the library's Lark, which name JSON `schemas`. Before `trigger`, if it is
-        given, an answer is free; it need not come.
+        given, an answer is free; it need not come. `headed`: the rules have the heads of messages (`ThoughtTags`).
 
         `<[5]>` in the rules is the special token 5. Raises ConfigError as `json_schema` does. The rules are the
         caller's own: nothing of a user's may be in them unquoted. `strict`: as there; `uniqueItems` is not enforced.
@@ -103,7 +106,7 @@ class Grammar:
         if any(each.open_keys for each in narrow.values()):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
             texts = (made, f"start: (text{special})*\ntext: /{ESCAPES}/\n")
-        return replace(grammar, _texts=texts, trigger=trigger, left_out=(*left_out, *grammar.left_out))
+        return replace(grammar, _texts=texts, trigger=trigger, headed=headed, left_out=(*left_out, *grammar.left_out))
 
     @staticmethod
     def json_object() -> Grammar:
@@ -191,7 +194,9 @@ class Vocabulary:
         if inner is not None and thought is None:
             return GrammarState(inner, self._eos)
         assert thought is not None
-        return GrammarState(ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner), self._eos)
+        headed = grammar is not None and grammar.headed
+        matcher = ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner, headed=headed)
+        return GrammarState(matcher, self._eos)
 
     def _sorted(self) -> SortedTokens:
         from streamspec.schemas.unique_items import SortedTokens

@@ -20,8 +20,8 @@ TAIL = 32  # tokens at the end of a prompt that its last tag lies in
 
 
 class Place(NamedTuple):
-    """Where an answer is. `held`: its bytes, BEFORE; the beginning of the end tag, WITHIN. `run`: tokens that these
-    came in; `inside`: tokens of the thought, tags not included."""
+    """Where an answer is. `held`: its bytes, BEFORE; else the beginning of the end tag. `run`: tokens that these
+    came in; `inside`: tokens of the thought, tags not included. An answer of messages is BEFORE each of them."""
 
     phase: int
     held: bytes = b""
@@ -36,9 +36,11 @@ class Thought:
         """`tokenizer`: a `tokenizers.Tokenizer`."""
         self.tokenizer = tokenizer
         self._bytes = TokenBytes(tokenizer)
-        self._begin, self._end, self._plain = (text.encode() for text in (tags.begin, tags.end, tags.plain))
-        self.begin, self.end, self.plain = (self.ids(text) for text in (tags.begin, tags.end, tags.plain))
+        self._begin, self._end, *self._heads = (text.encode() for text in (tags.begin, tags.end, *tags.heads))
+        self.begin, self.end, *heads = (self.ids(text) for text in (tags.begin, tags.end, *tags.heads))
+        self.heads, self.efforts = tuple(heads), tags.efforts
         self._beyond: dict[bytes, list[int]] = {}
+        self._thinking: dict[bytes, list[int]] = {}
         self.shown_end = tokenizer.decode(self.end)  # what is left of the end tag in a text
 
     @classmethod
@@ -50,7 +52,7 @@ class Thought:
 
     @property
     def _spelt(self) -> bool:
-        spelt = ((self._begin, self.begin), (self._end, self.end), (self._plain, self.plain))
+        spelt = ((self._begin, self.begin), (self._end, self.end), *zip(self._heads, self.heads, strict=True))
         return all(tag in b"".join(map(self.bytes_of, ids)) for tag, ids in spelt)
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -62,7 +64,7 @@ class Thought:
         end = b"".join(map(self.bytes_of, prompt[-TAIL:])).rstrip()
         if end.endswith(self._begin.rstrip()):
             return Place(WITHIN)
-        return Place(AFTER if end.endswith(self._end) else BEFORE)
+        return Place(AFTER if end.endswith(tuple(self._heads) or self._end) else BEFORE)
 
     def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token, special ones included."""
@@ -83,34 +85,60 @@ class Thought:
             ]
         return self._beyond[held]
 
+    def thinking(self, held: bytes) -> list[int]:
+        """Returns the tokens with which a message that begins with `held` can be a thought alone."""
+        if held not in self._thinking:
+            self._thinking[held] = [
+                i
+                for i, token in enumerate(self._vocabulary)
+                if token
+                and _along(held + token, self._begin)
+                and not any(_along(held + token, head) for head in self._heads)
+            ]
+        return self._thinking[held]
+
     @cached_property
     def _vocabulary(self) -> list[bytes]:
         return [self.bytes_of(token) for token in range(self.tokenizer.get_vocab_size())]
 
     def step(self, place: Place, token: int) -> tuple[Place, bytes | None]:
         """Returns where the answer is after one more token, and the token's bytes after a tag; None where none ends."""
-        if place.phase == AFTER:
+        if place.phase == AFTER and not self._heads:
             return place, None
         data = place.held + self.bytes_of(token)
         if place.phase == WITHIN:
             return self._within(place, data)
+        if place.phase == AFTER:
+            return self._message(place, data)
         said = data.lstrip()
-        for tag, phase in ((self._begin, WITHIN), (self._plain, AFTER)):
+        for tag, phase in ((self._begin, WITHIN), *((head, AFTER) for head in self._heads)):
             if tag and said.startswith(tag):
-                return Place(phase), said[len(tag) :]
-        if self._begin.startswith(said) or self._plain.startswith(said):
-            return Place(BEFORE, data, place.run + 1), None
-        return Place(AFTER), None
+                return Place(phase, inside=place.inside), said[len(tag) :]
+        if any(tag.startswith(said) for tag in (self._begin, *self._heads)):
+            return place._replace(held=data, run=place.run + 1), None
+        return Place(AFTER, inside=place.inside), None
+
+    def _message(self, place: Place, data: bytes) -> tuple[Place, bytes | None]:
+        """The same within a message that is text. Its end tag begins with a token."""
+        if data.startswith(self._end):
+            return Place(BEFORE, inside=place.inside), data[len(self._end) :]
+        held = next((part for part in (data, data[len(place.held) :]) if part and self._end.startswith(part)), b"")
+        return place._replace(held=held), None
 
     def _within(self, place: Place, data: bytes) -> tuple[Place, bytes | None]:
         """`data`: the bytes of a token after those that are held."""
         at = data.find(self._end)
         if at >= 0:
             run = place.run if at < len(place.held) else 0
-            return Place(AFTER, inside=place.inside - run), data[at + len(self._end) :]
+            return Place(BEFORE if self._heads else AFTER, inside=place.inside - run), data[at + len(self._end) :]
         kept = next((n for n in range(min(len(data), len(self._end) - 1), 0, -1) if data.endswith(self._end[:n])), 0)
         run = place.run if kept > len(data) - len(place.held) else 0
         return Place(WITHIN, data[len(data) - kept :], run + 1 if kept else 0, place.inside + 1), None
+
+
+def _along(text: bytes, tag: bytes) -> bool:
+    """Tells whether one of them begins with the other."""
+    return tag.startswith(text) or text.startswith(tag)
 
 
 class AnswerPiece(NamedTuple):
@@ -146,7 +174,7 @@ class AnswerText:
         thought = self._thought
         if thought is None:
             return AnswerPiece(*self._text.push(tokens))
-        if self._place.phase == AFTER and not self._text.blank:
+        if self._place.phase == AFTER and not (self._text.blank or thought.heads):
             count, text, stopped = self._text.push(tokens)
             return AnswerPiece(count, text, stopped, thought=[False] * count)
         reasoning, text, stopped, kinds = "", "", False, list[bool | None]()
@@ -168,7 +196,8 @@ class AnswerText:
         """Returns the rest, after the newest `piece`; an incomplete character's replacement can still complete a stop
         string."""
         before = piece or AnswerPiece(0, "", False, thought=None if self._thought is None else [])
-        _, text, stopped = self._text.push(self._held)
+        tags = self._thought is not None and self._thought.heads  # what is held is a part of theirs
+        _, text, stopped = self._text.push([] if tags else self._held)
         if not stopped:
             rest, stopped = self._text.finish()
             text += rest
@@ -178,21 +207,23 @@ class AnswerText:
     def _say(self, token: int, before: int, rest: bytes | None) -> tuple[str, bool]:
         """Returns what may be shown of the answer after `token`, and whether a stop string ended. `before`: the phase
         before it."""
-        phase = self._place.phase
-        if before != AFTER:
-            self._held = [] if before == WITHIN or rest is not None else [*self._held, token]
-        if phase != AFTER:
-            return "", False
+        place = self._place
+        held, self._held = [*self._held, token], []
         if rest is not None:
-            return self._text.push_text(rest.decode("utf-8", "replace"))
-        held, self._held = self._held or [token], []
-        _, text, stopped = self._text.push(held)
-        return text, stopped
+            between = "" if self._text.blank else "\n\n"  # two messages
+            return (
+                self._text.push_text(between + rest.decode("utf-8", "replace")) if place.phase == AFTER else ("", False)
+            )
+        if place.phase == AFTER and not place.held:
+            _, text, stopped = self._text.push(held)
+            return text, stopped
+        self._held = [] if place.phase == WITHIN else held
+        return "", False
 
     @property
     def kind(self) -> bool | None:
         """What `Chunk.thought` says of a token that adds no text here, such as end-of-text."""
-        return None if self._place.phase != AFTER or self._text.blank else False
+        return None if self._place.phase != AFTER or self._place.held or self._text.blank else False
 
 
 class ReasoningText:
@@ -205,7 +236,7 @@ class ReasoningText:
 
     def begin(self, rest: bytes) -> str:
         """Takes what follows the tag in the token that ends it."""
-        self._held = rest.decode("utf-8", "replace")
+        self._held = ("\n\n" if self._begun else "") + rest.decode("utf-8", "replace")
         return self._shown(self._held)
 
     def push(self, token: int, rest: bytes | None) -> str:

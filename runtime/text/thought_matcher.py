@@ -39,11 +39,13 @@ class ThoughtMatcher:
         budget: int | None,
         inner: Matcher | None = None,
         may_end: bool = False,
+        headed: bool = False,
     ) -> None:
-        """`place`: where the answer begins. `size`: of the vocabulary."""
+        """`place`: where the answer begins. `size`: of the vocabulary. `headed`: `inner` has messages' heads, too."""
         self._thought, self._size, self._budget = thought, size, budget
         self._inner, self._may_end = inner, may_end or inner is None
         self._free = inner is None
+        self._heads = () if headed else thought.heads[:1]  # what `inner` follows
         self._path = [_At(place)]
 
     def allowed(self) -> tuple[np.ndarray, bool]:
@@ -57,21 +59,25 @@ class ThoughtMatcher:
                 mask[self._thought.beyond(at.place.held)] = False
             return mask, self._may_end
         if phase == BEFORE and not self._free:
-            return self._beginnings(at)
-        return (np.ones(self._size, np.bool_), True) if self._inner is None else self._inner.allowed()
+            mask, ends = self._beginnings(at)
+        else:
+            mask, ends = (np.ones(self._size, np.bool_), True) if self._inner is None else self._inner.allowed()
+        if phase == BEFORE and self._thought.heads and self._over(at):
+            mask[self._thought.thinking(at.place.held)] = False
+        return mask, ends
 
     def consume(self, token: int) -> bool:
         at = self._path[-1]
         phase = at.place.phase
         if phase == BEFORE and not self._free:
             after = self._begin(at, token)
-        elif phase == AFTER:
+        elif phase == AFTER and not self._free:
             after = self._follow(at, token)
         else:
             place, rest = self._thought.step(at.place, token)
-            over = phase == WITHIN and self._over(at)
+            forced = at.forced + self._over(at) if phase == place.phase == WITHIN else 0
             wrong = rest and (rest.strip() or self._may_end) and not self._free
-            after = None if wrong else _At(place, forced=at.forced + over, inner=at.inner)
+            after = None if wrong else _At(place, forced=forced, inner=at.inner)
         if after is not None:
             self._path.append(after)
         return after is not None
@@ -94,24 +100,20 @@ class ThoughtMatcher:
 
     def _follow(self, at: _At, token: int) -> _At | None:
         """Takes a token of the answer."""
-        after = at._replace(place=Place(AFTER, inside=at.place.inside), begun=())
-        if self._inner is None:
-            return after
-        return after._replace(inner=at.inner + 1) if self._inner.consume(token) else None
+        assert self._inner is not None
+        after = at._replace(place=Place(AFTER, inside=at.place.inside), begun=(), inner=at.inner + 1)
+        return after if self._inner.consume(token) else None
 
     # ---- before a thought that may come: its tag, or what is asked of the answer
 
     @cached_property
-    def _ways(self) -> dict[tuple[int, ...], _At]:
-        """The tokens with which an answer may begin, and where it is after them; beside what `inner` allows."""
-        ways = {self._thought.begin: _At(Place(WITHIN))}
-        if self._thought.plain:
-            ways[self._thought.plain] = _At(Place(AFTER))
-        return ways
+    def _ways(self) -> dict[tuple[int, ...], int]:
+        """The tokens with which an answer may begin, and its phase after them; beside what `inner` allows."""
+        return {self._thought.begin: WITHIN, **dict.fromkeys(self._heads, AFTER)}
 
     def _inner_begins(self, at: _At) -> Matcher | None:
         """Returns the inner grammar where the answer may be without a thought; it then has the tokens `begun` too."""
-        return self._inner if len(self._ways) == 1 and at.inner == len(at.begun) else None
+        return self._inner if not self._heads and at.inner == len(at.begun) else None
 
     def _beginnings(self, at: _At) -> tuple[np.ndarray, bool]:
         inner = self._inner_begins(at)
@@ -127,7 +129,12 @@ class ThoughtMatcher:
         if begun not in self._ways and inner is not None and inner.allowed()[0][token]:
             if not thinks:
                 return self._follow(at, token)
-            return at._replace(begun=begun, inner=at.inner + 1) if inner.consume(token) else None
+            held = at.place.held + self._thought.bytes_of(token)
+            taken = at._replace(place=at.place._replace(held=held), begun=begun, inner=at.inner + 1)
+            return taken if inner.consume(token) else None
         if self._inner is not None and at.inner and thinks:
             self._inner.back(at.inner)
-        return self._ways[begun] if begun in self._ways else at._replace(begun=begun, inner=0) if thinks else None
+        if begun in self._ways:
+            return _At(Place(self._ways[begun], inside=at.place.inside))
+        held = at.place.held + self._thought.bytes_of(token)
+        return at._replace(place=at.place._replace(held=held), begun=begun, inner=0) if thinks else None

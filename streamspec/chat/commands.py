@@ -72,6 +72,7 @@ def model(chat: TerminalChat, argument: str) -> None:
     """
     from streamspec.library.base_bundle import bundle_of
     from streamspec.library.installed import cached, in_lines, in_rows, installed
+    from streamspec.prompt.turn_end import unended_turn_of
 
     if not argument:
         chat.say(f"model: {chat.model}")
@@ -90,6 +91,8 @@ def model(chat: TerminalChat, argument: str) -> None:
         raise
     session.messages, chat.session = before.messages, session
     before.close()
+    if note := unended_turn_of(session):
+        chat.say(note)
     chat.say(f"model: {chat.model}; {chat.sampling.in_words}; {len(session.messages)} messages are read anew")
 
 

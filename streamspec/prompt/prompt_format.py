@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from streamspec.errors import ConfigError, DataError
@@ -94,19 +95,35 @@ def function_name(call: Mapping[str, Any]) -> str:
     return name
 
 
-def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
+def _in_its_spelling(
+    messages: list[Message],
+    template: str | None,
+    specials: Mapping[str, str] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    prompt: bool,
+) -> str:
     """Renders messages in the first spelling that the template accepts and shows the last question and all tool calls
-    of. Templates expect different things of text, of a message without it, and of arguments; most accept all of these.
+    of. Templates expect different things of text, of a message without it, of arguments and of tools without a
+    description; most accept all of these. Raises DataError where one shows some calls of a message alone.
     """
     failure: DataError | ConfigError | None = None
     first: str | None = None
     wanted = [name for message in messages for name in map(function_name, message.get("tool_calls") or ())]
     wanted += [m["content"].strip() for m in messages if m["role"] == "user" and m["content"]][-1:]
-    for spelt in _spellings(messages):
+    described = [_described(tool) for tool in tools or ()]
+    several = any(len(message.get("tool_calls") or ()) > 1 for message in messages)
+    shown = product([tools, described] if described != list(tools or ()) else [tools], _spellings(messages))
+    for listed, spelt in shown:
         try:
-            text = render_chat(spelt, *rest)
+            text = render_chat(spelt, template, specials, listed, prompt)
+            left_out = several and _left_out(spelt, template, specials, listed, prompt)
         except (ConfigError, DataError) as error:
             failure = failure or error
+            continue
+        if left_out:
+            failure = failure or DataError(
+                f"the chat template leaves out a call of {left_out}", "one call in a message", "send calls one by one"
+            )
             continue
         if all(part in text for part in wanted) and LISTED not in text:
             return text
@@ -130,6 +147,60 @@ def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
         if silent:
             yield [{**m, "content": m["content"] or ""} for m in written]
     yield [{**m, "content": [{"type": "text", "text": m["content"] or ""}]} for m in messages]
+    changed = _one_by_one(messages)
+    changed = _words_in_thoughts(messages) if changed == messages else changed
+    if changed != messages:
+        yield from _spellings(changed)
+
+
+def _one_by_one(messages: list[Message]) -> list[Message]:
+    """Returns messages with one call in each, its results after it: some templates know no others."""
+    told, waiting = list[Message](), dict[Any, list[Message]]()  # results, by the ids of calls that came before them
+    for message in messages:
+        if message["role"] == "tool" and (results := waiting.get(message.get("tool_call_id"))) is not None:
+            results.append(message)
+            continue
+        told, waiting = told + [said for group in waiting.values() for said in group], {}
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2 or len({call.get("id") for call in calls}) < len(calls):
+            told.append(message)
+            continue
+        for i, call in enumerate(calls):
+            before = {"role": "assistant", "content": None} if i else message
+            waiting[call.get("id")] = [{**before, "tool_calls": [call]}]
+    return told + [said for group in waiting.values() for said in group]
+
+
+def _words_in_thoughts(messages: list[Message]) -> list[Message]:
+    """Returns messages with the words before calls at the end of the thought: some templates take one of them alone."""
+    return [
+        {**m, "content": None, **dict.fromkeys(("thinking", "reasoning_content"), f"{m['thinking']}\n\n{m['content']}")}
+        if m.get("tool_calls") and m.get("content") and m.get("thinking")
+        else m
+        for m in messages
+    ]
+
+
+def _left_out(messages: Sequence[Message], *rest: Any) -> str:
+    """Returns the name of a function a call of which a template does not show, though it may show others of it; ""
+    where it shows all."""
+    names, probes = list[str](), list[Message]()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        functions = [
+            {**call.get("function", call), "name": f"call{len(names) + i}shown"} for i, call in enumerate(calls)
+        ]
+        numbered = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        probes.append({**message, "tool_calls": numbered} if calls else message)
+        names += map(function_name, calls)
+    text = render_chat(probes, *rest)
+    return next((name for i, name in enumerate(names) if f"call{i}shown" not in text), "")
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(inner := tool.get("function"), Mapping):
+        return {**tool, "function": _described(inner)}
+    return {"name": tool["name"], "description": "", **tool}
 
 
 def _for_template(message: Message) -> Message:

@@ -11,18 +11,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ThoughtTags:
-    """The texts around a thought, special tokens included. `plain`: what an answer begins with that has no thought."""
+    """The texts around a thought, special tokens included.
+
+    `heads`: where an answer is written in messages, what those begin with that are its text, its final one first.
+    `end` then ends each message, and another one begins after it. `efforts`: the words that the template has for
+    `reasoning_effort`, where it has these alone.
+    """
 
     begin: str
     end: str
-    plain: str = ""
+    heads: tuple[str, ...] = ()
+    efforts: tuple[str, ...] = ()
 
 
 TAGS = (
     ThoughtTags(  # gpt-oss: channels
         "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        "<|channel|>final<|message|>",
+        "<|end|><|start|>assistant",
+        ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+        ("none", "low", "medium", "high"),
     ),
     ThoughtTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
     ThoughtTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus

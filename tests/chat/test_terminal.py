@@ -265,8 +265,13 @@ def opened(chat: TerminalChat) -> list[Session]:
 
 
 def test_a_conversation_goes_on_with_another_model(
-    chat: TerminalChat, opened: list[Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chat: TerminalChat,
+    opened: list[Session],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("streamspec.prompt.turn_end.unended_turn_of", lambda session: f"runs on: {session in opened}")
     other = tiny_bundle(tmp_path, "int8", kind="chat")
     chat.take("abc")
     first, before = chat.session, chat.session.messages
@@ -277,7 +282,8 @@ def test_a_conversation_goes_on_with_another_model(
     alone.messages = before
     assert chat.session.messages[-1]["content"] == alone.chat("d", max_new_tokens=8).text
     chat.take("/model")
-    assert f"model: {chat.model}\n" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"model: {chat.model}\n" in told and "runs on: True\n" in told
 
 
 def test_a_model_that_cannot_go_on_changes_nothing(

@@ -32,6 +32,7 @@ from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 SPOKEN = "0.13.0"  # the version of the API: some clients ask for a least one
+NEVER = "9999-12-31T23:59:59Z"  # when a loaded model ends
 LATEST = ":latest"  # the tag of names without one
 # Fields of Ollama's API that are there with these values only, beside null.
 ONLY: dict[str, tuple[Any, ...]] = {"images": ([],), "shift": (False,)}
@@ -292,6 +293,15 @@ def _routes(service: ChatPath) -> list[Route]:
             | {"modelfile": "", "parameters": "", "template": session.template or ""}
         )
 
+    async def loaded(request: Request) -> Response:
+        shown = ((_listed(service, name), session) for name, (session, _) in service.models.items() if session.loaded)
+        kept = {"expires_at": NEVER, "size_vram": 0}  # the server's own options say how long
+        return JSONResponse({"models": [one | kept | {"context_length": by.context_length} for one, by in shown]})
+
+    async def embed(request: Request) -> Response:
+        found = f"{request.url.path} is not supported; expected /v1/embeddings for vectors of texts"
+        raise ApiError(501, found, "unsupported_value")
+
     async def version(request: Request) -> Response:
         return JSONResponse({"version": SPOKEN})
 
@@ -299,6 +309,9 @@ def _routes(service: ChatPath) -> list[Route]:
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/show", show, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embed, methods=["POST"]),
+        Route("/api/ps", loaded),
         Route("/api/tags", tags),
         Route("/api/version", version),
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.prompt.thought_tags import tags_of
+from streamspec.prompt.thought_tags import ThoughtTags, tags_of
 from streamspec.runtime import Session
 from streamspec.serve.errors import invalid
 
@@ -34,6 +34,18 @@ PROBE = {
 }
 ASK = {"role": "user", "content": "Hello"}
 WORDS = "Probe words."
+# How gpt-oss writes the beginning of a call, up to its name, and the rest up to its arguments: the recipient stands
+# before the channel, as in its template, or after it, as most answers have it.
+CHANNELED = (" to=functions.", "<|channel|>commentary json<|message|>")
+KINDS = (" <|constrain|>json", " json", " code", "")
+CHANNELED_OTHERWISE = (
+    *((CHANNELED[0], f"<|channel|>commentary{kind}<|message|>") for kind in KINDS if kind != " json"),
+    *(
+        (f"<|channel|>{name}{CHANNELED[0]}", f"{kind}<|message|>")
+        for name in ("commentary", "analysis")
+        for kind in KINDS
+    ),
+)
 TAG = re.compile(r"\s*(<[^<>\s][^<>]*>|\[[A-Z_]+\])")
 
 
@@ -61,7 +73,8 @@ class CallForm:
 
     `begin`: what a call begins with after words. `field`: where a call is a JSON object, the name of its arguments;
     else "". `style`: how arguments are written, None for JSON. `specials`: the special tokens of these texts, by their
-    ids.
+    ids. `others`: what the model writes in place of `prefix` and `middle` as well. `messages`: the tags of the messages
+    that answers consist of, None for others.
     """
 
     prefix: str
@@ -72,6 +85,13 @@ class CallForm:
     field: str = ""
     style: Tagged | Quoted | None = None
     specials: tuple[tuple[str, int], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    messages: ThoughtTags | None = None
+
+    @property
+    def ways(self) -> tuple[tuple[str, str], ...]:
+        """What stands before the name of a call, and between it and the arguments."""
+        return ((self.prefix, self.middle), *self.others)
 
     @property
     def trigger(self) -> str:
@@ -90,8 +110,8 @@ class CallForm:
             raise invalid(left_out if NAME in error.found else str(error), "tools", "unsupported_value") from None
         if form is None:
             raise invalid(
-                "tools: the bundle's chat template writes calls in no known form; expected JSON objects with name and "
-                "arguments, or a name before its arguments; leave tools out",
+                "tools: the bundle's chat template writes calls in no known form, or in tags that are no tokens; "
+                "expected JSON objects with name and arguments, or a name before its arguments; leave tools out",
                 "tools",
                 "unsupported_value",
             )
@@ -125,9 +145,20 @@ class _Probes:
             return None
         begin = form.begin.strip() or ("" if form.field else form.prefix.strip())
         styled = vars(form.style).values() if form.style is not None else ()
-        written = "".join((form.prefix, form.middle, form.suffix, form.between or "", *styled))
-        form = replace(form, begin=begin, specials=tuple(self._special_in(written)))
+        others = CHANNELED_OTHERWISE if (form.prefix, form.middle) == CHANNELED else ()
+        messages = self.tags if self.tags is not None and self.tags.heads else None
+        if messages is not None and not (others and self._are_tokens(messages)):
+            return None
+        form = replace(form, begin=begin, others=others, messages=messages)
+        heads = () if messages is None else (*messages.heads, messages.end)
+        ways = (text for way in form.ways for text in way)
+        written = "".join((*ways, form.suffix, form.between or "", *styled, *heads))
+        form = replace(form, specials=tuple(self._special_in(written)))
         return form if begin or form.field else None
+
+    def _are_tokens(self, tags: ThoughtTags) -> bool:
+        known = {token for token, _ in self._special_in("".join((tags.begin, tags.end, *tags.heads)))}
+        return all(set(re.findall(r"<\|.*?\|>", tag)) <= known for tag in (tags.begin, tags.end, *tags.heads))
 
     def _with_object(self, form: CallForm) -> CallForm:
         """Returns the form of a JSON object without what a template says of a call besides, such as its id, which is

@@ -16,6 +16,7 @@ from streamspec.serve.tools.call_form import ID, CallForm
 from streamspec.serve.tools.tools import Tools
 
 LETTERS = string.ascii_lowercase + string.digits
+MARK = "<|"  # with which the tags of messages begin
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
 # Tags around thoughts that the runtime left in the text, as the template does not name them; the first may be lacking.
 THOUGHT_TAGS, THOUGHT_ENDS = tuple(tags.begin for tags in TAGS), tuple(tags.end for tags in TAGS)
@@ -39,7 +40,10 @@ class CallParser:
             call += r"\s*(?:\{|\Z)" if call else r"\{"
         elif lead:
             call = rf"(?:{spaced(lead)})?\s*{call}"
-        self._begins = (form.begin,) if form.field else (form.begin, form.prefix)
+        elif form.others:  # words may spell a recipient, too
+            call = "|".join(spaced(prefix.strip()) for prefix, _ in form.ways)
+            call = rf"(?:{call})(?=[\w-]+(?:\s\w*)?{re.escape(MARK)}|[\w-]*(?:\s\w*)?<?\Z)"
+        self._begins = (form.begin,) if form.field else (form.begin, *(prefix for prefix, _ in form.ways))
         self._marks = re.compile("|".join([*map(re.escape, THOUGHT_TAGS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
         self._head = re.compile(call + r"\s*(?P<name>[A-Za-z0-9_-]+)" + middle_of(form))
 
@@ -66,7 +70,7 @@ class CallParser:
         held, end = self._held, 0
         for mark in self._marks.finditer(held):
             if self._begins_call(mark, held[end : mark.start()]):
-                self._calling, end = mark[0].endswith("{") or not self._form.field, mark.start()
+                self._calling, end = self._is_sure(mark), mark.start()
                 break
             end = mark.end()
         else:
@@ -85,6 +89,12 @@ class CallParser:
         self._talking = self._talking and not self._ends_thought(mark)
         self._thinking = mark[0] in THOUGHT_TAGS
         return False
+
+    def _is_sure(self, mark: re.Match[str]) -> bool:
+        """Tells whether a call begins at `mark`, whatever follows the text that came."""
+        if self._form.others:
+            return MARK in mark.string[mark.end() :]
+        return mark[0].endswith("{") or not self._form.field
 
     def _hear(self, words: str) -> None:
         self._talking |= not (self._form.begin or self._thinking) and bool(words.strip())
@@ -162,7 +172,7 @@ class ForcedCalls:
         self._text, self._at = "", 0
         self._within: _JsonEnd | None = None  # arguments of the last call that are JSON and not at their end
         names = "|".join(map(re.escape, sorted(self._schemas, key=len, reverse=True)))
-        lead = re.escape(form.prefix.strip())
+        lead = "|".join(re.escape(prefix.strip()) for prefix, _ in form.ways)
         if form.between:
             lead += "|" + re.escape(form.between)
         self._head = re.compile(rf"\s*(?:{lead})(?P<name>{names}){middle_of(form)}")
@@ -233,7 +243,8 @@ class _JsonEnd:
 
 def middle_of(form: CallForm) -> str:
     """Returns an expression of what stands between the name and the arguments of a call."""
-    return spaced(form.middle).replace(ID, "[A-Za-z0-9]*") + (r"\s*(?=\{)" if form.style is None else "")
+    middles = "|".join(dict.fromkeys(spaced(middle).replace(ID, "[A-Za-z0-9]*") for _, middle in form.ways))
+    return f"(?:{middles})" + (r"\s*(?=\{)" if form.style is None else "")
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:

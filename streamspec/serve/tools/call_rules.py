@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamspec.errors import ConfigError
+from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.schemas.formats import PATTERNS
 from streamspec.serve.tools.call_arguments import resolved
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
@@ -21,13 +22,17 @@ TEXT_FORMATS = PATTERNS | {
 }
 SHAPE = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "description", "title"}
 SHAPE |= {"$schema", "$id", "default", "examples", "propertyOrdering"}
+MOST_WORDS = 8  # messages of words before a call
 OF_TEXT = {"minLength", "maxLength", "pattern", "format"}
 
 
 def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tuple[str, dict[str, Any]]:
     """Returns the rules `calls`, up to `most` calls of these functions, and `rest`, the same without the form's
-    trigger; with the schemas they name. Raises ConfigError for what this form cannot enforce."""
+    trigger; with the schemas they name. Of answers in messages, `rest` are calls or words, which `content` ends, after
+    other words. Raises ConfigError for what this form cannot enforce."""
     made = _Rules(form)
+    if form.messages is not None:
+        return _in_messages(made, form, form.messages, parameters), made.schemas
     ones = [f"{made.literal(name + form.middle)} {made.arguments(schema)}" for name, schema in parameters.items()]
     more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
     after = f"one{more} {made.literal(form.suffix)}"
@@ -39,6 +44,25 @@ def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tup
         *made.lines,
     ]
     return "\n".join(lines) + "\n", made.schemas
+
+
+def _in_messages(made: _Rules, form: CallForm, tags: ThoughtTags, parameters: Mapping[str, Schema]) -> str:
+    arguments = {name: made.arguments(schema) for name, schema in parameters.items()}
+    prefixes = dict.fromkeys(prefix for prefix, _ in form.ways)
+    middles = [[middle for before, middle in form.ways if before == prefix] for prefix in prefixes]
+    final, *others = map(made.literal, tags.heads)
+    lines = [
+        "calls: " + " | ".join(f"{made.literal(prefix)} one{i}" for i, prefix in enumerate(prefixes)),
+        *(
+            f"one{i}: " + " | ".join(f"{made.literal(name + m)} {arguments[name]}" for name in parameters for m in each)
+            for i, each in enumerate(middles)
+        ),
+        f"rest: said{{0,{MOST_WORDS}}} (calls | {final} content)",
+        f"said: ({' | '.join(others)}) words {made.literal(tags.end)}",
+        "words: /(?s:.*)/",
+        *made.lines,
+    ]
+    return "\n".join(lines) + "\n"
 
 
 class _Rules:

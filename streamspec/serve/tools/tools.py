@@ -55,9 +55,10 @@ class Tools:
         Raises ApiError for a schema that cannot be kept to.
         """
         limited = len(self.names) < len(self.schemas)
-        if not self.forced and self.content is None and not (form.trigger and (self.strict or limited)):
+        marked, headed = form.trigger or form.messages, form.messages is not None
+        if not self.forced and self.content is None and not (marked and (self.strict or limited)):
             return None
-        if self.content is not None and not self.forced and not form.trigger:
+        if self.content is not None and not self.forced and not marked:
             raise invalid(
                 "tools beside response_format, with a chat template whose calls begin as other JSON does; expected one "
                 "of them",
@@ -69,12 +70,13 @@ class Tools:
         several = MOST_CALLS if self.parallel and not self.named else 1
         try:
             rules, schemas = rules_of(form, parameters, several)
-            if self.forced:
-                return grammars.make("composed", "start: calls\n" + rules, schemas, "", not self.lenient)
+            start, trigger = ("calls", "") if self.forced else ("rest", form.trigger)
             if self.content is not None:
                 schemas = schemas | {"content": dict(self.content)}
-                return grammars.make("composed", "start: calls | content\n" + rules, schemas, "", not self.lenient)
-            return grammars.make("composed", "start: rest\n" + rules, schemas, form.trigger, not self.lenient)
+                start, trigger = start if self.forced or headed else "calls | content", ""
+            elif headed:
+                rules += "content: words\n"
+            return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
         except StreamspecError as error:
             raise self._fault(kept, grammars) or invalid(str(error), "tools") from None
 

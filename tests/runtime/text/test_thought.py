@@ -126,8 +126,19 @@ def test_channels_of_gpt_oss() -> None:
     tags = TAGS[0]
     names = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
     tokenizer = tokenizer_of("special", names)
-    thought, said = Thought(tags, tokenizer), f"{tags.begin}Hm.{tags.end}So."
-    for text, wanted in ((said, ("Hm.", "So.")), (f"{tags.plain}So.", ("", "So.")), (f"{tags.begin}Hm", ("Hm", ""))):
+    thought, (final, words) = Thought(tags, tokenizer), tags.heads
+    said = f"{tags.begin}Hm.{tags.end}{final}So."
+    for text, wanted in (
+        (said, ("Hm.", "So.")),
+        (f"{final}So.", ("", "So.")),
+        (f"{tags.begin}Hm", ("Hm", "")),
+        (f"{tags.begin}One{tags.end}{tags.begin}the assistant{tags.end}{final}So", ("One\n\nthe assistant", "So")),
+        (f"{words}I see.{tags.end}{tags.begin}Hm{tags.end}{final} So", ("Hm", "I see.\n\n So")),
+        (f"{words}I see.{tags.end} to=x", ("", "I see. to=x")),
+        (f"{said}{tags.end[:-3]}", ("Hm.", "So.")),
+        (f"{said}<|end|>!", ("Hm.", "So.!")),
+        (f"{tags.begin}Hm.{tags.end}{final[:-13]}", ("Hm.", "")),
+    ):
         for size in (1, 2, 7, 100):
             stream, ids = AnswerText(tokenizer, [], thought, []), tokenizer.encode(text, add_special_tokens=False).ids
             pieces = [*(stream.push(ids[i : i + size]) for i in range(0, len(ids), size)), stream.finish()]

@@ -97,6 +97,11 @@ def test_models_are_listed_and_shown_and_found_with_their_tag(talking: Running, 
         about = shown["model_info"]
         assert about[about["general.architecture"] + ".context_length"] == 600
         assert client.get("/api/version").json()["version"].count(".") == 2
+        (loaded,) = client.get("/api/ps").json()["models"]
+        assert listed.items() <= loaded.items() and loaded["context_length"] == 600
+        for path in ("/api/embed", "/api/embeddings"):
+            refused = client.post(path, json={"model": "base", "input": "x"})
+            assert refused.status_code == 501 and "expected /v1/embeddings" in refused.json()["error"]
     assert ask(talking, model="base:latest", stream=False)["done"]
     assert ask(talking, messages=[], stream=False)["done_reason"] == "load"
     with running().http() as client:
