@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConf
 
 from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.converter import read_parameters
-from streamspec.adapters.base_models.gguf.tensors import Parameter
+from streamspec.adapters.base_models.gguf.tensors import FolderTensor, Parameter, in_folder
 from streamspec.adapters.base_models.parameters import HEAD
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.model_families import FAMILIES
@@ -35,7 +35,7 @@ LAZY = "lazy"  # the attribute of a torch parameter that has not been read
 class LazyTensor:
     """A tensor in a GGUF file. transformers asks for it as for a slice of a safetensors file."""
 
-    parameter: Parameter
+    stored: FolderTensor
     dtype: torch.dtype
 
     def __getitem__(self, _: Any) -> Tensor:
@@ -43,9 +43,9 @@ class LazyTensor:
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """The values, de-quantized and rounded to `dtype`, some rows at a time."""
-        out = torch.empty(self.parameter.shape, dtype=dtype)
+        out = torch.empty(self.stored.shape, dtype=dtype)
         flat, at = out.view(-1), 0
-        for values in self.parameter.chunks():
+        for values in self.stored.chunks():
             flat[at : at + values.size] = torch.from_numpy(values.reshape(-1))
             at += values.size
         return out
@@ -76,12 +76,12 @@ def load_lazily(
     """
     if base.stored_in is None:
         return load_causal_lm(base.path, dtype=dtype, **options)
-    known = parameters or read_parameters(base.stored_in, by_table=False)
-    lazy = {name: LazyTensor(one, dtype if len(one.shape) > 1 else torch.float32) for name, one in known.items()}
+    known = in_folder((parameters or read_parameters(base.stored_in, by_table=False)).values())
+    lazy = {one.name: LazyTensor(one, dtype if len(one.shape) > 1 else torch.float32) for one in known}
     names = rf"\.\d+\.|^({'|'.join(tables_of(base.model_type))})$" if tables else r"\.\d+\."
-    maps = [name for name, one in lazy.items() if len(one.parameter.shape) > 1 and re.search(names, name)]
+    maps = [name for name, one in lazy.items() if len(one.stored.shape) > 1 and re.search(names, name)]
     later = {name: lazy[name] for name in maps if hollow}
-    state = lazy | {name: Hollow(one.parameter.shape, dtype) for name, one in later.items()}
+    state = lazy | {name: Hollow(one.stored.shape, dtype) for name, one in later.items()}
     options |= {"attn_implementation": "eager", "experts_implementation": "eager"}
     with quiet():
         config = AutoConfig.from_pretrained(base.path)
@@ -90,8 +90,6 @@ def load_lazily(
     if (base.path / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(base.path)
     named = dict(model.named_parameters())
-    if not later.keys() <= named.keys():  # some are put together: of experts
-        return load_lazily(base, dtype, parameters, hollow=False, **options)
     for name, one in later.items():
         setattr(named[name], LAZY, one)
     return model
@@ -117,7 +115,7 @@ def read_lazily(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 def read_rows(parameter: Tensor, rows: slice | NDArray[Any] | Tensor) -> Tensor:
     """Some rows of a table that is still in its file: float32 [rows, columns]."""
     lazy: LazyTensor = getattr(parameter, LAZY)
-    return torch.from_numpy(lazy.parameter.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
+    return torch.from_numpy(lazy.stored.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
 
 
 def fill(parameters: Iterable[Tensor]) -> None:

@@ -12,9 +12,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -134,33 +133,59 @@ def _check_whole(model: GgufFile, made: Mapping[str, Parameter], shapes: Shapes)
             )
 
 
+@dataclass(frozen=True)
+class FolderTensor:
+    """A tensor of transformers' model and the parameters that lie in it one after the other: one, or experts' maps."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Parameter, ...]
+
+    def chunks(self) -> Iterator[Values]:
+        """Yields the values in order. Raises BaseModelError for NaN and infinity."""
+        for part in self.parts:
+            yield from part.chunks()
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> Values:
+        """Some rows of a table. Raises BaseModelError for NaN and infinity."""
+        return self.parts[0].rows(rows)
+
+
+def in_folder(parameters: Iterable[Parameter]) -> list[FolderTensor]:
+    """The parameters as tensors of transformers' model, in the order of their names."""
+    found = []
+    for name, parts in sorted(stacked((parameter.name, parameter) for parameter in parameters).items()):
+        shape = parts[0].shape
+        if name != parts[0].name:  # of all experts, the last of whom is the last part
+            experts = int(parts[-1].name.split(".")[-3]) + 1
+            shape = (experts, len(parts) // experts * shape[0], shape[1])
+        found.append(FolderTensor(name, shape, tuple(parts)))
+    return found
+
+
 def write_safetensors(parameters: list[Parameter], file: Path) -> None:
     """Writes one safetensors file; its layout: https://github.com/huggingface/safetensors#format."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    tensors = stacked((parameter.name, parameter) for parameter in parameters)
-    for name, parts in tensors.items():
-        shape = list(parts[0].shape)
-        if name != parts[0].name:  # of all experts, the last of whom is the last part
-            experts = int(parts[-1].name.split(".")[-3]) + 1
-            shape = [experts, len(parts) // experts * shape[0], shape[1]]
-        start, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    tensors = in_folder(parameters)
+    for tensor in tensors:
+        start, end = end, end + 4 * math.prod(tensor.shape)
+        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for parameter in chain.from_iterable(tensors.values()):
-            for values in parameter.chunks():
+        for tensor in tensors:
+            for values in tensor.chunks():
                 stream.write(np.ascontiguousarray(values, "<f4").data)
 
 
 def values_hash(parameters: list[Parameter]) -> str:
     """`weight_files.weights_hash` of the file that `write_safetensors` would write, without writing it."""
     digest = hashlib.sha256()
-    for parameter in parameters:
-        digest.update(json.dumps([parameter.name, "F32", list(parameter.shape)]).encode())
-        for values in parameter.chunks():
+    for tensor in in_folder(parameters):
+        digest.update(json.dumps([tensor.name, "F32", list(tensor.shape)]).encode())
+        for values in tensor.chunks():
             digest.update(np.ascontiguousarray(values, "<f4").data)
     return digest.hexdigest()
 

@@ -34,7 +34,8 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_the_model_is_that_of_the_folder(base: tuple[Base, Path]) -> None:
     found, folder = base
     assert found.sha256 == weights_hash(folder) and not list(found.path.glob("*.safetensors"))
-    truth = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    truth = AutoModelForCausalLM.from_pretrained(folder, **eager).eval()
     model = load_lazily(found, torch.float32).eval()
     layers = HFDecoder(model).layers
     hollow = [parameter for parameter in layers.parameters() if is_hollow(parameter)]
