@@ -144,6 +144,14 @@ class Family:
             return "keep a recurrent state"
         return None if self.mixture is None else "have mixtures of experts"
 
+    def not_decoder(self, config: Any) -> str | None:
+        """What its layers do that those of a plain decoder, of attention and an MLP each, do not; None without."""
+        if self.plain is not None:
+            return self.plain
+        if switched(config, self.shared_kv):
+            return "attend to the keys of others"
+        return None if self.conv is None else "are without attention"
+
     @property
     def draft_layer_parts(self) -> dict[str, str]:
         """Parts of a decoder layer that a draft layer starts as a copy of, by their names in an adapter."""
