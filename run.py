@@ -13,8 +13,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import ContextVar
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -43,6 +47,7 @@ LOWEST_TESTS = (
     "-W",
     "default",  # what old libraries warn of is no news
 )
+OUTPUT: ContextVar[IO[str] | None] = ContextVar("output", default=None)  # of commands; None: that of this process
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
        python3 run.py test              format, lint, import contracts, types, docs, C++ and tests
        python3 run.py test --quick      format, lint, import contracts and the fast tests, in three minutes
@@ -55,7 +60,8 @@ def call(*command: str | Path, cwd: Path | None = ROOT) -> int:
     """Runs a command (from the repository root unless `cwd` says otherwise) and returns its exit code. Ctrl-C reaches
     the command itself, which cleans up.
     """
-    process = subprocess.Popen([str(part) for part in command], cwd=cwd)
+    output = OUTPUT.get()
+    process = subprocess.Popen([str(part) for part in command], cwd=cwd, stdout=output, stderr=output)
     while True:
         try:
             return process.wait()
@@ -101,11 +107,11 @@ def fingerprint(*files: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def package_tree() -> Path:
-    """A folder that holds the package as an installation lays it out, made of links (copies where those need rights):
-    tools that read sources without running them do not know that four folders of a checkout are one package.
+def package_tree(name: str) -> Path:
+    """A folder of this name that holds the package as an installation lays it out, made of links (copies where those
+    need rights): tools that read sources do not know that four folders of a checkout are one package.
     """
-    tree = ROOT / "build" / "tree"
+    tree = ROOT / "build" / "trees" / name
     shutil.rmtree(tree, ignore_errors=True)
     package = tree / "streamspec"
     package.mkdir(parents=True)
@@ -123,12 +129,14 @@ def package_tree() -> Path:
 
 def imports() -> int:
     """Import contracts of pyproject.toml: which part of the package may import which."""
-    return call(VENV_BIN / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache", cwd=package_tree())
+    return call(
+        VENV_BIN / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache", cwd=package_tree("imports")
+    )
 
 
 def types() -> int:
     """mypy on the package and on the file that says what its public names are to a type checker."""
-    tree = package_tree()
+    tree = package_tree("types")
     smoke = ROOT / "tests" / "core" / "public_api_smoke.py"
     shutil.copy(smoke, tree)
     configured = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache")
@@ -198,21 +206,45 @@ STEPS: dict[str, Callable[[], int]] = {
 QUICK_STEPS = ("format", "lint", "imports")
 
 
+def side_by_side(steps: Mapping[str, Callable[[], int]]) -> list[str]:
+    """Runs as many at once as there are cores; what each writes is printed whole when it ends. Returns which failed."""
+
+    def one(run: Callable[[], int]) -> tuple[int, str]:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as written:
+            OUTPUT.set(written)
+            code = run()
+            written.seek(0)
+            return code, written.read()
+
+    failed = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(one, run): name for name, run in steps.items()}
+        try:
+            for done in as_completed(running):
+                code, written = done.result()
+                print(f"== {running[done]}\n{written}", end="", flush=True)
+                if code:
+                    failed.append(running[done])
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            sys.exit(130)
+    return failed
+
+
 def test(arguments: list[str]) -> int:
     """All steps, those of `--quick` or the one of `--only STEP`; other arguments are pytest's."""
-    steps = STEPS | {"pytest": lambda: pytest(arguments)}
+    steps = STEPS
     if arguments == ["--quick"]:
         steps = {name: STEPS[name] for name in QUICK_STEPS}
-        steps["pytest"] = lambda: pytest([*in_processes(), "-q", "--quick"])
+        arguments = [*in_processes(), "-q", "--quick"]
     elif arguments[:1] == ["--only"]:
         if len(arguments) != 2 or arguments[1] not in STEPS:
             sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
         steps = {arguments[1]: STEPS[arguments[1]]}
-    failed = []
-    for name, run in steps.items():
-        print(f"== {name}", flush=True)
-        if run():
-            failed.append(name)
+    failed = side_by_side(steps)
+    if arguments[:1] != ["--only"]:
+        print("== pytest", flush=True)
+        failed += ["pytest"] if pytest(arguments) else []
     print(f"== result: {'failed: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
     return 1 if failed else 0
 

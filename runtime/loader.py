@@ -13,7 +13,6 @@ from streamspec.bundle.files import COPY_AGAIN, read_small
 from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.store_section import STORE, decode
 from streamspec.errors import ResourceError
-from streamspec.paths import PassedChecks
 from streamspec.runtime.draft_model.open_draft import read_draft, with_draft
 from streamspec.runtime.draft_sources.registry import SourceData
 from streamspec.runtime.draft_sources.store import AnswerStore
@@ -93,7 +92,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     options = LoadOptions.of(options, **keywords)
     bundles, cpu_bundle, draft = _read(Path(bundle), options)
     folder, manifest = bundles[0]
-    passed = PassedChecks(options.cache_dir)
+    passed = options.passed_checks()
     with ExitStack() as checked:
         for each in bundles:
             checked.enter_context(form_of(each[1]).checked(*each, options.verify, passed))

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
+from streamspec.paths import PassedChecks
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
@@ -310,6 +311,10 @@ class LoadOptions:
     def of(cls, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> LoadOptions:
         """Builds the options of `load` from a whole object or from keywords. Raises ConfigError for both."""
         return cls(**keywords) if options is None else _whole(options, dict(keywords), cls)
+
+    def passed_checks(self) -> PassedChecks:
+        """Returns the checks that passed in earlier processes with this `cache_dir`."""
+        return PassedChecks(self.cache_dir)
 
     def __post_init__(self) -> None:
         if self.tree not in ("auto", "plain") and not _in_range(self.tree, 1):

@@ -6,6 +6,7 @@ import ctypes
 import platform
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -44,8 +45,12 @@ def has_bf16() -> bool:
     if has_gpu():
         return torch.cuda.is_bf16_supported()
     check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return bool(check and check()) and ("avx512_bf16" in features or "amx_bf16" in features)
+    return bool(check and check()) and ("avx512_bf16" in _cpu_info() or "amx_bf16" in _cpu_info())
+
+
+@cache
+def _cpu_info() -> str:
+    return Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 
 
 def spare_allocator() -> None:

@@ -80,15 +80,9 @@ def _check_family(described: DescribedBase) -> None:
     config, family = described.config, FAMILIES.get(described.config.model_type)
     if family is None:
         return
-    shared = bool(getattr(config, family.shared_kv or "", 0))
-    found = {
-        "layers that attend to the keys of others": shared,
-        "layers without attention": family.convolves(config),
-        "mixtures of experts": family.mixture is not None,
-    }
-    for what in [what for what, there in found.items() if there]:
+    if (what := family.not_decoder(config)) is not None:
         raise ConfigError(
-            f"{config.model_type}, with {what}, as a plain decoder",
+            f"{config.model_type}, whose layers {what}, as a plain decoder",
             "keys and values of one shape and one MLP for each layer",
             "export a bundle, without --as",
         )

@@ -11,7 +11,6 @@ from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import shortened
 from streamspec.errors import ConfigError
 from streamspec.layer_cache import CONV
-from streamspec.paths import PassedChecks
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.draft_model.runner import TwoModelRunner
 from streamspec.runtime.draft_model.window import WindowDraftRunner
@@ -81,7 +80,7 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
     same_files = options.short
     folder = model.folder if same_files else read_folder(Path(options.draft))[0]
     passed, hashes = (
-        PassedChecks(options.cache_dir),
+        options.passed_checks(),
         options.verify and not same_files,
     )  # the target's were, a moment ago
     with form_of(draft).checked(folder, draft, hashes, passed):

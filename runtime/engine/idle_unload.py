@@ -22,7 +22,7 @@ class IdleUnloader:
         called while the other runs, or while the bundle is in use; errors of `reload` are raised by `in_use`."""
         self.seconds: float | None = None
         self.loaded = True
-        self._unload, self._reload = WeakMethod(unload), WeakMethod(reload)
+        self._unload, self._reload = WeakMethod(unload, lambda _: self._stop()), WeakMethod(reload)
         # Reentrant: while it is held, an abandoned body may end in the same thread.
         self._lock = threading.RLock()
         self._users = 0

@@ -42,7 +42,7 @@ def open_runner(
     used, cannot load the graph or leaves too much to the CPU, ProviderError; where it computes wrongly, BundleError.
     """
     if options.provider != AUTO:
-        passed = PassedChecks(options.cache_dir)
+        passed = options.passed_checks()
         runner = open_on(folder, manifest, options.provider, options.threads, options.spin, passed)
         return runner, _choice(runner)
     search = _ProviderSearch(folder, manifest, options, cpu_bundle)
@@ -129,7 +129,7 @@ class _ProviderSearch:
         self.bundle = folder, manifest
         self.cpu_bundle = cpu_bundle
         self.spin = options.spin
-        self.cache_dir, self.passed = options.cache_dir, PassedChecks(options.cache_dir)
+        self.cache_dir, self.passed = options.cache_dir, options.passed_checks()
         self.threads = options.threads if options.threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(manifest.flavour)  # the latter installed, each with the reason
         if cpu_bundle is not None:

@@ -39,7 +39,11 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects to addresses that could have been given; from https to https only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        check_address(newurl, plain=urlsplit(req.full_url).scheme == "http")
+        try:
+            check_address(newurl, plain=urlsplit(req.full_url).scheme == "http")
+        except ConfigError:
+            fp.close()  # else nobody does
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -146,6 +150,7 @@ def _span(answer: Any, have: int) -> tuple[int, int]:
 def _worth_another_try(error: Exception, part: Path) -> bool:
     if not isinstance(error, urllib.error.HTTPError):
         return not isinstance(error, ValueError) and not isinstance(_cause(error), ssl.SSLCertVerificationError)
+    error.close()
     if error.code == 416:  # the file is shorter now
         drop(part)
         return True

@@ -180,6 +180,14 @@ class Family:
             return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"
 
+    def not_decoder(self, config: Any) -> str | None:
+        """What its layers do that those of a plain decoder, of attention and an MLP each, do not; None without."""
+        if (plain := self.plain(config)) is not None:
+            return plain
+        if switched(config, self.shared_kv):
+            return "attend to the keys of others"
+        return "are without attention" if self.convolves(config) else None
+
     @property
     def draft_layer_parts(self) -> dict[str, str]:
         """Parts of a decoder layer that a draft layer starts as a copy of, by their names in an adapter."""

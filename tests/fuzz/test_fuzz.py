@@ -45,7 +45,7 @@ def test_nothing_but_one_line_comes_out(name: str) -> None:
 
     if name == "request":
         pytest.importorskip("streamspec.serve.api.chat_requests", reason="the server is not installed")
-    outcomes, slowest, failures = run_batch(name, 1, range(100 if name.endswith("_large") else 400))
+    outcomes, slowest, failures = run_batch(name, 1, range(60 if name.endswith("_large") else 250))
     assert not failures, failures[0][1]
     assert len(outcomes) > 1, "every input had the same outcome: the target tells nothing apart"
     assert slowest < 10

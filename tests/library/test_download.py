@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import urllib.request
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_from_https_no_redirect_leads_to_plain_http(served: Served) -> None:
         check_address(served.url, plain=False)
     request = urllib.request.Request("https://example.org/x")
     with pytest.raises(ConfigError, match="expected https"):
-        Redirects().redirect_request(request, None, 302, "", {}, served.url)
+        Redirects().redirect_request(request, (answer := io.BytesIO()), 302, "", {}, served.url)
+    assert answer.closed
     assert Redirects().redirect_request(request, None, 302, "", {}, "https://other.example/x").full_url  # type: ignore[union-attr]
 
 

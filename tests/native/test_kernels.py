@@ -164,6 +164,7 @@ def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
         pytest.skip("no g++-mingw-w64-x86-64-posix and wine64 (Debian) here")
     monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
     monkeypatch.setenv("WINEDEBUG", "-all")
+    monkeypatch.setenv("WINEDLLOVERRIDES", "mscoree,mshtml=")  # no .NET and no browser, which take seconds to set up
     windows = Toolchain(compiler, "x86_64", tmp_path)
     kernels = windows.kernels(portable=("-mfma",))  # MinGW's own fmaf rounds twice
     test = windows.link(

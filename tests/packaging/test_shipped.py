@@ -125,6 +125,18 @@ def test_without_its_adapter_the_demo_says_so_in_one_line(site: Path, tmp_path: 
     )
 
 
+def test_steps_side_by_side_print_whole_and_one_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    run = module(ROOT / "run.py")
+
+    def step(letter: str, code: int) -> int:
+        says = f"import sys, time; [print({letter!r}, flush=True, file=to) or time.sleep(0.01) for to in"
+        return run.call(sys.executable, "-c", f"{says} (sys.stdout, sys.stderr) * 5]; sys.exit({code})")
+
+    assert run.side_by_side({"a": lambda: step("a", 0), "b": lambda: step("b", 3)}) == ["b"]
+    said = capfd.readouterr().out
+    assert "== a\n" + "a\n" * 10 in said and "== b\n" + "b\n" * 10 in said
+
+
 def test_the_oldest_libraries_are_those_that_are_tested() -> None:
     """`run.py lowest` installs exactly the lower bounds of pyproject.toml, torch apart, which CI on GitHub adds."""
     root = Path(__file__).parents[2]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 
@@ -18,47 +19,51 @@ class Stepper:
         self.choices, self.left, self.file, self.inside = list(choices), preemptions, file, inside
         self.options: list[int] = []  # how many there were at each choice
         self.ready: dict[int, Callable[[], bool]] = {}
-        self.goes: list[threading.Semaphore] = []
-        self.back = threading.Semaphore(0)
+        self.goes: list[SimpleQueue[None]] = []
+        self.over: SimpleQueue[None] = SimpleQueue()
         self.failed: list[BaseException] = []
         self.aborted = False
-        self.waits = False
         self.mine = threading.local()
 
     def pause(self, until: Callable[[], bool] = lambda: True, waits: bool = False) -> None:
         """Gives way to another thread, and does not go on before `until`. `waits`: freely, which is no preemption."""
         if self.aborted:
             raise SystemExit
-        self.waits = waits
-        self.ready[self.mine.number] = until
-        self.back.release()
-        self.goes[self.mine.number].acquire()
+        me = self.mine.number
+        self.ready[me] = until
+        if not self._goes_on(me, -1 if waits else me):
+            self.goes[me].get()
         if self.aborted:
             raise SystemExit
 
     def run(self, programs: Sequence[Callable[[], None]]) -> None:
         """Runs all to their end. Raises AssertionError where none of those left can go on, and what they raise."""
-        self.goes = [threading.Semaphore(0) for _ in programs]
+        self.goes = [SimpleQueue() for _ in programs]
         self.ready = {number: lambda: True for number in range(len(programs))}
         threads = [threading.Thread(target=self._body, args=one, daemon=True) for one in enumerate(programs)]
         for thread in threads:
             thread.start()
-        current, stuck = -1, False
-        while self.ready and not self.failed and not stuck:
-            able = [number for number, until in self.ready.items() if until()]
-            stuck = not able
-            if able:
-                current, self.waits = self._next(able, -1 if self.waits else current), False
-                self.goes[current].release()
-                self.back.acquire()
-        self.aborted = True
+        self._goes_on(-1, -1)
+        self.over.get()
+        stuck, self.aborted = bool(self.ready), True
         for number in list(self.ready):
-            self.goes[number].release()
+            self.goes[number].put(None)
         for thread in threads:
             thread.join()
         if self.failed:
             raise self.failed[0]
         assert not stuck, "all wait for each other"
+
+    def _goes_on(self, me: int, current: int) -> bool:
+        """Whether the thread `me` is next; another one is woken, or the caller of `run` where none is."""
+        able = [] if self.failed else [number for number, until in self.ready.items() if until()]
+        if not able:
+            self.over.put(None)
+            return False
+        chosen = self._next(able, current)
+        if chosen != me:
+            self.goes[chosen].put(None)
+        return chosen == me
 
     def _next(self, able: list[int], current: int) -> int:
         order = [current, *(number for number in able if number != current)] if current in able else able
@@ -74,7 +79,7 @@ class Stepper:
 
     def _body(self, number: int, program: Callable[[], None]) -> None:
         self.mine.number = number
-        self.goes[number].acquire()
+        self.goes[number].get()
         try:
             if not self.aborted:
                 sys.settrace(self._trace)
@@ -85,7 +90,8 @@ class Stepper:
         finally:
             sys.settrace(None)
             self.ready.pop(number, None)
-            self.back.release()
+            if not self.aborted:
+                self._goes_on(-1, number)
 
     def _trace(self, frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != self.file and not frame.f_code.co_name.startswith("_leaves"):

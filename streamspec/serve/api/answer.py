@@ -20,8 +20,8 @@ class Answer(Protocol):
     of its schema that it need not keep to."""
 
     media_type: str  # of the stream
-    waited: float
-    left_out: Sequence[str]
+    waited: float = 0.0
+    left_out: Sequence[str] = ()
 
     def push(self, chunk: Chunk) -> Any:
         """Takes the next chunk."""

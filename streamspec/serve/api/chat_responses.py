@@ -17,7 +17,7 @@ from streamspec.runtime import Chunk, Logprob
 from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
-from streamspec.serve.api.answer import EVENTS
+from streamspec.serve.api.answer import EVENTS, Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser
@@ -26,7 +26,7 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length
 NEVER = -9999.0  # OpenAI's log-probability of a token that cannot come: JSON has no infinity
 
 
-class ResponseBuilder:
+class ResponseBuilder(Answer):
     """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
 
     media_type = EVENTS
@@ -39,8 +39,6 @@ class ResponseBuilder:
         self.usage = request.usage  # whether every chunk of the stream has the field, and another one follows them
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
-        self.waited = 0.0  # seconds for a session
-        self.left_out: Sequence[str] = ()  # of the schema
         self._choices: list[Choice] = []
         self._calls = calls
         self._predicted = request.predicted

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
-from streamspec.serve.api.answer import EVENTS
+from streamspec.serve.api.answer import EVENTS, Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
 from streamspec.serve.api.kept_items import KeptItems
@@ -20,7 +20,7 @@ from streamspec.serve.tools.call_parser import CallParser
 Event = dict[str, Any]
 
 
-class ResponseObject:
+class ResponseObject(Answer):
     """Builds the response to one request: `push` every chunk of its answer, or send what `events` makes of them."""
 
     media_type = EVENTS
@@ -41,8 +41,6 @@ class ResponseObject:
         sampling = request.options[0].sampling
         self.echo = {**request.echo, "temperature": sampling.temperature, "top_p": sampling.top_p}
         self.id, self.created = _id("resp"), int(time.time())
-        self.waited = 0.0  # seconds for a session
-        self.left_out: Sequence[str] = ()  # of the schema
         self._choice = Choice(True, tokenizer, 0, calls and calls())
         self._output: list[dict[str, Any]] = []
         self._open = False  # whether the last item of the output goes on

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
-from streamspec.serve.api.answer import EVENTS
+from streamspec.serve.api.answer import EVENTS, Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
 from streamspec.serve.errors import ApiError
@@ -28,7 +28,7 @@ DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinki
 TAIL = 64  # characters of an answer that are looked for before its stop string
 
 
-class AnthropicMessage:
+class AnthropicMessage(Answer):
     """Builds the message that answers one request: `push` every chunk of it, or send what `events` makes of them."""
 
     media_type = EVENTS
@@ -37,8 +37,7 @@ class AnthropicMessage:
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
     ) -> None:
         """`calls`: makes the parser of an answer that may call tools."""
-        self.model, self.adapter, self.waited = request.model, adapter, 0.0
-        self.left_out: Sequence[str] = ()  # of the schema
+        self.model, self.adapter = request.model, adapter
         self.id = f"msg_{secrets.token_hex(12)}"
         self._stops, self._tokenizer = request.options[0].stops, tokenizer
         self._hides_thoughts = bool((request.echo or {}).get("hides_thoughts"))

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from streamspec.runtime import Chunk
+from streamspec.serve.api.answer import Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser, arguments_of
 
 
-class OllamaChat:
+class OllamaChat(Answer):
     """Builds the answer to one chat: `push` every chunk of it, or send what `events` makes of them."""
 
     media_type = "application/x-ndjson"
@@ -26,8 +27,7 @@ class OllamaChat:
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None
     ) -> None:
         """`calls`: makes the parser of an answer that may call tools."""
-        self.model, self.adapter, self.waited = request.model, adapter, 0.0
-        self.left_out: Sequence[str] = ()  # of the schema
+        self.model, self.adapter = request.model, adapter
         self._choice = Choice(True, tokenizer, 0, calls and calls())
         self._logprobs: list[Any] = []
 

@@ -87,11 +87,14 @@ def runner_of(session: Session) -> OrtRunner:
     return runner
 
 
-def plain_logits(runner: OrtRunner, tokens: list[int]) -> np.ndarray:
-    """Logits of every token, read one at a time from an empty cache."""
-    runner.reset()
-    rows = []
-    for token in tokens:
+LONG = np.random.default_rng(0).integers(3, 60, 700).tolist()
+
+
+@pytest.fixture(scope="module")
+def plain(session: Session) -> np.ndarray:
+    """Logits of every token of LONG, read one at a time from an empty cache."""
+    runner, rows = runner_of(session), []
+    for token in LONG:
         rows.append(runner.forward([token], [0], np.zeros((1, 1), np.float32))[0])
         runner.commit([0])
     return np.stack(rows)
@@ -132,10 +135,8 @@ def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundle
     assert not ops.remembers(RECURRENT, StateSizes(2, 6, 16, 32), 9)
 
 
-def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session) -> None:
-    runner, text, rng = runner_of(session), random_tokens(700), np.random.default_rng(1)
-    plain, compared = plain_logits(runner, text), 0
-    runner.reset()
+def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session, plain: np.ndarray) -> None:
+    runner, text, rng, compared = runner_of(session), LONG, np.random.default_rng(1), 0
     while runner.length < len(text) - STATE_BLOCK:
         at = runner.length
         room = SUM_BLOCK - at % SUM_BLOCK  # the runtime keeps trees off these borders
@@ -155,22 +156,23 @@ def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session)
 
 
 @pytest.mark.parametrize("rows", [1, 7, STATE_BLOCK])
-def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(rows: int, session: Session) -> None:
-    runner, text = runner_of(session), random_tokens(420)
-    plain = plain_logits(runner, text)
-    runner.reset()
+def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(
+    rows: int, session: Session, plain: np.ndarray
+) -> None:
+    runner, text = runner_of(session), LONG[:420]
     for at in range(0, len(text), rows):
-        assert np.array_equal(plain_chunk(runner, text[at : at + rows]), plain[at : at + rows])
+        chunk = text[at : at + rows]
+        assert np.array_equal(plain_chunk(runner, chunk), plain[at : at + len(chunk)])
 
 
-def test_a_thousand_drafted_tokens_are_plain_ones(session: Session) -> None:
+def test_hundreds_of_drafted_tokens_are_plain_ones(session: Session) -> None:
     compared = 0
     for seed in range(40):
         text = "".join(np.random.default_rng(seed).choice(list("abcdefghijkl "), PROMPT))
         plain = session.generate(text, max_new_tokens=NEW, speculate=False)
         assert session.generate(text, max_new_tokens=NEW, speculate=True).token_ids == plain.token_ids
         compared += len(plain.token_ids)
-        if compared > 1000:
+        if compared > 600:
             return
     raise AssertionError(f"only {compared} tokens")
 
@@ -190,9 +192,9 @@ def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, session:
     session.generate(TEXT, max_new_tokens=NEW, speculate=True)
     kept = session.cached_tokens[: len(session.cached_tokens) - back]
     prompt = [*kept, 5, 9, 7]
-    ours = session.generate(prompt, max_new_tokens=150, speculate=True).token_ids
+    ours = session.generate(prompt, max_new_tokens=80, speculate=True).token_ids
     runner_of(session)
-    assert ours == session.generate(prompt, max_new_tokens=150, speculate=False).token_ids
+    assert ours == session.generate(prompt, max_new_tokens=80, speculate=False).token_ids
 
 
 def test_after_a_dropped_thought_only_the_turn_is_read_again(session: Session) -> None:

@@ -51,6 +51,17 @@ def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
     return true()
 
 
+def test_the_timer_of_a_model_that_is_gone_ends() -> None:
+    model = Model()
+    model.unloader.limit(60)
+    timer = model.unloader._timer
+    assert timer is not None and timer.is_alive()
+    del model
+    gc.collect()
+    timer.join(5)
+    assert not timer.is_alive()
+
+
 def test_unloading_comes_after_the_last_use_and_not_before() -> None:
     model = Model()
     model.unloader.limit(0.15)

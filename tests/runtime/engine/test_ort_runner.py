@@ -52,7 +52,7 @@ def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) ->
     session = open_session(bundles(precision))
     steps = tokens = 0
     answers = [session.generate(prompt, max_new_tokens=40, speculate=False) for prompt in PROMPTS]
-    for rows in (2, 4, 13, 32):
+    for rows in (2, 13, 32):
         session.policy = replace(session.policy, rows=rows)
         for prompt, plain in zip(PROMPTS, answers, strict=True):
             spec = session.generate(prompt, max_new_tokens=40)

@@ -161,11 +161,11 @@ def test_every_finished_answer_satisfies_its_schema(
 def test_with_every_drafter_constrained_text_is_the_plain_one(bundles: Bundles, bundle: str) -> None:
     session = open_session(bundles(bundle))
     grammar, forced, steps = Grammar.json_schema(PERSON), 0, 0
-    for rows in (2, 5, 16):
+    for rows in (3, 16):
         session.policy = replace(session.policy, rows=rows)
         for sampling in (
             GREEDY,
-            *(Sampling(**HOT, seed=seed) for seed in range(4)),
+            *(Sampling(**HOT, seed=seed) for seed in range(2)),
             Sampling(2.0, top_k=5, min_p=0.05, seed=9),
         ):
             answer = check(session, grammar, sampling=sampling)
@@ -173,7 +173,7 @@ def test_with_every_drafter_constrained_text_is_the_plain_one(bundles: Bundles, 
             jsonschema.validate(json.loads(answer.text), PERSON)
             forced, steps = forced + answer.stats.forced_tokens, steps + answer.stats.steps
             assert "name" in answer.text and list(json.loads(answer.text)) == ["name", "age", "kind"]
-    assert forced > 200 and steps > 30
+    assert forced > 80 and steps > 12
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

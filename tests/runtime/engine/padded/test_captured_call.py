@@ -61,7 +61,7 @@ def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bun
     engine_of(session)
     options: dict[str, Any] = {"max_new_tokens": 40, "sampling": sampling}
     answers = [session.generate(prompt, speculate=False, **options).token_ids for prompt in SOME]
-    for rows in (2, 5, 8):
+    for rows in (3, 8):  # which are padded, and which are not
         session.policy = replace(session.policy, rows=rows)
         for prompt, plain in zip(SOME, answers, strict=True):
             assert session.generate(prompt, **options).token_ids == plain
@@ -73,7 +73,7 @@ def test_answers_are_those_of_the_ordinary_graph(bundle: str, sampling: Sampling
     there, here = (open_on(bundles(f"captured {bundle}"), name) for name in ("device", "cpu"))
     assert isinstance(here.runner, OrtRunner) and isinstance(here.runner._call, DynamicCall)
     steps = tokens = 0
-    for prompt in PROMPTS:
+    for prompt in SOME:
         answers = [session.generate(prompt, max_new_tokens=60, sampling=sampling) for session in (there, here)]
         assert answers[0].token_ids == answers[1].token_ids
         steps, tokens = steps + answers[0].stats.steps, tokens + answers[0].stats.step_tokens
