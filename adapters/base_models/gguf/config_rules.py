@@ -163,7 +163,7 @@ def lfm_experts(keys: Keys, config: Config) -> None:
 
 
 def ernie_experts(keys: Keys, config: Config) -> None:
-    """The first layers, and of the others all but each so-manieth, have an MLP."""
+    """The first layers, and all but every n-th of the others, have an MLP."""
     config["moe_layer_start_index"] = keys.whole("leading_dense_block_count", 0, 0)
     config["moe_layer_interval"] = keys.whole("interleave_moe_layer_step", 1)
     config["moe_num_shared_experts"] = keys.whole("expert_shared_count", 0, 0)
