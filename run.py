@@ -212,7 +212,11 @@ def side_by_side(steps: Mapping[str, Callable[[], int]]) -> list[str]:
     def one(run: Callable[[], int]) -> tuple[int, str]:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as written:
             OUTPUT.set(written)
-            code = run()
+            try:
+                code = run()
+            except Exception as error:  # such as a tool that is not there: the others' output and the result stay
+                written.write(f"run.py: {type(error).__name__}: {error}\n")
+                code = 1
             written.seek(0)
             return code, written.read()
 

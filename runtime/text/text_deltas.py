@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
+from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder, _overlap
 
 if TYPE_CHECKING:
     from streamspec.runtime.stream import Chunk
@@ -24,32 +24,33 @@ class TextDelta(NamedTuple):
 class TextDeltas:
     """Cuts the shown text of one answer by the tokens it came from.
 
-    Text comes later than its tokens: half characters and what may begin a stop string are held back. Blanks at the
-    beginning that are not shown are left out.
+    Text comes later than its tokens: half characters and what may begin a stop string are held back. Blanks that are
+    not shown are left out; what no token spells, such as the line between two messages, belongs to the next one.
     """
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._held: deque[TextDelta] = deque()  # text of tokens that came but is not shown yet
-        self._begun = False
 
     def push(self, tokens: Sequence[int], drafted: Sequence[bool], shown: str) -> list[TextDelta]:
         """Cuts `shown`, the text that became certain with these tokens, into pieces; joined, they
         equal `shown`."""
         for token, was in zip(tokens, drafted, strict=True):
             self._held.append(TextDelta(self._detokenizer.push(token), was))
-        out, left = [], len(shown)
-        while self._held and (left or not self._held[0].text):
+        out = []
+        while self._held and (shown or not self._held[0].text):
             text, was = self._held.popleft()
-            if not self._begun and not shown.startswith(text[:left]):
+            at = 0
+            if not shown.startswith(text[: len(shown)]):
                 text = text.lstrip()
-            self._begun |= bool(text)
-            out.append(TextDelta(text[:left], was))
+                at = shown.find(text) if text in shown else (len(shown) - _overlap(shown, text)) % len(shown)
+            end, left = at + len(text), len(shown) - at
+            out.append(TextDelta(shown[:end], was))
             if len(text) > left:
                 self._held.appendleft(TextDelta(text[left:], was))
-            left -= min(left, len(text))
-        if left:  # the end of a character that never came whole
-            out.append(TextDelta(shown[-left:], bool(drafted) and drafted[-1]))
+            shown = shown[end:]
+        if shown:  # the end of a character that never came whole
+            out.append(TextDelta(shown, bool(drafted) and drafted[-1]))
         return out
 
 

@@ -39,6 +39,7 @@ class Thought:
         self._begin, self._end, *self._heads = (text.encode() for text in (tags.begin, tags.end, *tags.heads))
         self.begin, self.end, *heads = (self.ids(text) for text in (tags.begin, tags.end, *tags.heads))
         self.heads, self.efforts = tuple(heads), tags.efforts
+        self._marks = tuple(self.bytes_of(ids[0]) for ids in (self.begin, self.end, *heads) if ids)
         self._beyond: dict[bytes, list[int]] = {}
         self._thinking: dict[bytes, list[int]] = {}
         self.shown_end = tokenizer.decode(self.end)  # what is left of the end tag in a text
@@ -114,7 +115,7 @@ class Thought:
         for tag, phase in ((self._begin, WITHIN), *((head, AFTER) for head in self._heads)):
             if tag and said.startswith(tag):
                 return Place(phase, inside=place.inside), said[len(tag) :]
-        if any(tag.startswith(said) for tag in (self._begin, *self._heads)):
+        if any(tag.startswith(said) for tag in (self._begin, *self._heads)) and self._marked(said):
             return place._replace(held=data, run=place.run + 1), None
         return Place(AFTER, inside=place.inside), None
 
@@ -122,8 +123,13 @@ class Thought:
         """The same within a message that is text. Its end tag begins with a token."""
         if data.startswith(self._end):
             return Place(BEFORE, inside=place.inside), data[len(self._end) :]
-        held = next((part for part in (data, data[len(place.held) :]) if part and self._end.startswith(part)), b"")
+        parts = (data, data[len(place.held) :])
+        held = next((part for part in parts if part and self._end.startswith(part) and self._marked(part)), b"")
         return place._replace(held=held), None
+
+    def _marked(self, data: bytes) -> bool:
+        """Tells whether `data` may begin a tag: those of messages begin with a token, not with a part of its text."""
+        return not (self._heads and data) or data.startswith(self._marks)
 
     def _within(self, place: Place, data: bytes) -> tuple[Place, bytes | None]:
         """`data`: the bytes of a token after those that are held."""

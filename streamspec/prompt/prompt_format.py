@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import takewhile
 from typing import Any
 
 from streamspec.errors import ConfigError, DataError
@@ -110,28 +110,43 @@ def _in_its_spelling(
     first: str | None = None
     wanted = [name for message in messages for name in map(function_name, message.get("tool_calls") or ())]
     wanted += [m["content"].strip() for m in messages if m["role"] == "user" and m["content"]][-1:]
-    described = [_described(tool) for tool in tools or ()]
-    several = any(len(message.get("tool_calls") or ()) > 1 for message in messages)
-    shown = product([tools, described] if described != list(tools or ()) else [tools], _spellings(messages))
-    for listed, spelt in shown:
-        try:
-            text = render_chat(spelt, template, specials, listed, prompt)
-            left_out = several and _left_out(spelt, template, specials, listed, prompt)
-        except (ConfigError, DataError) as error:
-            failure = failure or error
-            continue
-        if left_out:
-            failure = failure or DataError(
-                f"the chat template leaves out a call of {left_out}", "one call in a message", "send calls one by one"
-            )
-            continue
-        if all(part in text for part in wanted) and LISTED not in text:
-            return text
-        first = first or text
+    for described in (False, True)[: 1 + bool(tools)]:
+        if described and failure is None:  # descriptions were not missed
+            break
+        listed = [_described(tool) for tool in tools or ()] if described else tools
+        for told in _tellings(messages):
+            several = any(len(message.get("tool_calls") or ()) > 1 for message in told)
+            for spelt in _spellings(told):
+                try:
+                    text = render_chat(spelt, template, specials, listed, prompt)
+                    left_out = several and _left_out(spelt, template, specials, listed, prompt)
+                except (ConfigError, DataError) as error:
+                    failure = failure or error
+                    continue
+                if left_out:
+                    failure = failure or DataError(
+                        f"the chat template leaves out a call of {left_out}",
+                        "one call in a message",
+                        "send calls one by one",
+                    )
+                    break
+                if all(part in text for part in wanted) and LISTED not in text:
+                    return text
+                first = first or text
     if first is None:
         assert failure is not None
         raise failure
     return first
+
+
+def _tellings(messages: list[Message]) -> Iterator[list[Message]]:
+    """Yields the messages as they are, and as templates take them that know less of calls."""
+    yield messages
+    for change in (_one_by_one, _words_in_thoughts):
+        changed = change(messages)
+        if changed != messages:
+            yield changed
+        messages = changed
 
 
 def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
@@ -147,16 +162,12 @@ def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
         if silent:
             yield [{**m, "content": m["content"] or ""} for m in written]
     yield [{**m, "content": [{"type": "text", "text": m["content"] or ""}]} for m in messages]
-    changed = _one_by_one(messages)
-    changed = _words_in_thoughts(messages) if changed == messages else changed
-    if changed != messages:
-        yield from _spellings(changed)
 
 
 def _one_by_one(messages: list[Message]) -> list[Message]:
     """Returns messages with one call in each, its results after it: some templates know no others."""
     told, waiting = list[Message](), dict[Any, list[Message]]()  # results, by the ids of calls that came before them
-    for message in messages:
+    for message in _numbered(messages):
         if message["role"] == "tool" and (results := waiting.get(message.get("tool_call_id"))) is not None:
             results.append(message)
             continue
@@ -171,6 +182,24 @@ def _one_by_one(messages: list[Message]) -> list[Message]:
     return told + [said for group in waiting.values() for said in group]
 
 
+def _numbered(messages: list[Message]) -> list[Message]:
+    """Returns messages with ids where several calls in one have none. Results answer them in turn, if as many."""
+    out, count = [*messages], 0
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2 or any(call.get("id") for call in calls):
+            continue
+        ids = [f"call{count + i:05d}" for i in range(len(calls))]  # other lengths some templates refuse
+        count += len(calls)
+        out[at] = {**message, "tool_calls": [{**call, "id": i} for call, i in zip(calls, ids, strict=True)]}
+        results = list(takewhile(lambda m: m["role"] == "tool", messages[at + 1 :]))
+        if len(results) == len(ids):
+            out[at + 1 : at + 1 + len(ids)] = [
+                {"tool_call_id": i, **result} for i, result in zip(ids, results, strict=True)
+            ]
+    return out
+
+
 def _words_in_thoughts(messages: list[Message]) -> list[Message]:
     """Returns messages with the words before calls at the end of the thought: some templates take one of them alone."""
     return [
@@ -182,25 +211,28 @@ def _words_in_thoughts(messages: list[Message]) -> list[Message]:
 
 
 def _left_out(messages: Sequence[Message], *rest: Any) -> str:
-    """Returns the name of a function a call of which a template does not show, though it may show others of it; ""
-    where it shows all."""
-    names, probes = list[str](), list[Message]()
-    for message in messages:
+    """Returns the name of a function a call of which a template does not show, though it shows another one of the same
+    message; "" where there is none."""
+    names, probes = list[list[str]](), list[Message]()
+    for n, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
-        functions = [
-            {**call.get("function", call), "name": f"call{len(names) + i}shown"} for i, call in enumerate(calls)
-        ]
+        functions = [{**call.get("function", call), "name": f"call{n}of{i}shown"} for i, call in enumerate(calls)]
         numbered = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
         probes.append({**message, "tool_calls": numbered} if calls else message)
-        names += map(function_name, calls)
+        names.append([function_name(call) for call in calls])
     text = render_chat(probes, *rest)
-    return next((name for i, name in enumerate(names) if f"call{i}shown" not in text), "")
+    for n, called in enumerate(names):
+        hidden = [name for i, name in enumerate(called) if f"call{n}of{i}shown" not in text]
+        if 0 < len(hidden) < len(called):
+            return hidden[0]
+    return ""
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(inner := tool.get("function"), Mapping):
-        return {**tool, "function": _described(inner)}
-    return {"name": tool["name"], "description": "", **tool}
+    """The tool, which has a name, with a description, if an empty one."""
+    inner = tool.get("function", tool)
+    described = {"name": "", "description": "", **inner} | {"description": inner.get("description") or ""}
+    return described if inner is tool else {**tool, "function": described}
 
 
 def _for_template(message: Message) -> Message:
@@ -321,6 +353,9 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     fields = {name: value for name, value in message.items() if value is not None and value != []}
     if not isinstance(fields.get("tool_calls", []), list):
         raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
+    ids = [message.get("tool_call_id"), *(c.get("id") for c in fields.get("tool_calls", ()) if isinstance(c, Mapping))]
+    if not all(isinstance(id_, (str, int, type(None))) for id_ in ids):
+        raise DataError(f"{where} with an id that is no text", "a string", "correct the messages")
     texts = [text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)]
     if all(texts):
         raise DataError(f"{where} with content and refusal", "one of them", "leave one out")

@@ -132,8 +132,14 @@ def test_steps_side_by_side_print_whole_and_one_that_fails_is_named(capfd: pytes
         says = f"import sys, time; [print({letter!r}, flush=True, file=to) or time.sleep(0.01) for to in"
         return run.call(sys.executable, "-c", f"{says} (sys.stdout, sys.stderr) * 5]; sys.exit({code})")
 
-    assert run.side_by_side({"a": lambda: step("a", 0), "b": lambda: step("b", 3)}) == ["b"]
+    def torn() -> int:
+        step("c", 0)
+        return int(run.call("no-such-tool"))
+
+    steps = {"c": torn, "a": lambda: step("a", 0), "b": lambda: step("b", 3)}
+    assert sorted(run.side_by_side(steps)) == ["b", "c"]
     said = capfd.readouterr().out
+    assert "== c\n" + "c\n" * 10 + "run.py: FileNotFoundError: " in said and "'no-such-tool'\n" in said
     assert "== a\n" + "a\n" * 10 in said and "== b\n" + "b\n" * 10 in said
 
 

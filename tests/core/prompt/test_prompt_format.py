@@ -6,7 +6,8 @@ import time
 import pytest
 
 from streamspec.errors import ConfigError, DataError
-from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt import prompt_format
+from streamspec.prompt.prompt_format import PromptFormat, render_chat
 
 CHATML = (
     "{%- for message in messages %}\n"
@@ -225,6 +226,39 @@ def test_tools_reach_the_template_or_are_refused_by_name() -> None:
         PromptFormat("raw").render("a", tools=[SCHEMA])
     with pytest.raises(DataError, match="a tool '{}'"):
         PromptFormat("chat").render("a", template, tools=[{}])
+
+
+def test_a_template_without_calls_takes_several_as_it_takes_one() -> None:
+    both = {"role": "assistant", "content": "b", "tool_calls": [CALL, CALL]}
+    assert PromptFormat("chat").render([CALLING[0], both], CHATML).count("b<|im_end|>") == 1
+
+
+def test_a_refusal_of_several_calls_takes_few_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [{**CALL, "id": "same"}] * 2
+    both = [{"role": "assistant", "content": None, "thinking": "Hm", "tool_calls": calls}] * 9
+    first = "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endfor %}"
+    rendered = list[object]()
+    monkeypatch.setattr(prompt_format, "render_chat", lambda *a: rendered.append(a) or render_chat(*a))
+    with pytest.raises(DataError, match="leaves out a call of weather"):
+        PromptFormat("chat").render([CALLING[0], *both], first, tools=[SCHEMA])
+    assert len(rendered) <= 4
+
+
+def test_tools_without_a_description_get_one_where_the_template_needs_it() -> None:
+    template = "{% for tool in tools %}{{ tool.function.name + tool.function.description + '|' }}{% endfor %}"
+    for more in ({}, {"description": None}, {"function": {}}):
+        tool = {"function": {"name": "weather"} | more}
+        assert PromptFormat("chat").render("a", template, tools=[tool]) == "weather|"
+    flat = {"name": "weather", "description": None}
+    assert PromptFormat("chat").render("a", template.replace(".function", ""), tools=[flat]) == "weather|"
+
+
+def test_ids_of_calls_are_text() -> None:
+    result = {"role": "tool", "content": "a", "tool_call_id": ["x"]}
+    for message in ({**CALLING[1], "tool_calls": [CALL, {**CALL, "id": ["x"]}]}, result):
+        for kind in ("raw", "chat"):
+            with pytest.raises(DataError, match="message 0 with an id that is no text"):
+                PromptFormat(kind).render([message], CHATML)
 
 
 def test_text_marked_as_safe_leaves_its_neighbours_alone() -> None:

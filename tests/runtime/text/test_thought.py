@@ -137,12 +137,18 @@ def test_channels_of_gpt_oss() -> None:
         (f"{words}I see.{tags.end} to=x", ("", "I see. to=x")),
         (f"{said}{tags.end[:-3]}", ("Hm.", "So.")),
         (f"{said}<|end|>!", ("Hm.", "So.!")),
+        (f"{said} <x< <|<", ("Hm.", "So. <x< <|<")),
+        ("<", ("", "<")),
         (f"{tags.begin}Hm.{tags.end}{final[:-13]}", ("Hm.", "")),
     ):
         for size in (1, 2, 7, 100):
             stream, ids = AnswerText(tokenizer, [], thought, []), tokenizer.encode(text, add_special_tokens=False).ids
             pieces = [*(stream.push(ids[i : i + size]) for i in range(0, len(ids), size)), stream.finish()]
             assert ("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces)) == wanted
+            kinds = [kind for piece in pieces for kind in piece.thought or ()]
+            assert all(
+                kind is False for i, kind in zip(ids, kinds, strict=False) if tokenizer.decode([i]) in set("<x!")
+            )
 
 
 # ---- decoding

@@ -39,6 +39,10 @@ CALLS = (
     "<|channel|>commentary to=functions.get_weather<|message|>",
 )
 NUMBER: Any = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False}
+ONE_CALL = (
+    "{% for m in messages %}{{ m.content or '' }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}"
+)
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBER}}
 
 
@@ -74,6 +78,10 @@ def told(server: Running, **fields: Any) -> tuple[str, str, list[tuple[str, Any]
         for chunk in create(**given, **body, stream=True):
             delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
             thought, text = thought + getattr(delta, "reasoning_content", ""), text + (delta.content or "")
+            if given["tools"] is openai.NOT_GIVEN:  # else the text holds calls, too
+                of_thought = chunk.streamspec.get("reasoning", {"tokens": []})["tokens"]
+                shown = (getattr(delta, "reasoning_content", ""), delta.content or "")
+                assert ("".join(of_thought), "".join(chunk.streamspec["tokens"])) == shown
             for call in delta.tool_calls or ():
                 one = pieces.setdefault(call.index, ["", ""])
                 one[0], one[1] = one[0] + (call.function.name or ""), one[1] + (call.function.arguments or "")
@@ -103,7 +111,7 @@ def test_forced_calls_begin_after_the_thought_and_keep_to_their_schema(serve: Se
 
 
 def test_words_that_spell_a_recipient_are_content_and_schemas_are_the_final_messages(serve: Serve) -> None:
-    words = "Write to=functions.get_weather, or to=functions. END"
+    words = "Write to=functions.get_weather, or a<b, <| to=functions. END <"
     server = serve(THOUGHT + FINAL + words)
     assert told(server) == told(server, tools=[{**CLOCK}]) == ("Ask to=functions.get_weather, END.", words, [], "stop")
     assert json.loads(told(server, response_format=FORMAT)[1]) == {"n": 1}
@@ -112,6 +120,13 @@ def test_words_that_spell_a_recipient_are_content_and_schemas_are_the_final_mess
     assert budget[0] == "Ask"
     with pytest.raises(openai.BadRequestError, match="reasoning_effort 'minimal'; expected none or low"):
         told(server, reasoning_effort="minimal")
+
+
+def test_pieces_of_several_messages_are_their_text(serve: Serve) -> None:
+    server = serve(THOUGHT + SAID + THOUGHT + FINAL + "Hello you<")
+    thought = "Ask to=functions.get_weather, END."
+    wanted = (f"{thought}\n\n{thought}", "Let me see.\n\nHello you<", [], "stop")
+    assert told(server, tools=openai.NOT_GIVEN) == wanted
 
 
 def test_tags_that_are_no_tokens_are_refused(serve: Serve) -> None:
@@ -138,3 +153,8 @@ def test_a_template_of_one_call_in_a_message_shows_several_one_after_another() -
     again = [{**both, "content": None, "tool_calls": [call("a", 0), call("a", 0)]}]
     with pytest.raises(DataError, match="leaves out a call of a"):
         PromptFormat("chat").render([*user("?"), *again], TEMPLATE)
+    nameless = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": n}} for n in "ab"]}]
+    for results, order in ((["1", "2"], "a1b2"), (["1 and 2"], "ab1 and 2"), ([], "ab")):
+        asked = [*user("?"), *nameless, *({"role": "tool", "content": result} for result in results)]
+        shown = PromptFormat("chat").render(asked, ONE_CALL)
+        assert shown == f"?{order}"
