@@ -118,6 +118,13 @@ def read_rows(parameter: Tensor, rows: slice | NDArray[Any] | Tensor) -> Tensor:
     return torch.from_numpy(lazy.stored.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
 
 
+def read_expert(parameter: Tensor, number: int, second: bool) -> Tensor:
+    """A map of one expert out of a stack that is still in its file: float32 [out, in]; the `second` of its two."""
+    lazy: LazyTensor = getattr(parameter, LAZY)
+    parts = lazy.stored.parts
+    return torch.from_numpy(parts[number * (len(parts) // len(parameter)) + second].values())
+
+
 def fill(parameters: Iterable[Tensor]) -> None:
     """Reads the parameters that are still in their file, but for those that were given up."""
     for parameter in parameters:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
@@ -97,6 +98,25 @@ def test_a_model_in_float32_is_not_copied(family: str) -> None:
     model = tiny_model(family)
     decoder = ReferenceModel(model).decoder
     assert decoder.layer(0) is decoder.layers[0]
+
+
+MIXTURES = ["qwen3 with experts", "mixtral", "granite with experts", "ernie with experts"]
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    _, architecture, keys, tensors = made(case)
+    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    read = load_model(resolve_base(file, lambda line: None), None, whole=False)
+    folder = loaded(as_folder(file), None, torch.float32, False)
+    ours, theirs = (ModelSource(model, describe(model)) for model in (read, folder))
+    mixture = theirs.spec.mixture
+    assert mixture is not None
+    for number in (0, mixture.count - 1):
+        for part in (GATE, UP, DOWN):
+            name = f"{theirs.spec.weight_name(mixture.layers[0], mixture.expert(number, part))}.weight"
+            np.testing.assert_array_equal(ours.weight(name), theirs.weight(name))
 
 
 @pytest.mark.parametrize("lora", [None, {}, {"use_dora": True}], ids=str)
