@@ -72,7 +72,7 @@ def load_lazily(
 ) -> PreTrainedModel:
     """Loads the base's model in `dtype`, as `load_causal_lm`. Where the weights are in a GGUF file (`base.stored_in`)
     and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding and
-    head, for `read_rows`. `parameters`: of the file, as `read_parameters` gives them.
+    head, for `read_rows` or until they are called. `parameters`: of the file, as `read_parameters` gives them.
     """
     if base.stored_in is None:
         return load_causal_lm(base.path, dtype=dtype, **options)
@@ -92,6 +92,9 @@ def load_lazily(
     named = dict(model.named_parameters())
     for name, one in later.items():
         setattr(named[name], LAZY, one)
+    if tables:
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.register_forward_pre_hook(lambda module, _: fill(module.parameters()))
     return model
 
 
