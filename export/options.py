@@ -141,7 +141,7 @@ class ExportOptions:
     @property
     def head(self) -> Path | None:
         """The folder of a published drafter."""
-        return None if self.drafter in (None, NO_DRAFTER) else Path(self.drafter)
+        return None if self.drafter is None or str(self.drafter) == NO_DRAFTER else Path(self.drafter)
 
     @property
     def base_alone(self) -> bool:
