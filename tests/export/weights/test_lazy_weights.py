@@ -15,7 +15,7 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
-from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
 from tests.support.gguf_cases import as_folder, made
@@ -83,6 +83,14 @@ def test_a_layer_with_its_lora_merged_leaves_the_model_alone_and_serves_every_re
     parts = (at_rest.base_layer, at_rest.lora_B["default"], at_rest.lora_A["default"])
     base, b, a = (part.weight.float() for part in parts)
     assert torch.equal(read.self_attn.q_proj.weight, base + b @ a * at_rest.scaling["default"])
+
+
+def test_which_layers_attend_is_asked_of_the_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Float32Decoder(tiny_model("lfm2").bfloat16())
+    monkeypatch.setattr(Float32Decoder, "layer", lambda *_: pytest.fail("a copy of a layer"))
+    attend = [kind == "full_attention" for kind in decoder.model.config.layer_types]
+    assert [decoder.rotates(layer) for layer in range(len(attend))] == attend and len({*attend}) == 2
+    assert decoder.last_attention == max(layer for layer, attends in enumerate(attend) if attends)
 
 
 def test_rows_of_a_table_come_out_in_float32() -> None:
