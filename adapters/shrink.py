@@ -46,6 +46,8 @@ def shrink(adapter: Path, out: Path, rank: int | None = None, bits: int | None =
     """
     if bits not in (None, 8) or (rank is None and bits is None):
         raise ConfigError(f"rank {rank}, bits {bits}", "a rank, bits of 8, or both", "add --rank or --bits 8")
+    if rank is not None and rank < 1:
+        raise ConfigError(f"rank = {rank}", "at least 1", "choose a higher --rank")
     if out.exists() or adapter.resolve() in out.resolve().parents:
         raise AdapterError(f"{out} is there already, or inside the adapter", "a new folder", "choose another --out")
     read_adapter(adapter)

@@ -18,6 +18,7 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
     from transformers import AutoTokenizer
 
+    from streamspec.adapters.base_models.gguf.lazy_tensors import fill
     from streamspec.adapters.base_models.resolve import resolve_base
     from streamspec.adapters.dataset.token_rows import joined
     from streamspec.adapters.drafters.drafting_model import TargetModel
@@ -35,6 +36,7 @@ def train(arguments: argparse.Namespace) -> None:
     base = resolve_base(arguments.base)
     model = load_model(base, read_adapter(arguments.target_adapter) if arguments.target_adapter else None)
     model.model.layers = model.model.layers[: arguments.layers]
+    fill(model.parameters())  # a GGUF file's, which would be read anew for each call
     model.config.num_hidden_layers = arguments.layers
     model.config.layer_types = None
     model.model.layers.requires_grad_(True)

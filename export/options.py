@@ -141,7 +141,7 @@ class ExportOptions:
     @property
     def head(self) -> Path | None:
         """The folder of a published drafter."""
-        return None if self.drafter in (None, NO_DRAFTER) else Path(self.drafter)
+        return None if self.drafter is None or str(self.drafter) == NO_DRAFTER else Path(self.drafter)
 
     @property
     def base_alone(self) -> bool:
@@ -221,7 +221,7 @@ def check_family(base: BaseConfig, found: str) -> None:
     """Raises ConfigError for `found` where no bundles of this base but plain ones for CPUs are made."""
     if (plain := FAMILIES[base.model_type].plain(base)) is not None:
         found = f"{found} for {base.model_type}, whose layers {plain}"
-        expected = "a plain bundle for CPUs: tokens are drafted without a drafter"
+        expected = "a plain bundle for CPUs: no drafter is trained, or taken from elsewhere"
         raise ConfigError(found, expected, "leave it out, or choose another base")
 
 

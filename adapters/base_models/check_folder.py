@@ -21,7 +21,7 @@ from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
-from streamspec.model_families import FAMILIES, turned_back
+from streamspec.model_families import family_of, turned_back
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
 # Tables that older versions of transformers saved and newer ones compute.
@@ -65,7 +65,7 @@ def left_out(folder: Path, family: str) -> tuple[str, ...]:
     source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN)
     if (model_type := str(source.get("model_type"))) not in TEXT_PARTS:
         return ()
-    stack, drafter = TEXT_PARTS[model_type].stack, FAMILIES[family].mtp or ""
+    stack, drafter = TEXT_PARTS[model_type].stack, family_of(family, f"{folder} is").mtp or ""
     others = (tensor.name for tensor in stored_tensors(folder) if not text_name(tensor.name, stack))
     modules = {name.removeprefix("model.").partition(".")[0] for name in others}
     return tuple(sorted(modules - {drafter.removesuffix(".")}))

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_expert
+
 EXPERT = re.compile(r"(.+)\.(\d+)\.(gate|up|down)_proj")  # below a layer: the module, an expert's number, its map
 
 
@@ -28,6 +30,8 @@ def expert_tensor(layer: nn.Module, path: str, kind: str) -> Tensor | None:
     tensor = getattr(experts, stacked if kind == "weight" else f"{stacked}_{kind}", None)
     if tensor is None:
         return None
+    if is_hollow(tensor):  # gate and up of an expert lie one after the other, as `is_concatenated`
+        return read_expert(tensor, number, part == "up")
     own: Tensor = tensor[number].detach()
     if kind == "weight" and getattr(experts, "is_transposed", False):
         own = own.T

@@ -117,18 +117,22 @@ class HFDecoder:
 
     def rotates(self, index: int) -> bool:
         """Tells whether layer `index` rotates queries and keys."""
-        return self.conv(index) is None and layer_rotates(self.model.config, self.family, index)
+        return self._attends(index) and layer_rotates(self.model.config, self.family, index)
 
     @property
     def last_attention(self) -> int:
         """The last layer that attends to keys of its own, as which a draft layer starts."""
         layers = enumerate(self.kv_sources)
-        return max(index for index, source in layers if source == index and self.conv(index) is None)
+        return max(index for index, source in layers if source == index and self._attends(index))
 
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
+        return None if self._attends(index) else getattr(self.layer(index), str(self.family.conv))
+
+    def _attends(self, index: int) -> bool:
+        """By the module at rest: `layer` may compute all of its weights."""
         name = self.family.conv
-        return getattr(self.layer(index), name) if name and hasattr(self.layers[index], name) else None
+        return not (name and hasattr(self.layers[index], name))
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for the model's own passes."""

@@ -38,16 +38,16 @@ from streamspec.export.spec.draft_spec import DraftSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Drafter:
-    """Reads, writes and compares the drafters of one method. `read` takes an adapter's section, its tensors, which are
-    as `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and
-    how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it to a swappable graph;
-    `whole_model`: its reference needs the whole base in float32, not layer by layer."""
+    """Reads, writes and compares the drafters of one method. `read`, where adapters hold them, takes an adapter's
+    section, its tensors, which are as `shapes` says, and the fields that all specs share; `nodes` the decoder, the
+    spec, the number of candidates and how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it
+    to a swappable graph; `whole_model`: its reference needs the whole base in float32, not layer by layer."""
 
     spec: type[DraftSpec]
-    shapes: Callable[[AdapterSection], Shapes]
-    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
+    shapes: Callable[[AdapterSection], Shapes] | None = None
+    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec] | None = None
     swappable: bool = False
     whole_model: bool = False
 
@@ -102,15 +102,11 @@ DRAFTERS = {
 # No adapter holds these: `published` and `mtp` read them.
 PUBLISHED_BLOCK = Drafter(
     spec=PublishedBlockSpec,
-    shapes=dflash.shapes,
-    read=dflash.read,
     nodes=PublishedBlockPass,
     reference="published.reference:PublishedBlockReference",
 )
 SHIPPED_LAYER = Drafter(
     spec=MtpSpec,
-    shapes=draft_layer.shapes,
-    read=draft_layer.read,
     nodes=MtpPass,
     reference="mtp.reference:MtpReference",
 )
@@ -124,4 +120,5 @@ def row_of(spec: DraftSpec) -> Drafter:
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     """The drafter of an adapter. All wrong or missing tensors are named in one error."""
     row = DRAFTERS[adapter.method]
+    assert row.shapes is not None and row.read is not None, adapter.method
     return read_section(adapter, spec, row.shapes, row.read)

@@ -21,7 +21,7 @@ from streamspec.export.layers.heads import AttentionHeads, Linear
 from streamspec.export.layers.mlp.registry import MLPS
 from streamspec.export.layers.per_layer_input import layer_end
 from streamspec.export.native.layout import TILE
-from streamspec.export.native.operators import NativeOps
+from streamspec.export.native.operators import ACTIVATIONS, NativeOps
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
@@ -210,10 +210,14 @@ class Decoder(AttentionHeads):
             importance=lambda: self.source.importance(names[0]),
             rounded=lambda: chosen.rounded(names),
             mix=self.source.mixed(names[0]),
-            gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
+            gated=modules == self.spec.family.up and self.gates(out),
             drafter=self.drafter,
             stored=lambda: _stored(chosen, weights),
         )
+
+    def gates(self, outputs: int) -> bool:
+        """Whether native operators apply activation and gate of the MLP to so many outputs of its first map."""
+        return self.spec.family.gated and self.spec.activation in ACTIVATIONS and outputs % TILE == 0
 
     def bias(self, g: Scope, layer: int, modules: tuple[str, ...]) -> str:
         """The stacked biases of `modules`; '' where none of them has one."""

@@ -75,6 +75,9 @@ def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_pat
     out = tmp_path / "small"
     with pytest.raises(ConfigError, match="less than the rank of a LoRA"):
         shrink(adapter, out, 6)
+    for rank in (0, -1):
+        with pytest.raises(ConfigError, match=f"rank = {rank}; expected at least 1"):
+            shrink(adapter, out, rank)
     with pytest.raises(AdapterError, match="inside the adapter"):
         shrink(adapter, adapter / "small", 2)
     with pytest.raises(AdapterError, match=r"streamspec_config\.json"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+import torch
 
 from streamspec.export import export_bundle
+from streamspec.runtime import load
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
@@ -33,6 +36,21 @@ def test_a_table_that_is_only_looked_up_lies_in_no_tiles(tmp_path: Path) -> None
     stored = [{one.name: tuple(one.dims) for one in graph.graph.initializer} for graph in graphs]
     assert stored[0]["model.embed_tokens.weight.int8"] == stored[1]["model.embed_tokens.weight.int8"]
     assert len(stored[0]["model.embed_tokens.weight.int8"]) == 2 and len(stored[1]["lm_head.weight.int6"]) == 6
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_gate_with_an_activation_of_standard_nodes_is_left_to_them(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, hidden_act="gelu", intermediate_size=64)
+    model.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    export_bundle(tmp_path / "base", None, tmp_path / "bundle", "int8", measure=False, progress=lambda line: None)
+    tokens = list(range(20, 45))
+    session = load(tmp_path / "bundle", threads=1, tree="plain", provider="native", cache_dir=tmp_path)
+    found = session.runner.score(tokens)
+    session.close()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(found - expected).mean() < 0.12 * np.abs(expected).mean()  # with silu: 0.25
 
 
 @pytest.mark.parametrize("method", ["", "eagle", "jakiro"])

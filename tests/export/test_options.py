@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from streamspec.cli import app
+from streamspec.cli import export as command
 from streamspec.errors import ConfigError
 from streamspec.export import ExportOptions, HeldOut, StoreFiles, Target, export_bundle
 from streamspec.export.options import DELTA, MERGED, ExportKwargs
@@ -75,6 +78,15 @@ def test_another_kind_of_export_refuses_each_option_of_bundles_by_its_flag(tmp_p
         with pytest.raises(ConfigError, match=f"--swappable and {flag}; expected one of them; leave one out"):
             ExportOptions(**options).check_unused("--swappable")
     ExportOptions(precision="int4", force=True, kv_cache_dtype="float16", allow_base_mismatch=True).check_unused("--as")
+
+
+def test_none_is_no_folder_on_the_command_line_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = dict[str, Path | None]()
+    monkeypatch.setattr(command, "write_bundle", lambda *given: heads.update({str(given[3].drafter): given[3].head}))
+    for name in ("none", "folder"):
+        words = ["export", "--base", "b", "--out", "o", "--drafter", name]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert heads == {"none": None, "folder": Path("folder")}
 
 
 def test_keywords_take_precedence_over_the_options_beside_them(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def load_lazily(
 ) -> PreTrainedModel:
     """Loads the base's model in `dtype`, as `load_causal_lm`. Where the weights are in a GGUF file (`base.stored_in`)
     and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding and
-    head, for `read_rows`. `parameters`: of the file, as `read_parameters` gives them.
+    head, for `read_rows` or until they are called. `parameters`: of the file, as `read_parameters` gives them.
     """
     if base.stored_in is None:
         return load_causal_lm(base.path, dtype=dtype, **options)
@@ -92,6 +92,9 @@ def load_lazily(
     named = dict(model.named_parameters())
     for name, one in later.items():
         setattr(named[name], LAZY, one)
+    if tables:
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.register_forward_pre_hook(lambda module, _: fill(module.parameters()))
     return model
 
 
@@ -116,6 +119,13 @@ def read_rows(parameter: Tensor, rows: slice | NDArray[Any] | Tensor) -> Tensor:
     """Some rows of a table that is still in its file: float32 [rows, columns]."""
     lazy: LazyTensor = getattr(parameter, LAZY)
     return torch.from_numpy(lazy.stored.rows(rows if isinstance(rows, slice) else np.asarray(rows)))
+
+
+def read_expert(parameter: Tensor, number: int, second: bool) -> Tensor:
+    """A map of one expert out of a stack that is still in its file: float32 [out, in]; the `second` of its two."""
+    lazy: LazyTensor = getattr(parameter, LAZY)
+    parts = lazy.stored.parts
+    return torch.from_numpy(parts[number * (len(parts) // len(parameter)) + second].values())
 
 
 def fill(parameters: Iterable[Tensor]) -> None:

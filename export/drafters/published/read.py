@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from streamspec.adapters.base_models.weight_files import stored_tensors
-from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.export.described_base import DescribedBase
@@ -56,7 +55,7 @@ def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> 
     """The layer that the base's checkpoint holds, None where there is none that is computed here: `say` gets a line
     that tells which."""
     begin, base = spec.family.mtp, described.base
-    if begin is None or base.gguf is not None:
+    if begin is None or base.gguf or base.stored_in:
         return None
     found = {one.name.removeprefix(begin): one for one in stored_tensors(base.path) if one.name.startswith(begin)}
     if not found:
@@ -67,8 +66,6 @@ def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> 
             raise AdapterError(f"{len(layers)} of them", "one, which goes on from its own states", NO_DRAFTER)
         if spec.mixture is not None:
             raise AdapterError(f"those of {spec.model_type}", "one beside a model without experts", NO_DRAFTER)
-        if not has_torch():
-            raise AdapterError("no PyTorch", "the extra export", NO_DRAFTER)
         tensors = checked(base.path, found, lambda _: shapes(spec))
     except AdapterError as error:
         say(f"the checkpoint's MTP layers (multi-token prediction), left out: {error.found}; expected {error.expected}")

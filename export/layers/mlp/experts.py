@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.export.native.layout import TILE
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.spec.mixture_spec import DOWN, GATE, UP, MixtureSpec
@@ -127,7 +126,7 @@ def _stack(decoder: Decoder, mixture: MixtureSpec, layer: int, parts: tuple[str,
             lambda: np.concatenate([source.weight(f"{name}.weight") for name in names]),
             rounded=lambda: source.rounded(names),
             mix=source.mixed(names[0]),
-            gated=UP in parts and sizes[0] % TILE == 0,
+            gated=UP in parts and decoder.gates(sizes[0]),
         )
 
     every = tuple(of(number) for number in range(mixture.count))

@@ -90,6 +90,17 @@ def test_a_base_is_of_its_texts_family_and_tells_what_is_left_out(tmp_path: Path
     assert lines == ["the text part of a multimodal checkpoint; left out: multi_modal_projector, vision_tower"]
 
 
+def test_a_text_of_another_family_is_one_line(tmp_path: Path) -> None:
+    tiny_multimodal("llava").save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 64)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"] = {"model_type": "bloom"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BaseModelError, match="of the family `bloom`; expected ") as caught:
+        resolve_base(str(tmp_path), lambda line: None)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_is_cut_off_is_one_line(tmp_path: Path) -> None:
     tiny_multimodal("gemma3").save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 64)

@@ -23,11 +23,12 @@ from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import ExportOptions, export_bundle
 from streamspec.export.bundle_parts import load_parts
 from streamspec.export.described_base import describe_base
-from streamspec.export.drafters.published import read as published
 from streamspec.export.drafters.published.read import SHIPPED_TOKENS, read_shipped
 from streamspec.export.weights.model_spec import describe
 from streamspec.runtime import Session
 from tests.export.drafters.test_eagle3 import greedy_chain
+from tests.support.gguf_cases import made
+from tests.support.gguf_files import write_gguf
 from tests.support.multimodal import tiny_multimodal
 from tests.support.shipped import add_mtp
 from tests.support.tiny_exports import VOCAB, save_base, tiny_model, write_tokenizer
@@ -152,9 +153,15 @@ def test_the_layer_of_a_multimodal_checkpoint_is_found(tmp_path: Path) -> None:
 
 
 def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     model = tiny_model("qwen3_5_text")
     base = save_base(tmp_path / "base", model).path
     assert read_shipped(SimpleNamespace(base=resolve_base(str(base))), describe(model), pytest.fail) is None  # type: ignore[arg-type]
+    for case in ("qwen3.5", "ernie with experts"):
+        small, architecture, keys, tensors = made(case)
+        file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+        described = SimpleNamespace(base=resolve_base(file, lambda _: None))
+        assert read_shipped(described, describe(small), pytest.fail) is None  # type: ignore[arg-type]
     add_mtp(base, model, layers=2)
     found, line = read(base, model)
     assert found is None and line.endswith("left out: 2 of them; expected one, which goes on from its own states")
@@ -167,5 +174,3 @@ def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatc
     weights = save_base(tmp_path / "mixed", mixed).path / "model.safetensors"
     save_file(load_file(weights) | {"model.mtp_emb_norm.0.weight": torch.ones(64)}, weights, {"format": "pt"})
     assert read(weights.parent, mixed)[1].endswith("of ernie4_5_moe; expected one beside a model without experts")
-    monkeypatch.setattr(published, "has_torch", lambda: False)
-    assert read(base, model)[1].endswith("left out: no PyTorch; expected the extra export")

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
-from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
+from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
 from tests.support.gguf_cases import as_folder, made
@@ -84,6 +85,14 @@ def test_a_layer_with_its_lora_merged_leaves_the_model_alone_and_serves_every_re
     assert torch.equal(read.self_attn.q_proj.weight, base + b @ a * at_rest.scaling["default"])
 
 
+def test_which_layers_attend_is_asked_of_the_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Float32Decoder(tiny_model("lfm2").bfloat16())
+    monkeypatch.setattr(Float32Decoder, "layer", lambda *_: pytest.fail("a copy of a layer"))
+    attend = [kind == "full_attention" for kind in decoder.model.config.layer_types]
+    assert [decoder.rotates(layer) for layer in range(len(attend))] == attend and len({*attend}) == 2
+    assert decoder.last_attention == max(layer for layer, attends in enumerate(attend) if attends)
+
+
 def test_rows_of_a_table_come_out_in_float32() -> None:
     table = torch.randn(20, 6).bfloat16()
     rows = LazyMatrix(table)
@@ -97,6 +106,25 @@ def test_a_model_in_float32_is_not_copied(family: str) -> None:
     model = tiny_model(family)
     decoder = ReferenceModel(model).decoder
     assert decoder.layer(0) is decoder.layers[0]
+
+
+MIXTURES = ["qwen3 with experts", "mixtral", "granite with experts", "ernie with experts"]
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    _, architecture, keys, tensors = made(case)
+    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    read = load_model(resolve_base(file, lambda line: None), None, whole=False)
+    folder = loaded(as_folder(file), None, torch.float32, False)
+    ours, theirs = (ModelSource(model, describe(model)) for model in (read, folder))
+    mixture = theirs.spec.mixture
+    assert mixture is not None
+    for number in (0, mixture.count - 1):
+        for part in (GATE, UP, DOWN):
+            name = f"{theirs.spec.weight_name(mixture.layers[0], mixture.expert(number, part))}.weight"
+            np.testing.assert_array_equal(ours.weight(name), theirs.weight(name))
 
 
 @pytest.mark.parametrize("lora", [None, {}, {"use_dora": True}], ids=str)
@@ -119,4 +147,6 @@ def test_a_gguf_file_under_a_lora_is_as_the_whole(
         np.testing.assert_array_equal(tables[np.array([7, 3])], expected.lm_head.weight.numpy()[[7, 3]])
         reference = ReferenceModel(read)
         ours = reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
-        assert np.abs(ours - logits).max() < 1e-5 * np.abs(logits).max()
+        called = read(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+        for found in (ours, called):
+            assert np.abs(found - logits).max() < 1e-5 * np.abs(logits).max()
