@@ -189,7 +189,7 @@ def _numbered(messages: list[Message]) -> list[Message]:
         calls = message.get("tool_calls") or ()
         if len(calls) < 2 or any(call.get("id") for call in calls):
             continue
-        ids = [f"call{count + i:05d}" for i in range(len(calls))]  # other lengths some templates refuse
+        ids = [f"id{count + i:07d}" for i in range(len(calls))]  # other lengths some templates refuse
         count += len(calls)
         out[at] = {**message, "tool_calls": [{**call, "id": i} for call, i in zip(calls, ids, strict=True)]}
         results = list(takewhile(lambda m: m["role"] == "tool", messages[at + 1 :]))
@@ -216,13 +216,13 @@ def _left_out(messages: Sequence[Message], *rest: Any) -> str:
     names, probes = list[list[str]](), list[Message]()
     for n, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
-        functions = [{**call.get("function", call), "name": f"call{n}of{i}shown"} for i, call in enumerate(calls)]
+        functions = [{**call.get("function", call), "name": f"fn{n}of{i}shown"} for i, call in enumerate(calls)]
         numbered = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
         probes.append({**message, "tool_calls": numbered} if calls else message)
         names.append([function_name(call) for call in calls])
     text = render_chat(probes, *rest)
     for n, called in enumerate(names):
-        hidden = [name for i, name in enumerate(called) if f"call{n}of{i}shown" not in text]
+        hidden = [name for i, name in enumerate(called) if f"fn{n}of{i}shown" not in text]
         if 0 < len(hidden) < len(called):
             return hidden[0]
     return ""

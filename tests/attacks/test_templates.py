@@ -241,9 +241,12 @@ def test_a_template_that_grows_is_refused_while_it_is_small(template: str) -> No
 
 
 def test_memory_that_is_held_for_a_moment_is_noticed() -> None:
-    with most_memory() as held:
-        assert len([0] * 10_000_000)
-    assert 50_000_000 < held() < BYTES
+    found = []
+    while len(found) < 3 and not any(50_000_000 < size < BYTES for size in found):  # the system may take pages away
+        with most_memory() as held:
+            assert len([0] * 10_000_000)
+        found.append(held())
+    assert 50_000_000 < found[-1] < BYTES, found
 
 
 @pytest.mark.parametrize("template", cases(nested=NESTED))
