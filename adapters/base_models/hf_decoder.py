@@ -132,7 +132,7 @@ class HFDecoder:
     def _attends(self, index: int) -> bool:
         """By the module at rest: `layer` may compute all of its weights."""
         name = self.family.conv
-        return not (name and hasattr(self.layers[index], name))
+        return name is None or getattr(self.layers[index], name, None) is None
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for the model's own passes."""
