@@ -30,11 +30,13 @@ from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.precisions import Int8, precision
 from streamspec.export.quantization.smoothing import smooth
 from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.validate import bundle_parity
 from streamspec.export.validate.parity import check_parity, expect
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Sampling, load
+from streamspec.runtime.hardware import native_library
 from streamspec.serve import serve
 from tests.support.near_families import VARIED
 from tests.support.tiny_exports import PASSAGE, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
@@ -85,6 +87,24 @@ def test_writes_a_complete_bundle(base: Base, adapter: Path, tmp_path: Path) -> 
 def test_quantized_bundles_report_how_far_they_are(base: Base, adapter: Path, tmp_path: Path, precision: str) -> None:
     manifest = export(str(base.path), adapter, tmp_path / "bundle", precision, progress=lambda line: None)
     assert 0 < manifest.parity["plain"]["relative"] < 1 and manifest.precision == precision
+
+
+@pytest.mark.skipif(native_library.library() is None, reason="no native operators here")
+def test_a_large_graph_with_a_drafter_is_compared_without_unpacked_copies(
+    base: Base, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[bool]()
+
+    def opens(model: Path, *rest: Any, **entries: Any) -> Any:
+        opened.append("optimization.disable_specified_optimizers" in entries)
+        return open_session(model, *rest, **entries)
+
+    monkeypatch.setattr(bundle_parity, "open_session", opens)
+    monkeypatch.setattr(bundle_parity, "LARGE", 0)
+    manifest = export_bundle(base.path, adapter, tmp_path / "bundle", "int4", progress=lambda line: None)
+    assert opened == [False, True]  # of native operators, of standard ones
+    assert manifest.parity["plain"]["argmax"] > 0.5 and "float32, for memory" in manifest.parity["not_compared"]
+    assert "float32, for memory" in (tmp_path / "bundle" / "README.md").read_text()
 
 
 def test_without_an_adapter_the_bundle_is_plain(base: Base, tmp_path: Path) -> None:
