@@ -138,7 +138,7 @@ class StopStrings:
         if ends:
             shown, self._held = self._held[: min(ends)[1]], ""
             return shown, True
-        keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self.stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown, False
@@ -149,7 +149,7 @@ class StopStrings:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Returns the length of the longest proper prefix of `stop` that `text` ends with."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder, _overlap
+from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder, overlap
 
 if TYPE_CHECKING:
     from streamspec.runtime.stream import Chunk
@@ -43,7 +43,7 @@ class TextDeltas:
             at = 0
             if not shown.startswith(text[: len(shown)]):
                 text = text.lstrip()
-                at = shown.find(text) if text in shown else (len(shown) - _overlap(shown, text)) % len(shown)
+                at = shown.find(text) if text in shown else (len(shown) - overlap(shown, text)) % len(shown)
             end, left = at + len(text), len(shown) - at
             out.append(TextDelta(shown[:end], was))
             if len(text) > left:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from streamspec.prompt.thought_tags import ThoughtTags, tags_of
-from streamspec.runtime.text.detokenize import Detokenizer, TextStream, _overlap
+from streamspec.runtime.text.detokenize import Detokenizer, TextStream, overlap
 from streamspec.runtime.text.token_bytes import TokenBytes
 
 BEFORE, WITHIN, AFTER = range(3)  # a thought may begin; goes on; is over, or there was none
@@ -251,7 +251,7 @@ class ReasoningText:
         self._held += self._detokenizer.push(token)
         end = self._thought.shown_end
         if rest is None:
-            kept = len(end) if end and self._held.endswith(end) else _overlap(self._held, end)
+            kept = len(end) if end and self._held.endswith(end) else overlap(self._held, end)
             return self._shown(self._held[: len(self._held) - kept])
         self._held += self._detokenizer.finish()
         if end:

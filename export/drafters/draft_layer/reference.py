@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,29 @@ class _LayerDrafts(ExpectedDrafts):
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         for path, root, out in drafted_after(session, case):
             yield from self.layer.drafts(np.concatenate([case.context, case.drafted[path]]), root, out)
+
+
+class StatesLayer(Protocol):
+    """A draft layer that reads states of the target."""
+
+    def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
+        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
+        `root` and whose states are `states` [T, ..]."""
+
+
+@dataclass(frozen=True)
+class DraftsOfStates(ExpectedDrafts):
+    """`states` [T + n, ..]: the target's, of a context and a tree."""
+
+    layer: StatesLayer
+    states: Tensor
+
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
+        length = len(case.context)
+        for path, root, out in drafted_after(session, case):
+            rows = [*range(length), *(length + node for node in path)]
+            text = np.concatenate([case.context, case.drafted[path]])
+            yield from self.layer.drafts(text, root, self.states[rows], out)
 
 
 def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:

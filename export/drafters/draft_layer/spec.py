@@ -29,12 +29,12 @@ class DraftLayerSpec(DraftSpec, DraftPasses):
     """
 
     taps: tuple[int, ...]
-    active: int
-    contrast: bool
-    parallel: bool
-    two_lists: bool
-    prefix_attention: bool
-    own_heads: bool
+    active: int = 1
+    contrast: bool = False
+    parallel: bool = False
+    two_lists: bool = False
+    prefix_attention: bool = False
+    own_heads: bool = False
     depth: int = 1
     window: int | None = None
     tensors: Mapping[str, Array]

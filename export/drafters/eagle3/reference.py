@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths, level_rows
+from streamspec.export.drafters.draft_layer.reference import DraftsOfStates, level_paths, level_rows
 from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, LAYER, Eagle3Spec
 from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
-from streamspec.export.runners.graph_runner import AnyRunner
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 Heads = tuple[Tensor, Tensor]  # keys and values [heads, rows, D] of the head's rows so far
@@ -34,22 +31,7 @@ class Eagle3Reference(DraftReference):
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""
-        return _HeadDrafts(self.head, tapped_states(self.model, case, self.spec.entries))
-
-
-@dataclass(frozen=True)
-class _HeadDrafts(ExpectedDrafts):
-    """`states` [T + n, taps * hidden]: the target's, of a context and a tree."""
-
-    head: PublishedHead
-    states: Tensor
-
-    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
-        length = len(case.context)
-        for path, root, out in drafted_after(session, case):
-            rows = [*range(length), *(length + node for node in path)]
-            text = np.concatenate([case.context, case.drafted[path]])
-            yield from self.head.drafts(text, root, self.states[rows], out)
+        return DraftsOfStates(self.head, tapped_states(self.model, case, self.spec.entries))
 
 
 class PublishedHead(LayerReference):

@@ -58,12 +58,6 @@ class Eagle3Spec(DraftLayerSpec):
     head: HeadConfig
     entries: tuple[int, ...]
     taps: tuple[int, ...] = ()
-    active: int = 1
-    contrast: bool = False
-    parallel: bool = False
-    two_lists: bool = False
-    prefix_attention: bool = False
-    own_heads: bool = False
 
     def tapped(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs the head reads."""

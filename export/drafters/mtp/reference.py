@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +12,12 @@ from torch import Tensor, nn
 
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import additive_mask
-from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths, level_rows
+from streamspec.export.drafters.draft_layer.reference import DraftsOfStates, level_paths, level_rows
 from streamspec.export.drafters.layer_reference import tapped_states
 from streamspec.export.drafters.mtp.spec import LAYER, MAP, NORM, PAIR, MtpSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
-from streamspec.export.runners.graph_runner import AnyRunner
 
 
 class MtpReference(DraftReference):
@@ -39,7 +36,7 @@ class MtpReference(DraftReference):
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
-        return _MtpDrafts(self, tapped_states(self.model, case, self.spec.tapped(self.model.layers)))
+        return DraftsOfStates(self, tapped_states(self.model, case, self.spec.tapped(self.model.layers)))
 
     @torch.no_grad()
     def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
@@ -72,18 +69,3 @@ class MtpReference(DraftReference):
         out = self.decoder.call_layer(layer, x, mask, positions, rotary, cache, module=self.layer)
         state: Tensor = self.norms[NORM](out[0, -1:])  # type: ignore[misc]
         return state
-
-
-@dataclass(frozen=True)
-class _MtpDrafts(ExpectedDrafts):
-    """`states` [T + n, H]: the target's, of a context and a tree."""
-
-    layer: MtpReference
-    states: Tensor
-
-    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
-        length = len(case.context)
-        for path, root, out in drafted_after(session, case):
-            rows = [*range(length), *(length + node for node in path)]
-            text = np.concatenate([case.context, case.drafted[path]])
-            yield from self.layer.drafts(text, root, self.states[rows], out)

@@ -22,12 +22,6 @@ class MtpSpec(DraftLayerSpec):
     """A layer for multi-token prediction. `tensors`: by the checkpoint's names, without what these begin with."""
 
     taps: tuple[int, ...] = (FINAL_STATE,)
-    active: int = 1
-    contrast: bool = False
-    parallel: bool = False
-    two_lists: bool = False
-    prefix_attention: bool = False
-    own_heads: bool = False
 
 
 def shapes(spec: DecoderSpec) -> Shapes:
