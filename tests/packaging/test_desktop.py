@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ def app(display: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def window(app: Any) -> Iterator[Any]:
-    gc.collect()  # the window before, in this thread: Tk allows no other
     made = app.Window(app.Model())
     made.model.start()
-    yield made
+    yield weakref.proxy(made)
     made.close()
     made.model.join(10)
     assert not made.model.is_alive()
+    ended = weakref.ref(made)
+    del made
+    gc.collect()  # here: another thread that collects it waits a second for each of its images, as Tk allows one alone
+    assert ended() is None
 
 
 def until(window: Any, reached: Callable[[], bool], seconds: float = 20) -> int:
@@ -65,7 +69,7 @@ def test_it_answers_as_the_session_does_and_shows_what_was_drafted(
     window.open(chat_bundle)
     until(window, lambda: window.ready and not window.busy)
     said, chunks = window.on_said, list[Chunk]()
-    monkeypatch.setattr(window, "on_said", lambda value: (chunks.append(value[0]), said(value)))
+    window.on_said = lambda value: (chunks.append(value[0]), said(value))
     session, transcript = opened(chat_bundle), ""
     for message in ("hello", "how are\nyou?"):
         says(window, message)
