@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 from streamspec.draft_tree import DraftTree
@@ -38,7 +39,7 @@ class DraftCounts(NamedTuple):
         """These, and a step that accepted `path` of a draft, with so many calls of the drafter."""
         accepted = len(path) - 1
         tried = accepted + bool(tree.children[path[-1]])
-        return self.sum((self, DraftCounts(1, len(tree), tree.depth, tried, accepted, calls)))
+        return DraftCounts(*map(add, self, (1, len(tree), tree.depth, tried, accepted, calls)))
 
     @classmethod
     def sum(cls, counts: Iterable[DraftCounts]) -> DraftCounts:

@@ -50,17 +50,6 @@ def accept(tree: DraftTree, tokens: Sequence[int], choices: Sequence[int]) -> tu
     return best, tree.path(best)
 
 
-def follow(tree: DraftTree, tokens: Sequence[int], came: Sequence[int]) -> list[int]:
-    """Returns the path of the nodes, root included, whose `tokens` [n] are those that `came` after the root."""
-    path = [0]
-    for token in came:
-        node = next((child for child in tree.children[path[-1]] if tokens[child] == token), None)
-        if node is None:
-            break
-        path.append(node)
-    return path
-
-
 @dataclass(frozen=True)
 class Committed:
     """Tokens that a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.

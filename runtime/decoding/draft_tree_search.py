@@ -57,6 +57,19 @@ class Taken(NamedTuple):
     size: int
     expected: float
 
+    def pays(self, costs: np.ndarray) -> bool:
+        """See `Draft.pays`."""
+        return self.expected * costs.item(0) >= costs.item(self.size - 1)
+
+    def follow(self, came: Sequence[int]) -> int:
+        """Counts the tokens that `came` after the root before one that the draft lacks."""
+        nodes, at = {(self.parents[i], self.tokens[i]): i for i in range(1, self.size)}, 0
+        for depth, token in enumerate(came):
+            at = nodes.get((at, token), 0)
+            if not at:
+                return depth
+        return len(came)
+
 
 class DraftSearch:
     """Chooses drafts and compares them with what came. The native library's does the same sooner."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamspec.runtime.costs.row_costs import Trial
-from streamspec.runtime.decoding.acceptance import follow, off_borders
-from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree, with_rows
+from streamspec.runtime.decoding.acceptance import off_borders
+from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH, Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, TINY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
@@ -183,11 +183,12 @@ class Planner:
         others, gate = self.sources.others, self.gate
         if gate is None or (others is None and self._grammar is None):
             return 1, 1
-        costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search
-        draft = build_draft_tree(root, None, others, self.rows, costs, grammar_state=self._grammar, search=search)
-        if not draft.pays(costs):
+        costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search or PYTHON_SEARCH
+        rows = min(self.rows, MAX_ROWS)
+        taken = search.take(root, None, others, rows, costs, SHARPNESS, self._grammar)
+        if not taken.pays(costs):
             return 1, 1
-        return min(len(follow(draft.tree, draft.tokens, came)), len(came)), len(draft.tree)
+        return min(taken.follow(came) + 1, len(came)), taken.size
 
     # ---- whether the drafter runs
 

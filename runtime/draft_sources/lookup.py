@@ -98,6 +98,8 @@ class SourceLookup:
 
     def explore(self, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach, by the source that has such."""
+        if not self.explorer:
+            return None
         self._catch_up()
         return next((index.explore(room) for index, _, bit in self.lasting if bit == self.explorer), None)
 

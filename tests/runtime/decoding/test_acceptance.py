@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 
 from streamspec.draft_tree import DraftTree, cartesian, chain
-from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, follow, off_borders
-from streamspec.runtime.decoding.draft_tree_search import Draft
+from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, off_borders
+from streamspec.runtime.decoding.draft_tree_search import Draft, Taken
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -64,8 +64,8 @@ def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
         assert kept.tokens == list(range(7 if first == last else 3))
 
 
-def test_the_path_that_came_is_followed_through_any_tree() -> None:
-    tree = cartesian(2, 2)  # the root, 1 and 4, each with two children
-    tokens = [0, 5, 6, 7, 8, 6, 9]
-    assert follow(tree, tokens, [8, 9, 1]) == [0, 4, 6]
-    assert follow(tree, tokens, [5, 7]) == [0, 1, 3] and follow(tree, tokens, [9]) == [0]
+def test_the_path_that_came_is_followed_through_what_a_draft_takes_of_the_nodes() -> None:
+    tokens, parents = [0, 5, 8, 6, 7, 6, 9], [0, 0, 0, 1, 1, 2, 2]  # a root, two children, two of each
+    taken = Taken(tokens, parents, [0] * 7, [0] * 7, [1.0] * 7, 6, 2.0)  # the last of them is not drafted
+    assert [taken.follow(came) for came in ([8, 6, 1], [8, 9], [5, 7], [9], [])] == [2, 1, 2, 0, 0]
+    assert taken.pays(np.array([1, 1, 1, 1, 1, 2.0, 9])) and not taken.pays(np.array([1, 1, 1, 1, 1, 2.1, 1]))
