@@ -15,7 +15,7 @@ from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
 from streamspec.runtime.draft_sources.ngram import CONTINUATION, NGRAM
 from streamspec.runtime.draft_sources.registry import NO_DATA, SourceData, chosen
-from streamspec.runtime.hardware import native_search
+from streamspec.runtime.hardware import native_recycling, native_search
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def choose_policy(
 
 def _sources(runner: OrtRunner, options: LoadOptions, data: SourceData) -> tuple[DraftSource, ...]:
     """Returns the sources that are on. Raises ConfigError for one whose rows the graph cannot compute."""
-    sources = chosen(options, data)
+    sources = tuple(map(native_recycling.sooner, chosen(options, data)))
     if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
         found = f"{explorer} with a graph whose rows see all rows before them"
         raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.recycling import (
     ADDED,
@@ -18,6 +23,7 @@ from streamspec.runtime.draft_sources.recycling import (
     RecyclingTable,
 )
 from streamspec.runtime.draft_sources.source import (
+    ALONE,
     DRAFTER,
     NO_CLAIM,
     AcceptanceRates,
@@ -25,6 +31,7 @@ from streamspec.runtime.draft_sources.source import (
     DraftSource,
     Stems,
 )
+from streamspec.runtime.hardware import native_library, native_recycling
 from streamspec.runtime.sampling.grammar_state import GrammarState
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, adaptive, scripted, varied
@@ -178,3 +185,38 @@ def test_a_session_keeps_one_table_and_its_size_is_known() -> None:
 def test_tokens_of_any_vocabulary_have_a_row() -> None:
     table = taught((300_000, 299_999, 262_143))
     assert table.candidates(300_000, 299_999) == ([262_143], PAIR)
+
+
+@pytest.mark.skipif(not native_library.library(), reason=native_library.why_not())
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_native_table_is_the_same(seed: int) -> None:
+    assert native_recycling.sooner(NGRAM) is NGRAM
+    random = np.random.default_rng(seed)
+    native = native_recycling.sooner(RECYCLING).lasting
+    assert native is not None and native is not RECYCLING.lasting
+    tables, rates = (RecyclingTable(), native()), AcceptanceRates(ASSUMED)
+    vocabulary = int(random.choice([3, 9, 300_000]))
+
+    def tokens(n: int) -> list[int]:
+        return (vocabulary - 1 - random.integers(0, min(vocabulary, 9), n)).tolist()
+
+    for _ in range(8):
+        if random.random() < 0.1:
+            for table in tables:
+                table.begin()
+        text, n = tokens(int(random.integers(1, 4))), int(random.integers(1, 25))
+        parents = [0, *(int(random.integers(0, i)) for i in range(1, n))]
+        stems = Stems(tokens(n), parents, random.uniform(0, 1, n).tolist(), random.integers(0, 8, n).tolist())
+        choices = [choice - 1 for choice in tokens(n)]
+        path = [0, *sorted(set(random.integers(0, n, 3).tolist()) - {0})]
+        for table in tables:
+            table.extend(text)
+        for _ in range(20):
+            rates.observe(int(random.integers(len(ASSUMED))), ALONE, bool(random.random() < 0.8))
+        limit = int(random.integers(1, 20))
+        one, other = (table.graft(limit, stems, rates) for table in tables)
+        assert one == other
+        for table in tables:
+            table.chosen(stems.tokens, stems.parents, choices, path)
+        assert tables[0]._pairs == tables[1]._pairs and tables[0]._singles == tables[1]._singles
