@@ -114,7 +114,7 @@ def _in_its_spelling(
         if described and failure is None:  # descriptions were not missed
             break
         listed = [_described(tool) for tool in tools or ()] if described else tools
-        for told in _tellings(messages):
+        for told in _tellings(messages, template or ""):
             several = any(len(message.get("tool_calls") or ()) > 1 for message in told)
             for spelt in _spellings(told):
                 try:
@@ -139,10 +139,11 @@ def _in_its_spelling(
     return first
 
 
-def _tellings(messages: list[Message]) -> Iterator[list[Message]]:
+def _tellings(messages: list[Message], template: str) -> Iterator[list[Message]]:
     """Yields the messages as they are, and as templates take them that know less of calls."""
     yield messages
-    for change in (_one_by_one, _words_in_thoughts):
+    thinks = any(name in template for name in THOUGHTS)  # else the words would be lost in the thought
+    for change in (_one_by_one, _words_in_thoughts)[: 1 + thinks]:
         changed = change(messages)
         if changed != messages:
             yield changed

@@ -40,7 +40,7 @@ class CallParser:
             call += r"\s*(?:\{|\Z)" if call else r"\{"
         elif lead:
             call = rf"(?:{spaced(lead)})?\s*{call}"
-        elif form.others:  # words may spell a recipient, too
+        elif form.messages:  # words may spell a recipient, too
             call = "|".join(spaced(prefix.strip()) for prefix, _ in form.ways)
             call = rf"(?:{call})(?=[\w-]+(?:\s\w*)?{re.escape(MARK)}|[\w-]*(?:\s\w*)?<?\Z)"
         self._begins = (form.begin,) if form.field else (form.begin, *(prefix for prefix, _ in form.ways))
@@ -92,7 +92,7 @@ class CallParser:
 
     def _is_sure(self, mark: re.Match[str]) -> bool:
         """Tells whether a call begins at `mark`, whatever follows the text that came."""
-        if self._form.others:
+        if self._form.messages:
             return MARK in mark.string[mark.end() :]
         return mark[0].endswith("{") or not self._form.field
 

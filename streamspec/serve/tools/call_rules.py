@@ -33,7 +33,8 @@ def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tup
     made = _Rules(form)
     if form.messages is not None:
         return _in_messages(made, form, form.messages, parameters), made.schemas
-    ones = [f"{made.literal(name + form.middle)} {made.arguments(schema)}" for name, schema in parameters.items()]
+    middles = " | ".join(made.literal(middle) for _, middle in form.ways)
+    ones = [f"{made.literal(name)} middle {made.arguments(schema)}" for name, schema in parameters.items()]
     more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
     after = f"one{more} {made.literal(form.suffix)}"
     rest = form.prefix.partition(form.trigger)[2] if form.trigger else form.prefix
@@ -41,6 +42,7 @@ def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tup
         f"calls: {made.literal(form.prefix.lstrip())} {after}",
         f"rest: {made.literal(rest)} {after}",
         "one: " + " | ".join(ones),
+        f"middle: {middles}",
         *made.lines,
     ]
     return "\n".join(lines) + "\n", made.schemas

@@ -233,6 +233,16 @@ def test_a_template_without_calls_takes_several_as_it_takes_one() -> None:
     assert PromptFormat("chat").render([CALLING[0], both], CHATML).count("b<|im_end|>") == 1
 
 
+def test_words_beside_a_call_are_refused_where_a_template_takes_neither_them_nor_thoughts() -> None:
+    template = "{% for m in messages %}{% if m.tool_calls and m.content %}{{ raise_exception('both') }}{% endif %}"
+    template += "{{ m.content or m.tool_calls[0].function.name }}{% endfor %}"
+    message = {"role": "assistant", "content": "Look", "reasoning_content": "Hm", "tool_calls": [CALL]}
+    with pytest.raises(DataError, match="both"):
+        PromptFormat("chat").render([CALLING[0], message], template)
+    shown = PromptFormat("chat").render([CALLING[0], message], template.replace("{{ m.c", "{{ m.thinking }}{{ m.c"))
+    assert "Hm\n\nLook" in shown
+
+
 def test_a_refusal_of_several_calls_takes_few_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [{**CALL, "id": "same"}] * 2
     both = [{"role": "assistant", "content": None, "thinking": "Hm", "tool_calls": calls}] * 9

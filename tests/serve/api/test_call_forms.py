@@ -6,6 +6,7 @@ The templates here write calls as the published ones do, without the rest of the
 from __future__ import annotations
 
 import json
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,6 +225,42 @@ def test_an_answer_keeps_to_its_format_or_calls(name: str) -> None:
     for text, right in (('{"a": 1}', True), (answer_of(session, ("clock", {})), True), ("Words", False), ("{}", False)):
         tokens = session.tokenizer.encode(text, add_special_tokens=False).ids
         assert allows(vocabulary.start(grammar), tokens) == right, text
+
+
+OF_MISTRAL = {  # what mistral-common 1.13 writes of CALLED for each version of its tokenizers, ids left out or not
+    "mistral 7": (
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}, '
+        '"id": "abcdefghi"}, {"name": "clock", "arguments": {}, "id": "ABCDEFGH1"}]',
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}}, '
+        '{"name": "clock", "arguments": {}}]',
+    ),
+    "mistral 11": (
+        '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}'
+        "[TOOL_CALLS]clock[CALL_ID]ABCDEFGH1[ARGS]{}",
+        '[TOOL_CALLS]get_weather[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}[TOOL_CALLS]clock[ARGS]{}',
+    ),
+    "mistral 13": (
+        '[TOOL_CALLS]get_weather[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}[TOOL_CALLS]clock[ARGS]{}',
+    ),
+}
+CALLED = [("get_weather", '{"days": 5, "place": "{[}] ä", "unit": "F"}'), ("clock", "{}")]
+
+
+@pytest.mark.parametrize("name", OF_MISTRAL)
+def test_mistrals_calls_are_read_as_mistral_common_reads_them_wherever_their_text_is_cut(name: str) -> None:
+    session, tools = family(name), Tools([PLACE, CLOCK])
+    form = CallForm.of(session)
+    for words, text in product(("", "Let me see:"), OF_MISTRAL[name]):
+        for cut in range(len(words + text)):
+            parser = CallParser(form, tools)
+            said = parser.push((words + text)[:cut], False)[0] + parser.push((words + text)[cut:], True)[0]
+            calls = [(call["function"]["name"], call["function"]["arguments"]) for call in parser.calls]
+            assert (said, calls) == (words, CALLED), cut
+    if name != "mistral 7":  # whose ids a grammar leaves out
+        vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+        state = vocabulary.start(Tools([PLACE, CLOCK], forced=True).grammar(form, CheckedGrammars()))
+        for text in OF_MISTRAL[name]:
+            assert allows(state, session.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def test_a_format_beside_calls_that_begin_like_it_is_refused() -> None:
