@@ -269,7 +269,9 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
     if not request.tools or request.tool_choice == "none":
         return None
-    tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
+    tools = [
+        tool.model_dump(by_alias=True, exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools
+    ]
     names = [tool.function.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise invalid("two tools of one name; expected different names", "tools")

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from streamspec.prompt.thought_tags import TAGS
-from streamspec.serve.tools.call_arguments import arguments_at, json_of, members_at, spaced
+from streamspec.serve.tools.call_arguments import SURROGATE, arguments_at, json_of, members_at, spaced
 from streamspec.serve.tools.call_form import ID, CallForm
 from streamspec.serve.tools.tools import Tools
 
@@ -248,11 +248,9 @@ def middle_of(form: CallForm) -> str:
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call as an object; None of one that was cut short."""
-    try:
-        arguments = json.loads(call["function"]["arguments"])
-    except ValueError:
-        return None
+    """Returns the arguments of a call as an object of valid Unicode; None of one that was cut short."""
+    written = json.dumps(json_of(call["function"]["arguments"]), ensure_ascii=False)
+    arguments = json_of(SURROGATE.sub("\ufffd", written))
     return arguments if isinstance(arguments, dict) else None
 
 

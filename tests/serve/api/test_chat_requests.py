@@ -152,6 +152,17 @@ def test_fields_of_a_message_in_a_part_of_its_text_are_the_messages() -> None:
             read(wrong)
 
 
+def test_templates_see_what_a_function_returns() -> None:
+    """BFCL's harness sends `response`, transformers' `get_json_schema` makes `return`."""
+    function = {"name": "f", "response": {"a": {}}, "return": {"b": {}}}
+    tools = chat(tools=[{"type": "function", "function": function}]).tools
+    assert tools is not None and tools.schemas[0]["function"] == function
+    body = {"model": "m", "input": "a", "tools": [{"type": "function", **function}]}
+    parsed = read_responses(json.dumps(body).encode(), Limits())
+    assert parsed.tools is not None and parsed.tools.schemas[0]["function"] == function
+    assert parsed.echo is not None and function.items() <= parsed.echo["tools"][0].items()
+
+
 def test_hints_for_caches_change_nothing() -> None:
     hint = {"cache_control": {"type": "ephemeral"}}
     hinted = {"role": "user", "content": [{"type": "text", "text": "hi"} | hint]} | hint
