@@ -7,6 +7,7 @@ is useless in another. Templates are untrusted: `streamspec.prompt.template_sand
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,6 +21,7 @@ Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
 LISTED = "{'type': 'text'"  # where a template prints a part as it is
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's field with its thought
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_TEMPLATE = 1 << 16  # characters; the longest of published models have 40,000
 
 
@@ -268,6 +270,8 @@ def _object_of(arguments: Any) -> Any:
         return arguments
     try:
         parsed = json.loads(arguments or "{}")
+        if SURROGATE.search(written := json.dumps(parsed, ensure_ascii=False)):  # which a model may spell
+            parsed = json.loads(SURROGATE.sub("\ufffd", written))
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

@@ -69,6 +69,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: int | None = Field(None, exclude=True)  # of a stream's piece, which clients put together and send back
 
 
 class Message(Hinted):
@@ -102,7 +103,7 @@ class Function(Hinted):
     """A function that an answer may call. `parameters`: a JSON schema. `response` and `return`: one of its result, for
     templates that show it, as Gemini's clients and transformers name it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     response: dict[str, Any] | None = None

@@ -263,6 +263,13 @@ def test_tools_without_a_description_get_one_where_the_template_needs_it() -> No
     assert PromptFormat("chat").render("a", template.replace(".function", ""), tools=[flat]) == "weather|"
 
 
+def test_arguments_that_spell_half_a_surrogate_pair_are_sent_back_without_it() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    template = "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endfor %}"
+    text = PromptFormat("chat").render([{"role": "assistant", "content": None, "tool_calls": [call]}], template)
+    assert text == '{"name": "f", "arguments": {"a": "\ufffd"}}'
+
+
 def test_ids_of_calls_are_text() -> None:
     result = {"role": "tool", "content": "a", "tool_call_id": ["x"]}
     for message in ({**CALLING[1], "tool_calls": [CALL, {**CALL, "id": ["x"]}]}, result):

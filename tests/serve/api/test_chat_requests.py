@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 from streamspec.errors import ConfigError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.serve.api.chat_requests import ONLY, ParsedRequest, read_chat, read_completion
+from streamspec.serve.api.fields import Message, Tool
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
@@ -243,6 +244,19 @@ def test_the_name_of_a_participant_reaches_templates_that_show_it() -> None:
     assert shown == "bob: hi" and PromptFormat("raw").render(prompt) == "hi"
 
 
+def test_the_lowest_temperatures_are_greedy_and_names_as_long_as_any_api_has_them() -> None:
+    assert chat(temperature=1e-8, top_k=40).options[0].sampling.plain_argmax
+    assert chat(temperature=0.001).options[0].sampling.random
+    tool = {"type": "function", "function": {"name": "f" * 128}}  # Anthropic's; OpenAI's have 64 characters
+    assert Tool.model_validate(tool).function.name == "f" * 128
+
+
+def test_a_call_put_together_from_a_stream_may_keep_its_index() -> None:
+    call = {**CALL, "index": 0}
+    message = Message.model_validate({"role": "assistant", "tool_calls": [call]})
+    assert message.plain("messages.0")["tool_calls"] == [CALL]
+
+
 def test_seeds_are_signed_numbers() -> None:
     assert chat(seed=-1, temperature=1).options[0].sampling.seed == 2**64 - 1
     assert chat(seed=-(2**63), temperature=1).options == chat(seed=2**63, temperature=1).options
@@ -395,7 +409,6 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         ({"temperature": True}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
-        ({"temperature": 1e-5}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
