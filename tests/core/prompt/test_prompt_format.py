@@ -233,6 +233,19 @@ def test_a_template_without_calls_takes_several_as_it_takes_one() -> None:
     assert PromptFormat("chat").render([CALLING[0], both], CHATML).count("b<|im_end|>") == 1
 
 
+def test_a_chat_with_several_calls_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    template += "{% endfor %}{% endfor %}"
+    both = [{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}, {"role": "tool", "content": "x" * 99}]
+    rendered = list[int]()
+    monkeypatch.setattr(
+        prompt_format, "render_chat", lambda *a: (text := render_chat(*a), rendered.append(len(text)))[0]
+    )
+    for turns in (1, 2, 3):
+        PromptFormat("chat").render([CALLING[0], *both * turns], template)
+    assert sum(length > 99 for length in rendered) == 3 and len(rendered) == 4
+
+
 def test_words_beside_a_call_are_refused_where_a_template_takes_neither_them_nor_thoughts() -> None:
     template = "{% for m in messages %}{% if m.tool_calls and m.content %}{{ raise_exception('both') }}{% endif %}"
     template += "{{ m.content or m.tool_calls[0].function.name }}{% endfor %}"
