@@ -397,13 +397,11 @@ class Session:
         decoder = SpeculativeDecoder(self.runner, options, policy, self.adaptive)
         thought = self.thought if options.separate_reasoning else None
         budget = None if thought is None else options.thinking_budget(self.template)
-        if self.thought is None and any(options.template_variables.get(name) is True for name in SWITCHES):
+        if self.thought is not None:
+            self.thought.check_effort(options.template_variables.get("reasoning_effort"))
+        elif any(options.template_variables.get(name) is True for name in SWITCHES):
             found = "a thought of a prompt format without thoughts"
             raise ConfigError(found, "a model that thinks", "leave reasoning_effort and enable_thinking out")
-        if self.thought is not None and (efforts := self.thought.efforts):
-            effort = options.template_variables.get("reasoning_effort")
-            if effort not in (None, *efforts):
-                raise ConfigError(f"reasoning_effort {effort!r:.40}", " or ".join(efforts), "choose one of them")
 
         def prepare(control: CancelToken) -> None:
             if options.grammar is not None or budget is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import ThoughtTags, tags_of
 from streamspec.runtime.text.detokenize import Detokenizer, TextStream, overlap
 from streamspec.runtime.text.token_bytes import TokenBytes
@@ -38,7 +39,7 @@ class Thought:
         self._bytes = TokenBytes(tokenizer)
         self._begin, self._end, *self._heads = (text.encode() for text in (tags.begin, tags.end, *tags.heads))
         self.begin, self.end, *heads = (self.ids(text) for text in (tags.begin, tags.end, *tags.heads))
-        self.heads, self.efforts = tuple(heads), tags.efforts
+        self.heads, self._efforts = tuple(heads), tags.efforts
         self._marks = tuple(self.bytes_of(ids[0]) for ids in (self.begin, self.end, *heads) if ids)
         self._beyond: dict[bytes, list[int]] = {}
         self._thinking: dict[bytes, list[int]] = {}
@@ -55,6 +56,11 @@ class Thought:
     def _spelt(self) -> bool:
         spelt = ((self._begin, self.begin), (self._end, self.end), *zip(self._heads, self.heads, strict=True))
         return all(tag in b"".join(map(self.bytes_of, ids)) for tag, ids in spelt)
+
+    def check_effort(self, effort: Any) -> None:
+        """Raises ConfigError for a `reasoning_effort` that the template has no word for."""
+        if self._efforts and effort not in (None, *self._efforts):
+            raise ConfigError(f"reasoning_effort {effort!r:.40}", " or ".join(self._efforts), "choose one of them")
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Returns the tokens of a text, in which special tokens are themselves."""

@@ -15,12 +15,13 @@ from streamspec.runtime.text.thought import AFTER, BEFORE, WITHIN, Place, Though
 
 class _At(NamedTuple):
     """After some tokens. `begun`: tokens of the beginnings that are still possible, BEFORE; `forced`: those of the end
-    tag that the budget has brought; `inner`: tokens that the inner grammar has."""
+    tag that the budget has brought; `inner`: tokens that the inner grammar has, `said` of them in messages before."""
 
     place: Place
     begun: tuple[int, ...] = ()
     forced: int = 0
     inner: int = 0
+    said: int = 0
 
 
 class ThoughtMatcher:
@@ -46,6 +47,7 @@ class ThoughtMatcher:
         self._inner, self._may_end = inner, may_end or inner is None
         self._free = inner is None
         self._heads = () if headed else thought.heads[:1]  # what `inner` follows
+        self._headed = headed  # another thought may follow a message
         self._path = [_At(place)]
 
     def allowed(self) -> tuple[np.ndarray, bool]:
@@ -77,19 +79,18 @@ class ThoughtMatcher:
             place, rest = self._thought.step(at.place, token)
             forced = at.forced + self._over(at) if phase == place.phase == WITHIN else 0
             wrong = rest and (rest.strip() or self._may_end) and not self._free
-            after = None if wrong else _At(place, forced=forced, inner=at.inner)
+            after = None if wrong else at._replace(place=place, forced=forced)
         if after is not None:
             self._path.append(after)
         return after is not None
 
     def back(self, tokens: int) -> None:
-        before = self._path[-1].inner
+        at, *gone = self._path[len(self._path) - tokens - 1 :]
         del self._path[len(self._path) - tokens :]
-        at = self._path[-1]
-        if self._inner is not None and before > at.inner:
-            self._inner.back(before - at.inner)
-        elif self._inner is not None:
-            for token in at.begun[before : at.inner]:  # that the beginning of a thought had taken away
+        if self._inner is not None and gone:
+            least = min(one.inner for one in (at, *gone))
+            self._inner.back(gone[-1].inner - least)
+            for token in at.begun[least - at.said : at.inner - at.said]:  # that the beginning of a thought took away
                 self._inner.consume(token)
 
     def _over(self, at: _At) -> bool:
@@ -101,7 +102,13 @@ class ThoughtMatcher:
     def _follow(self, at: _At, token: int) -> _At | None:
         """Takes a token of the answer."""
         assert self._inner is not None
-        after = at._replace(place=Place(AFTER, inside=at.place.inside), begun=(), inner=at.inner + 1)
+        place, rest = at.place._replace(phase=AFTER), None
+        if self._headed:
+            place, rest = self._thought.step(place, token)
+        if rest or not self._headed:
+            place = Place(AFTER, inside=place.inside)
+        said = at.inner + 1 if place.phase == BEFORE else at.said
+        after = at._replace(place=place, begun=(), inner=at.inner + 1, said=said)
         return after if self._inner.consume(token) else None
 
     # ---- before a thought that may come: its tag, or what is asked of the answer
@@ -113,7 +120,7 @@ class ThoughtMatcher:
 
     def _inner_begins(self, at: _At) -> Matcher | None:
         """Returns the inner grammar where the answer may be without a thought; it then has the tokens `begun` too."""
-        return self._inner if not self._heads and at.inner == len(at.begun) else None
+        return self._inner if not self._heads and at.inner - at.said == len(at.begun) else None
 
     def _beginnings(self, at: _At) -> tuple[np.ndarray, bool]:
         inner = self._inner_begins(at)
@@ -132,9 +139,9 @@ class ThoughtMatcher:
             held = at.place.held + self._thought.bytes_of(token)
             taken = at._replace(place=at.place._replace(held=held), begun=begun, inner=at.inner + 1)
             return taken if inner.consume(token) else None
-        if self._inner is not None and at.inner and thinks:
-            self._inner.back(at.inner)
+        if self._inner is not None and at.inner > at.said and thinks:
+            self._inner.back(at.inner - at.said)
         if begun in self._ways:
-            return _At(Place(self._ways[begun], inside=at.place.inside))
+            return _At(Place(self._ways[begun], inside=at.place.inside), inner=at.said, said=at.said)
         held = at.place.held + self._thought.bytes_of(token)
-        return at._replace(place=at.place._replace(held=held), begun=begun, inner=0) if thinks else None
+        return at._replace(place=at.place._replace(held=held), begun=begun, inner=at.said) if thinks else None

@@ -7,8 +7,10 @@ is useless in another. Templates are untrusted: `streamspec.prompt.template_sand
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -20,6 +22,7 @@ Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
 LISTED = "{'type': 'text'"  # where a template prints a part as it is
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's field with its thought
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_TEMPLATE = 1 << 16  # characters; the longest of published models have 40,000
 
 
@@ -114,7 +117,7 @@ def _in_its_spelling(
         if described and failure is None:  # descriptions were not missed
             break
         listed = [_described(tool) for tool in tools or ()] if described else tools
-        for told in _tellings(messages):
+        for told in _tellings(messages, template or ""):
             several = any(len(message.get("tool_calls") or ()) > 1 for message in told)
             for spelt in _spellings(told):
                 try:
@@ -139,10 +142,11 @@ def _in_its_spelling(
     return first
 
 
-def _tellings(messages: list[Message]) -> Iterator[list[Message]]:
+def _tellings(messages: list[Message], template: str) -> Iterator[list[Message]]:
     """Yields the messages as they are, and as templates take them that know less of calls."""
     yield messages
-    for change in (_one_by_one, _words_in_thoughts):
+    thinks = any(name in template for name in THOUGHTS)  # else the words would be lost in the thought
+    for change in (_one_by_one, _words_in_thoughts)[: 1 + thinks]:
         changed = change(messages)
         if changed != messages:
             yield changed
@@ -210,22 +214,66 @@ def _words_in_thoughts(messages: list[Message]) -> list[Message]:
     ]
 
 
-def _left_out(messages: Sequence[Message], *rest: Any) -> str:
+def _left_out(
+    messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None, tools: Any, prompt: bool
+) -> str:
     """Returns the name of a function a call of which a template does not show, though it shows another one of the same
-    message; "" where there is none."""
-    names, probes = list[list[str]](), list[Message]()
+    message; "" where there is none. It is asked about a small chat with a message of that shape, once for each."""
+    for n, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            continue
+        shape = json.dumps(
+            [_shape(message), bool(tools), any(each["role"] == "user" for each in messages[n:])], default=str
+        )
+        try:
+            hidden = _hidden(shape, template, tuple((specials or {}).items()))
+        except (ConfigError, DataError):  # it takes no such chat
+            hidden = next((i for at, i in _hidden_in(messages, template, specials, tools, prompt) if at == n), None)
+        if hidden is not None:
+            return function_name(calls[hidden])
+    return ""
+
+
+def _shape(message: Message) -> Message:
+    """Returns a message with calls without what it says."""
+    said = {name: "x" if isinstance(value, str) and value else value for name, value in message.items()}
+    content = [{"type": "text", "text": "x"}] if isinstance(message.get("content"), list) else said.get("content")
+    calls = [
+        _with_arguments(call, lambda given: {} if isinstance(given, dict) else "{}") for call in said["tool_calls"]
+    ]
+    named = [{**call, "id": f"id{i:07d}"} if call.get("id") else call for i, call in enumerate(calls)]
+    return said | ({"content": content} if "content" in said else {}) | {"role": "assistant", "tool_calls": named}
+
+
+@lru_cache(maxsize=256)
+def _hidden(shape: str, template: str | None, specials: tuple[tuple[str, str], ...]) -> int | None:
+    """Returns the place of a call that a template does not show of a message, though it shows another. `shape`: JSON of
+    the message, whether there are tools, and whether a question follows."""
+    message, tools, later = json.loads(shape)
+    asked = {"role": "user", "content": "x"}
+    results = [
+        {"role": "tool", "content": "x", "name": "fn", **({"tool_call_id": call["id"]} if call.get("id") else {})}
+        for call in message["tool_calls"]
+    ]
+    chat = [asked, message, *results, *([{"role": "assistant", "content": "x"}, asked] if later else [])]
+    listed = [{"type": "function", "function": {"name": "fn", "description": "x", "parameters": {}}}] * tools
+    return next((i for _, i in _hidden_in(chat, template, dict(specials), listed, True)), None)
+
+
+def _hidden_in(messages: Sequence[Message], *rest: Any) -> Iterator[tuple[int, int]]:
+    """Yields the places of messages and of their calls that a template does not show, beside others of the message."""
+    probes = list[Message]()
     for n, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         functions = [{**call.get("function", call), "name": f"fn{n}of{i}shown"} for i, call in enumerate(calls)]
         numbered = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
         probes.append({**message, "tool_calls": numbered} if calls else message)
-        names.append([function_name(call) for call in calls])
     text = render_chat(probes, *rest)
-    for n, called in enumerate(names):
-        hidden = [name for i, name in enumerate(called) if f"fn{n}of{i}shown" not in text]
-        if 0 < len(hidden) < len(called):
-            return hidden[0]
-    return ""
+    for n, message in enumerate(messages):
+        count = len(message.get("tool_calls") or ())
+        hidden = [(n, i) for i in range(count) if f"fn{n}of{i}shown" not in text]
+        yield from hidden if len(hidden) < count else ()
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -267,6 +315,8 @@ def _object_of(arguments: Any) -> Any:
         return arguments
     try:
         parsed = json.loads(arguments or "{}")
+        if SURROGATE.search(written := json.dumps(parsed, ensure_ascii=False)):  # which a model may spell
+            parsed = json.loads(SURROGATE.sub("\ufffd", written))
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

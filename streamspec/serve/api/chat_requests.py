@@ -16,6 +16,7 @@ from pydantic import Field
 
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
+from streamspec.runtime.sampling.sampling_params import MIN_TEMPERATURE
 from streamspec.runtime.text.grammar import SEPARATORS
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
 from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Text, Tool
@@ -269,7 +270,9 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
     if not request.tools or request.tool_choice == "none":
         return None
-    tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools]
+    tools = [
+        tool.model_dump(by_alias=True, exclude_none=True, exclude={"function": {"strict"}}) for tool in request.tools
+    ]
     names = [tool.function.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise invalid("two tools of one name; expected different names", "tools")
@@ -403,6 +406,8 @@ def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
 def _sampling(request: Decoding) -> dict[str, Any]:
     """The fields of `Sampling` that the request has."""
     values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
+    if values.get("temperature", 1) < MIN_TEMPERATURE:  # how clients that know no 0 say greedy
+        values["temperature"] = 0.0
     if "seed" in values:
         values["seed"] %= 2**64  # OpenAI's is a signed number
     if "logit_bias" in values:

@@ -69,6 +69,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: int | None = Field(None, exclude=True)  # of a stream's piece, which clients put together and send back
 
 
 class Message(Hinted):
@@ -99,11 +100,14 @@ class Message(Hinted):
 
 
 class Function(Hinted):
-    """A function that an answer may call. `parameters`: a JSON schema."""
+    """A function that an answer may call. `parameters`: a JSON schema. `response` and `return`: one of its result, for
+    templates that show it, as Gemini's clients and transformers name it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    response: dict[str, Any] | None = None
+    return_: dict[str, Any] | None = Field(None, alias="return")
     strict: bool | None = None  # calls keep to the schema; forced ones either way, with False as far as a grammar can
 
 

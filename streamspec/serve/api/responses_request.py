@@ -285,7 +285,7 @@ def _of_chat(request: ResponsesRequest, kept: KeptItems) -> dict[str, Any]:
     shared = {name: getattr(request, name) for name in (*Decoding.model_fields, *Thinking.model_fields)}
     chosen = request.tool_choice
     form = request.text.format.of_chat() if request.text is not None and request.text.format is not None else None
-    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools or ()]
+    functions = [tool.model_dump(exclude={"type"}, by_alias=True, exclude_none=True) for tool in request.tools or ()]
     logprobs = LOGPROBS in (request.include or ()) or request.top_logprobs is not None
     return shared | {
         "grammar": request.grammar and request.grammar.model_dump(),
@@ -339,7 +339,9 @@ def _echo(request: ResponsesRequest) -> Mapping[str, Any]:
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": {"format": {"type": "text"}} | text,
         "tool_choice": (chosen or "auto") if chosen is None or isinstance(chosen, str) else chosen.model_dump(),
-        "tools": [{"strict": None, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
+        "tools": [
+            {"strict": None, **tool.model_dump(by_alias=True, exclude_none=True)} for tool in request.tools or ()
+        ],
         "top_logprobs": request.top_logprobs or 0,
         "user": request.user,
         "background": False,

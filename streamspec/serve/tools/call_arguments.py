@@ -7,12 +7,16 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from typing import Any
 
+from streamspec.schemas.schema_logic import SchemaLogic
+from streamspec.schemas.text_patterns import InexpressibleError
 from streamspec.serve.tools.call_form import Quoted, Tagged
 
 COLON = re.compile(r"\s*:\s*")
 BLANKS = re.compile(r"\s*")
+SURROGATE = re.compile("[\ud800-\udfff]")
 BARE = re.compile(r"[^,:{}\[\]\s]+")
 
 
@@ -24,40 +28,59 @@ def arguments_at(text: str, at: int, style: Tagged | Quoted | None, schema: Any)
             at = _after_blanks(text, at)
             value, end = STRICT.raw_decode(text, at)
             return (text[at:end], end) if isinstance(value, dict) else None
-        value, end = _tagged(text, at, style, schema) if isinstance(style, Tagged) else _quoted(text, at, style.quote)
-        return json.dumps(value, ensure_ascii=False), end
+        if isinstance(style, Tagged):
+            return _tagged(text, at, style, schema)
+        value, end = _quoted(text, at, style.quote)
+        return _dumped(value), end
     except (ValueError, RecursionError):
         return None
 
 
-def _tagged(text: str, at: int, style: Tagged, schema: Any) -> tuple[dict[str, Any], int]:
+def _tagged(text: str, at: int, style: Tagged, schema: Any) -> tuple[str, int]:
     begin = re.compile(spaced(style.begin) + r"(?P<key>[^\n<>]*?)" + re.escape(style.colon.rstrip()) + r"\n?")
     close, end = re.compile(spaced(style.close)), style.end.strip()
-    found = dict[str, Any]()
+    found = dict[str, str]()
     while mark := begin.match(text, at):
-        until = text.index(end, mark.end())
+        until = text.index(end, _json_end(text, mark.end(), end))
         value = text[mark.end() : until].removesuffix("\n")
         found[mark["key"].strip()] = _valued(value, mark["key"].strip(), schema)
         at = until + len(end)
     if (over := close.match(text, at)) is None:
         raise ValueError("arguments without an end")
-    return found, over.end()
+    return "{" + ", ".join(f"{_dumped(key)}: {value}" for key, value in found.items()) + "}", over.end()
 
 
-def _valued(text: str, key: str, schema: Any) -> Any:
-    """Returns the value that a text between tags stands for: a text, where its schema admits texts alone."""
-    kinds = _kinds(schema.get("properties", {}).get(key, {}), schema, 0) if isinstance(schema, dict) else set()
-    if kinds == {"string"}:
-        return text
+def _json_end(text: str, at: int, end: str) -> int:
+    """Returns where the JSON at `text[at]` ends, whose texts may have the tag `end`, if that follows it; else `at`."""
+    try:
+        _, after = STRICT.raw_decode(text, _after_blanks(text, at))
+    except (ValueError, RecursionError):
+        return at
+    return after if text.startswith(end, _after_blanks(text, after)) else at
+
+
+def _valued(text: str, key: str, schema: Any) -> str:
+    """Returns the JSON of the value that a text between tags stands for: a text, where its schema admits texts alone,
+    or lists this one."""
+    inner = schema.get("properties", {}).get(key, {}) if isinstance(schema, dict) else {}
+    kinds, listed = _kinds(inner, schema, 0), inner.get("enum") if isinstance(inner, dict) else None
+    if kinds == {"string"} or (isinstance(listed, list) and text in listed):
+        return _dumped(text)
     for read in (STRICT.decode, ast.literal_eval):
         try:
             value = read(text.strip())
-            json.dumps(value, allow_nan=False)
+            written = text.strip() if read == STRICT.decode else _dumped(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
         if not (isinstance(value, str) or (kinds and "string" in kinds and _kind(value) not in kinds)):
-            return value
-    return text
+            return written
+    return _dumped(text)
+
+
+def _dumped(value: Any) -> str:
+    """Returns the JSON of a value, with halves of surrogate pairs, which no text can have, as they are escaped."""
+    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if SURROGATE.search(written) else written
 
 
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
@@ -78,14 +101,10 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
 
 def resolved(schema: Any, root: Any) -> Any:
     """Returns a schema, or the one within `root` that it refers to; {} for one that is not there."""
-    for _ in range(100):
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return schema
-        schema = root
-        for key in filter(None, reference[1:].split("/")):
-            schema = schema.get(key, {}) if isinstance(schema, dict) else {}
-    return schema
+    try:
+        return SchemaLogic(root, 2020, lambda parts: False).resolved(schema)
+    except InexpressibleError:
+        return {}
 
 
 def _kind(value: Any) -> str:
@@ -176,9 +195,13 @@ def _no_number(text: str) -> Any:
 
 
 def _whole(text: str) -> int | float:
-    return int(text) if len(text) < 400 else float(text)
+    return int(text) if len(text) < 400 else _finite(text)
+
+
+def _finite(text: str) -> float:
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))  # JSON has no others
 
 
 STRICT = json.JSONDecoder(
-    parse_int=_whole, parse_constant=_no_number
-)  # NaN is no JSON; whole numbers of any length are
+    parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+)  # NaN is no JSON; numbers of any size are

@@ -47,6 +47,7 @@ CHANNELED_OTHERWISE = (
     ),
 )
 TAG = re.compile(r"\s*(<[^<>\s][^<>]*>|\[[A-Z_]+\])")
+OF_ID = re.compile(TAG.pattern + ID)  # Mistral's models write an id between name and arguments, or none
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,10 @@ class _Probes:
             return None
         begin = form.begin.strip() or ("" if form.field else form.prefix.strip())
         styled = vars(form.style).values() if form.style is not None else ()
-        others = CHANNELED_OTHERWISE if (form.prefix, form.middle) == CHANNELED else ()
+        channeled, without_id = (form.prefix, form.middle) == CHANNELED, OF_ID.sub("", form.middle)
+        others = CHANNELED_OTHERWISE if channeled else ((form.prefix, without_id),) * (without_id != form.middle)
         messages = self.tags if self.tags is not None and self.tags.heads else None
-        if messages is not None and not (others and self._are_tokens(messages)):
+        if messages is not None and not (channeled and self._are_tokens(messages)):
             return None
         form = replace(form, begin=begin, others=others, messages=messages)
         heads = () if messages is None else (*messages.heads, messages.end)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from streamspec.prompt.thought_tags import TAGS
-from streamspec.serve.tools.call_arguments import arguments_at, json_of, members_at, spaced
+from streamspec.serve.tools.call_arguments import SURROGATE, arguments_at, json_of, members_at, spaced
 from streamspec.serve.tools.call_form import ID, CallForm
 from streamspec.serve.tools.tools import Tools
 
@@ -40,7 +40,7 @@ class CallParser:
             call += r"\s*(?:\{|\Z)" if call else r"\{"
         elif lead:
             call = rf"(?:{spaced(lead)})?\s*{call}"
-        elif form.others:  # words may spell a recipient, too
+        elif form.messages:  # words may spell a recipient, too
             call = "|".join(spaced(prefix.strip()) for prefix, _ in form.ways)
             call = rf"(?:{call})(?=[\w-]+(?:\s\w*)?{re.escape(MARK)}|[\w-]*(?:\s\w*)?<?\Z)"
         self._begins = (form.begin,) if form.field else (form.begin, *(prefix for prefix, _ in form.ways))
@@ -92,7 +92,7 @@ class CallParser:
 
     def _is_sure(self, mark: re.Match[str]) -> bool:
         """Tells whether a call begins at `mark`, whatever follows the text that came."""
-        if self._form.others:
+        if self._form.messages:
             return MARK in mark.string[mark.end() :]
         return mark[0].endswith("{") or not self._form.field
 
@@ -248,11 +248,9 @@ def middle_of(form: CallForm) -> str:
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call as an object; None of one that was cut short."""
-    try:
-        arguments = json.loads(call["function"]["arguments"])
-    except ValueError:
-        return None
+    """Returns the arguments of a call as an object of valid Unicode; None of one that was cut short."""
+    written = json.dumps(json_of(call["function"]["arguments"]), ensure_ascii=False)
+    arguments = json_of(SURROGATE.sub("\ufffd", written))
     return arguments if isinstance(arguments, dict) else None
 
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import ThoughtTags
-from streamspec.schemas.formats import PATTERNS
-from streamspec.serve.tools.call_arguments import resolved
+from streamspec.schemas.formats import PATTERNS, is_annotation
+from streamspec.schemas.schema_logic import TYPES, SchemaLogic
+from streamspec.schemas.text_patterns import InexpressibleError
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
@@ -20,10 +22,22 @@ TEXT_FORMATS = PATTERNS | {
     "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[^ \\n<>]*",
     "email": "[a-zA-Z0-9._%+-]{1,64}@[a-zA-Z0-9-]{1,63}(?:\\.[a-zA-Z0-9-]{1,63}){1,3}",
 }
-SHAPE = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "description", "title"}
-SHAPE |= {"$schema", "$id", "default", "examples", "propertyOrdering"}
-MOST_WORDS = 8  # messages of words before a call
 OF_TEXT = {"minLength", "maxLength", "pattern", "format"}
+OF_NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+CHOICES = {"allOf", "anyOf", "oneOf"}
+SIMPLE = {"type", "enum", "const"} | OF_TEXT | OF_NUMBER | CHOICES  # hold beside each other, whichever schema has them
+SHAPE = {"type", "properties", "required", "additionalProperties"}  # of objects that these rules write themselves
+LIST = {"type", "items", "minItems", "maxItems"}
+CONSTRAINTS = SIMPLE | SHAPE | LIST | {"$ref", "$dynamicRef", "$recursiveRef", "not", "if", "propertyNames"}
+CONSTRAINTS |= {"patternProperties", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"}
+CONSTRAINTS |= {"dependencies", "unevaluatedProperties", "unevaluatedItems", "prefixItems", "additionalItems"}
+CONSTRAINTS |= {"contains", "uniqueItems"}
+MOST_LEVELS = 20  # of choices within each other
+MOST_WORDS = 8  # messages of words before a call
+
+
+class NoValueError(ConfigError):
+    """A schema that no value satisfies."""
 
 
 def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tuple[str, dict[str, Any]]:
@@ -31,9 +45,17 @@ def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tup
     trigger; with the schemas they name. Of answers in messages, `rest` are calls or words, which `content` ends, after
     other words. Raises ConfigError for what this form cannot enforce."""
     made = _Rules(form)
+    try:
+        return _all_rules(made, form, parameters, most), made.schemas
+    except RecursionError:
+        raise ConfigError("parameters of a tool that nest too deep", "fewer levels", "simplify them") from None
+
+
+def _all_rules(made: _Rules, form: CallForm, parameters: Mapping[str, Schema], most: int) -> str:
     if form.messages is not None:
-        return _in_messages(made, form, form.messages, parameters), made.schemas
-    ones = [f"{made.literal(name + form.middle)} {made.arguments(schema)}" for name, schema in parameters.items()]
+        return _in_messages(made, form, form.messages, parameters)
+    middles = " | ".join(made.literal(middle) for _, middle in form.ways)
+    ones = [f"{made.literal(name)} middle {made.arguments(schema)}" for name, schema in parameters.items()]
     more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
     after = f"one{more} {made.literal(form.suffix)}"
     rest = form.prefix.partition(form.trigger)[2] if form.trigger else form.prefix
@@ -41,9 +63,10 @@ def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tup
         f"calls: {made.literal(form.prefix.lstrip())} {after}",
         f"rest: {made.literal(rest)} {after}",
         "one: " + " | ".join(ones),
+        f"middle: {middles}",
         *made.lines,
     ]
-    return "\n".join(lines) + "\n", made.schemas
+    return "\n".join(lines) + "\n"
 
 
 def _in_messages(made: _Rules, form: CallForm, tags: ThoughtTags, parameters: Mapping[str, Schema]) -> str:
@@ -73,7 +96,8 @@ class _Rules:
         self.schemas: dict[str, Any] = {}
         self._style, self._specials = form.style, dict(form.specials)
         self._root: Schema = {}
-        self._known: dict[str, str] = {}  # rules of definitions
+        self._logic = _logic({})
+        self._known: dict[int, str] = {}  # rules of objects, by their properties
 
     def literal(self, text: str) -> str:
         """Returns a text of the template, with its special tokens as themselves; a call's id is any."""
@@ -92,25 +116,37 @@ class _Rules:
 
     def arguments(self, schema: Schema) -> str:
         """Returns the rule of a function's arguments."""
-        self._root, self._known = schema, {}
+        self._root, self._logic, self._known = schema, _logic(schema), {}
+        if "object" not in self._logic.kinds(schema):
+            raise ConfigError("parameters of a tool that are no object", '"type": "object"', "correct them")
         if self._style is None:
             return self._json(schema)
-        schema = resolved(schema, self._root)
-        if wrong := schema.keys() - SHAPE:
+        schema = self._resolved(schema)
+        if wrong := (schema.keys() & CONSTRAINTS) - SHAPE:
             raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
         if isinstance(self._style, Quoted):
             return self._object(schema)
-        required, properties = schema.get("required", ()), schema.get("properties", {})
-        parts = [
-            f"({self.literal(self._style.begin + name + self._style.colon)} {self._value(inner)})"
-            + ("" if name in required else "?")
-            for name, inner in properties.items()
-        ]
+        parts = []
+        for name, value, needed in self._members(schema, self._value):
+            _check_name(name, not set("<>\n") & set(name))
+            begin = self.literal(self._style.begin + name + self._style.colon)
+            parts.append(f"({begin} {value})" + ("" if needed else "?"))
         return self._rule(" ".join([*parts, self.literal(self._style.close)]))
 
-    def _rule(self, body: str, kind: str = "") -> str:
+    def _members(self, schema: Schema, rule: Callable[[Any], str]) -> Iterator[tuple[str, str, bool]]:
+        """Yields the name of each property, the rule of its value, and whether it has to be there."""
+        properties, required = schema.get("properties", {}), schema.get("required") or ()
+        others = {name: schema.get("additionalProperties", True) for name in required if name not in properties}
+        for name, inner in (properties | others).items():
+            try:
+                yield name, rule(inner), name in required
+            except NoValueError:
+                if name in required:
+                    raise
+
+    def _rule(self, body: str) -> str:
         name = f"r{len(self.lines)}"
-        self.lines.append(f"{name}{kind}: {body}")
+        self.lines.append(f"{name}: {body}")
         return name
 
     def _json(self, schema: Any) -> str:
@@ -119,31 +155,82 @@ class _Rules:
         self.schemas[name] = {**kept, **schema} if isinstance(schema, Mapping) else schema
         return name
 
-    def _alternatives(self, schema: Any) -> list[Schema]:
+    def _resolved(self, schema: Any) -> Any:
+        try:
+            return self._logic.resolved(schema)
+        except InexpressibleError as error:
+            raise ConfigError(f"{error} in the parameters of a tool", "one in their $defs", "correct it") from None
+
+    def _alternatives(self, schema: Any, level: int = 0) -> list[Schema]:
         """Returns the alternatives of a schema; one that says nothing is a text."""
-        schema = resolved(schema, self._root)
-        if not isinstance(schema, Mapping) or not schema.keys() - {"description", "title", "default", "examples"}:
+        schema = self._resolved(schema)
+        if schema is False:
+            return []
+        if level > MOST_LEVELS:
+            raise ConfigError(f"choices of a tool within {level} others", f"at most {MOST_LEVELS}", "simplify them")
+        if schema is True or not schema.keys() & CONSTRAINTS:
             return [{"type": "string"}]
-        for key in ("anyOf", "oneOf", "allOf"):
-            if isinstance(inner := schema.get(key), list) and (key != "allOf" or len(inner) == 1):
-                return [one for each in inner for one in self._alternatives(each)]
+        for key in CHOICES & schema.keys():
+            rest = {name: value for name, value in schema.items() if name != key}
+            ways = [[rest, *schema[key]]] if key == "allOf" else [[rest, one] for one in schema[key]]
+            joined = [self._joined(way) for way in ways]
+            if None in joined:
+                return [schema]
+            apart = key != "oneOf" or all(map(self._logic.disjoint, *zip(*combinations(joined, 2), strict=True)))
+            if apart:
+                return [one for each in joined for one in self._alternatives(each, level + 1)]
         return [schema]
+
+    def _joined(self, schemas: Sequence[Any]) -> Any:
+        """Returns a schema that says what all of these do; None where that takes more than to list their keywords."""
+        meant = [self._resolved(one) for one in schemas]
+        if False in meant:
+            return False
+        said = [one for one in meant if one is not True and one.keys() & CONSTRAINTS]
+        if len(said) < 2:
+            return said[0] if said else True
+        joined: dict[str, Any] = {}
+        for one in said:
+            told = {key: value for key, value in one.items() if key in CONSTRAINTS}
+            if told.keys() - SIMPLE or any(joined.get(key, value) != value for key, value in told.items()):
+                return None
+            joined |= told
+        return joined
 
     def _split(self, schema: Any) -> tuple[list[Schema], list[Any]]:
         """Returns the alternatives of a schema: those of texts, and others."""
         texts, others = list[Schema](), list[Any]()
         for one in self._alternatives(schema):
-            listed, kinds = [one["const"]] if "const" in one else one.get("enum"), one.get("type")
-            if isinstance(listed, list):
-                texts += [{"const": value} for value in listed if isinstance(value, str)]
-                values = [value for value in listed if not isinstance(value, str)]
-                others += [{"enum": values}] if values else []
-            else:
-                names = kinds if isinstance(kinds, list) else [kinds]
-                texts += [{key: one[key] for key in OF_TEXT & one.keys()}] * ("string" in names)
-                rest = [name for name in names if name != "string"]
-                others += [{**one, "type": rest if rest[1:] else rest[0]}] if rest else []
+            kinds = self._logic.kinds(one)
+            told = one.keys() & CONSTRAINTS
+            if "string" in kinds and ("type" in told or told <= OF_TEXT | {"enum", "const"}):
+                texts += self._texts(one)
+            kinds -= {"string", "integer"} if "number" in kinds else {"string"}
+            rest = [kind for kind in TYPES if kind in kinds]
+            others += [{**one, "type": rest if rest[1:] else rest[0]}] if rest else []
+        if not (texts or others):
+            raise NoValueError("a value in the parameters of a tool that nothing can be", "one of some", "correct it")
         return texts, others
+
+    def _texts(self, one: Schema) -> list[Schema]:
+        """Returns the alternatives of an alternative that may be a text: one that is given, or a kind of text."""
+        listed = [one["const"]] if "const" in one else one.get("enum")
+        said = {key for key in one.keys() & OF_TEXT if key != "format" or not is_annotation(one[key], one)}
+        wrong = one.keys() & (CHOICES | {"not", "if", "$dynamicRef", "$recursiveRef"})
+        wrong |= said & {"pattern", "format"} if isinstance(listed, list) else set()
+        if wrong:
+            raise ConfigError(f"{min(wrong)} of a text in a tool of this template", "another keyword", "leave it out")
+        if not isinstance(listed, list):
+            return [{key: one[key] for key in said}]
+        least, most = one.get("minLength", 0), one.get("maxLength")
+        texts = [value for value in listed if isinstance(value, str) and self._end.strip() not in value]
+        return [{"const": text} for text in texts if least <= len(text) and (most is None or len(text) <= most)]
+
+    @property
+    def _end(self) -> str:
+        """What a text ends with."""
+        assert self._style is not None
+        return self._style.end if isinstance(self._style, Tagged) else self._style.quote
 
     def _value(self, schema: Any) -> str:
         """Returns the rule of a value and what ends it."""
@@ -157,21 +244,16 @@ class _Rules:
     def _ended(self, text: Schema, end: str) -> str:
         if "const" in text:
             return self.literal(text["const"] + end)
-        last = re.escape(end).replace("\\\n", "\n")
-        return self._rule(f"/{_slashed(_pattern(text))}{_slashed(last)}/", "[lazy]")
+        last, tag = (_slashed(re.escape(each).replace("\\\n", "\n")) for each in (end, end.strip()))
+        name = f"T{len(self.lines)}"
+        self.lines.append(f"{name}: /{_slashed(_pattern(text))}{last}/ & ~/(?s:.*){tag}(?s:.+)/")
+        return name
 
     # ---- arguments with quotes of their own
 
     def _quoted(self, schema: Any) -> str:
         assert isinstance(self._style, Quoted)
         quote = self._style.quote
-        meant = resolved(schema, self._root)
-        if meant is not schema:
-            reference = str(schema["$ref"])
-            if reference not in self._known:
-                self._known[reference] = name = self._rule("")
-                self.lines[int(name[1:])] = f"{name}: {self._quoted(meant)}"
-            return self._known[reference]
         texts, others = self._split(schema)
         ways = []
         for text in texts:
@@ -182,36 +264,53 @@ class _Rules:
             else:
                 ways.append(f"{self.literal(quote)} {self._ended(text, quote)}")
         for other in others:
-            kind = other.get("type")
-            if kind == "object" and other.get("properties"):
-                ways.append(self._object(other))
-            elif kind == "array" and "items" in other:
-                ways.append(self._list(other))
-            else:
-                ways.append(self._json(other))
+            kinds, said = other["type"], other.keys() & CONSTRAINTS
+            for kind in kinds if isinstance(kinds, list) else [kinds]:
+                one = {**other, "type": kind}
+                if kind == "object" and other.get("properties") and said <= SHAPE:
+                    ways.append(self._object(one))
+                elif kind == "array" and isinstance(other.get("items"), dict) and said <= LIST:
+                    ways.append(self._list(one))
+                else:
+                    ways.append(self._json(one))
         return self._rule(" | ".join(ways))
 
     def _list(self, schema: Schema) -> str:
-        item, least, most = self._quoted(schema["items"]), schema.get("minItems", 0), schema.get("maxItems")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return self._rule('"[]"')
+        item = self._quoted(schema["items"])
         bounds = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
         some = f'{item} ("," {item}){bounds}'
         return self._rule(f'"[" {some} "]"' + (' | "[]"' if not least else ""))
 
     def _object(self, schema: Schema) -> str:
-        names = sorted(schema.get("properties", {}))
-        values = [self._quoted(schema["properties"][name]) for name in names]
+        known = id(schema.get("properties"))
+        if known in self._known:
+            return self._known[known]
+        self._known[known] = rule = self._rule("")
+        members = sorted(self._members(schema, self._quoted))
         rest = ['"}"', '"}"']  # after the first members: none was written, some were
-        for name, value in zip(reversed(names), reversed(values), strict=True):
-            optional = name not in schema.get("required", ())
+        for name, value, needed in reversed(members):
+            _check_name(name, not set(':"') & set(name) and name.strip() == name != "" and name[0] != "}")
             rest = [
                 self._rule(
-                    f"{json.dumps(comma + name + ':')} {value} {rest[1]}" + (f" | {rest[begun]}" if optional else "")
+                    f"{json.dumps(comma + name + ':')} {value} {rest[1]}" + ("" if needed else f" | {rest[begun]}")
                 )
                 for begun, comma in enumerate(("", ","))
             ]
-        return self._rule(f'"{{" {rest[0]}')
+        self.lines[int(rule[1:])] = f'{rule}: "{{" {rest[0]}'
+        return rule
+
+
+def _logic(root: Schema) -> SchemaLogic:
+    return SchemaLogic(root, 2020, lambda parts: False)
+
+
+def _check_name(name: str, right: bool) -> None:
+    """Raises ConfigError for a name that calls of this form cannot have."""
+    if not right:
+        raise ConfigError(f"a parameter {name!r:.80} in a tool of this template", "letters and digits", "rename it")
 
 
 def _pattern(text: Schema) -> str:

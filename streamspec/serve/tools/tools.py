@@ -17,7 +17,6 @@ from streamspec.serve.tools.call_rules import rules_of
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-OTHER_ROOTS = {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"}  # a schema without them is an object's
 MOST_CALLS = 16  # that a grammar admits
 
 
@@ -78,14 +77,15 @@ class Tools:
                 rules += "content: words\n"
             return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
         except StreamspecError as error:
-            raise self._fault(kept, grammars) or invalid(str(error), "tools") from None
+            raise self._fault(kept, form, grammars) or invalid(str(error), "tools") from None
 
-    def _fault(self, kept: Any, grammars: CheckedGrammars) -> ApiError | None:
+    def _fault(self, kept: Any, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
         """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
         for i, tool in enumerate(self.schemas):
             function = tool["function"]
             try:
                 if function["name"] in kept:
+                    rules_of(form, {function["name"]: parameters_of(function)}, 1)
                     grammars.make("json_schema", parameters_of(function))
             except StreamspecError as error:
                 return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
@@ -93,9 +93,11 @@ class Tools:
 
 
 def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a function's arguments."""
+    """Returns the schema of a function's arguments: objects, also where other values satisfy its own."""
     parameters = function.get("parameters", NO_PARAMETERS)
-    return dict(parameters) if OTHER_ROOTS & parameters.keys() else {"type": "object", **parameters}
+    kinds = parameters.get("type", "object")
+    objects = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    return {**parameters, "type": "object"} if objects else dict(parameters)
 
 
 def undescribed(schema: Any, named: bool = False) -> Any:

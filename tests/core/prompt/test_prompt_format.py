@@ -233,6 +233,29 @@ def test_a_template_without_calls_takes_several_as_it_takes_one() -> None:
     assert PromptFormat("chat").render([CALLING[0], both], CHATML).count("b<|im_end|>") == 1
 
 
+def test_a_chat_with_several_calls_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    template += "{% endfor %}{% endfor %}"
+    both = [{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}, {"role": "tool", "content": "x" * 99}]
+    rendered = list[int]()
+    monkeypatch.setattr(
+        prompt_format, "render_chat", lambda *a: (text := render_chat(*a), rendered.append(len(text)))[0]
+    )
+    for turns in (1, 2, 3):
+        PromptFormat("chat").render([CALLING[0], *both * turns], template)
+    assert sum(length > 99 for length in rendered) == 3 and len(rendered) == 4
+
+
+def test_words_beside_a_call_are_refused_where_a_template_takes_neither_them_nor_thoughts() -> None:
+    template = "{% for m in messages %}{% if m.tool_calls and m.content %}{{ raise_exception('both') }}{% endif %}"
+    template += "{{ m.content or m.tool_calls[0].function.name }}{% endfor %}"
+    message = {"role": "assistant", "content": "Look", "reasoning_content": "Hm", "tool_calls": [CALL]}
+    with pytest.raises(DataError, match="both"):
+        PromptFormat("chat").render([CALLING[0], message], template)
+    shown = PromptFormat("chat").render([CALLING[0], message], template.replace("{{ m.c", "{{ m.thinking }}{{ m.c"))
+    assert "Hm\n\nLook" in shown
+
+
 def test_a_refusal_of_several_calls_takes_few_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [{**CALL, "id": "same"}] * 2
     both = [{"role": "assistant", "content": None, "thinking": "Hm", "tool_calls": calls}] * 9
@@ -251,6 +274,13 @@ def test_tools_without_a_description_get_one_where_the_template_needs_it() -> No
         assert PromptFormat("chat").render("a", template, tools=[tool]) == "weather|"
     flat = {"name": "weather", "description": None}
     assert PromptFormat("chat").render("a", template.replace(".function", ""), tools=[flat]) == "weather|"
+
+
+def test_arguments_that_spell_half_a_surrogate_pair_are_sent_back_without_it() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    template = "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endfor %}"
+    text = PromptFormat("chat").render([{"role": "assistant", "content": None, "tool_calls": [call]}], template)
+    assert text == '{"name": "f", "arguments": {"a": "\ufffd"}}'
 
 
 def test_ids_of_calls_are_text() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from tokenizers import Regex, normalizers
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import TAGS, tags_of
 from streamspec.runtime import Completion, Grammar
-from streamspec.runtime.text.thought import AnswerText, Thought
+from streamspec.runtime.text.thought import BEFORE, AnswerText, Place, Thought
+from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 from tests.support.byte_tokenizers import byte_fallback
 from tests.support.thinking_sessions import GO, OPENED, TEMPLATE, thinking, tokenizer_of
 
@@ -149,6 +151,42 @@ def test_channels_of_gpt_oss() -> None:
             assert all(
                 kind is False for i, kind in zip(ids, kinds, strict=False) if tokenizer.decode([i]) in set("<x!")
             )
+
+
+class Taken:
+    """A grammar of any text, which keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.tokens = list[int]()
+
+    def allowed(self) -> tuple[Any, bool]:
+        return np.ones(400, np.bool_), True
+
+    def consume(self, token: int) -> bool:
+        self.tokens.append(token)
+        return True
+
+    def back(self, tokens: int) -> None:
+        assert 0 <= tokens <= len(self.tokens)
+        del self.tokens[len(self.tokens) - tokens :]
+
+
+def test_a_grammar_comes_back_from_behind_a_thought() -> None:
+    tags = TAGS[0]
+    tokenizer = tokenizer_of("special", ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+    message = f"{tags.heads[1]}I{tags.end}"
+    thought, text = Thought(tags, tokenizer), f"{message}{tags.begin}Hm{tags.end}{message}{tags.heads[0]}So"
+    ids, said = (tokenizer.encode(x, add_special_tokens=False).ids for x in (text, 2 * message + tags.heads[0] + "So"))
+
+    def after(tokens: list[int], back: int = 0) -> list[int]:
+        inner = Taken()
+        matcher = ThoughtMatcher(thought, Place(BEFORE), 400, None, inner, headed=True)
+        assert all(map(matcher.consume, tokens))
+        matcher.back(back)
+        return inner.tokens
+
+    assert after(ids) == said
+    assert all(after(ids, back) == after(ids[: len(ids) - back]) for back in range(len(ids)))
 
 
 # ---- decoding

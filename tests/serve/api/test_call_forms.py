@@ -6,9 +6,11 @@ The templates here write calls as the published ones do, without the rest of the
 from __future__ import annotations
 
 import json
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from tokenizers import AddedToken
 
@@ -17,7 +19,7 @@ from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.text.grammar import Vocabulary
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_form import CallForm
-from streamspec.serve.tools.call_parser import CallParser
+from streamspec.serve.tools.call_parser import CallParser, arguments_of
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 from streamspec.serve.tools.tools import Tools
 from tests.support.byte_tokenizers import byte_level
@@ -224,6 +226,121 @@ def test_an_answer_keeps_to_its_format_or_calls(name: str) -> None:
     for text, right in (('{"a": 1}', True), (answer_of(session, ("clock", {})), True), ("Words", False), ("{}", False)):
         tokens = session.tokenizer.encode(text, add_special_tokens=False).ids
         assert allows(vocabulary.start(grammar), tokens) == right, text
+
+
+OF_MISTRAL = {  # what mistral-common 1.13 writes of CALLED for each version of its tokenizers, ids left out or not
+    "mistral 7": (
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}, '
+        '"id": "abcdefghi"}, {"name": "clock", "arguments": {}, "id": "ABCDEFGH1"}]',
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}}, '
+        '{"name": "clock", "arguments": {}}]',
+    ),
+    "mistral 11": (
+        '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}'
+        "[TOOL_CALLS]clock[CALL_ID]ABCDEFGH1[ARGS]{}",
+        '[TOOL_CALLS]get_weather[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}[TOOL_CALLS]clock[ARGS]{}',
+    ),
+    "mistral 13": (
+        '[TOOL_CALLS]get_weather[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}[TOOL_CALLS]clock[ARGS]{}',
+    ),
+}
+CALLED = [("get_weather", '{"days": 5, "place": "{[}] ä", "unit": "F"}'), ("clock", "{}")]
+
+
+@pytest.mark.parametrize("name", OF_MISTRAL)
+def test_mistrals_calls_are_read_as_mistral_common_reads_them_wherever_their_text_is_cut(name: str) -> None:
+    session, tools = family(name), Tools([PLACE, CLOCK])
+    form = CallForm.of(session)
+    for words, text in product(("", "Let me see:"), OF_MISTRAL[name]):
+        for cut in range(len(words + text)):
+            parser = CallParser(form, tools)
+            said = parser.push((words + text)[:cut], False)[0] + parser.push((words + text)[cut:], True)[0]
+            calls = [(call["function"]["name"], call["function"]["arguments"]) for call in parser.calls]
+            assert (said, calls) == (words, CALLED), cut
+    if name != "mistral 7":  # whose ids a grammar leaves out
+        vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+        state = vocabulary.start(Tools([PLACE, CLOCK], forced=True).grammar(form, CheckedGrammars()))
+        for text in OF_MISTRAL[name]:
+            assert allows(state, session.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
+SHAPES: dict[str, tuple[Any, Any, Any]] = {  # parameters, arguments that satisfy them, others that do not
+    "no value of its type": (closed(a={"type": "integer", "enum": ["1", 2]}), {"a": 2}, {"a": "1"}),
+    "bounds beside a list": (closed(a={"enum": ["x", "yes"], "minLength": 2}), {"a": "yes"}, {"a": "x"}),
+    "choices beside a type": (
+        closed(a={"type": "string", "anyOf": [{"minLength": 3}, {"const": "q"}]}),
+        {"a": "q"},
+        {"a": "xy"},
+    ),
+    "joined": (closed(a={"allOf": [{"type": "string"}, {"maxLength": 2}]}), {"a": "xy"}, {"a": "xyz"}),
+    "denied": ({"properties": {"a": False, "b": {"type": "integer"}}, "required": ["b"]}, {"b": 1}, {"a": "x", "b": 1}),
+    "no property": ({"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}}, {"a": 1}, {}),
+    "tuple": (closed(a={"prefixItems": [{"const": 1}], "items": False, "type": "array"}), {"a": [1]}, {"a": [1, 1]}),
+    "recursive": (
+        closed(a={"$ref": "#/$defs/node"}) | {"$defs": {"node": NODE}},
+        {"a": {"next": {"next": None}}},
+        {"a": {"next": 1}},
+    ),
+    "escaped": (closed(a={"$ref": "#/$defs/x~1y"}) | {"$defs": {"x/y": {"type": "integer"}}}, {"a": 1}, {"a": "x"}),
+    "annotations": (
+        closed(a={"type": "string", "format": "own", "optional": True}) | {"optional": [], "$comment": "c"},
+        {"a": "x"},
+        {},
+    ),
+    "objects alone": ({**closed(a={"type": "integer"}), "type": ["object", "null"]}, {"a": 1}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen coder", "gemma 4"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_arguments_keep_to_schemas_of_every_shape_in_each_way_to_write_them(name: str, shape: str) -> None:
+    schema, right, wrong = SHAPES[shape]
+    session, tool = family(name), {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    assert jsonschema.Draft202012Validator(schema).is_valid(right) and not jsonschema.Draft202012Validator(
+        schema
+    ).is_valid(wrong)
+    tools = Tools([tool], forced=True)
+    grammar = tools.grammar(CallForm.of(session), CheckedGrammars())
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    for arguments in (right, wrong):
+        text = answer_of(session, ("get_weather", arguments))
+        tokens = session.tokenizer.encode(text, add_special_tokens=False).ids
+        assert allows(vocabulary.start(grammar), tokens) == (arguments is right), text
+    assert read(session, tools, answer_of(session, ("get_weather", right)), 3)[1] == [("get_weather", right)]
+
+
+def test_arguments_between_tags_are_the_models_own_text() -> None:
+    session = family("glm")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}}}}}
+    values = {"a": "1.50", "b": "8E999", "c": '["</arg_value>", "\\ud800"]', "d": "9" * 5000, "s": "1"}
+    tags = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items())
+    parser = CallParser(CallForm.of(session), Tools([tool]))
+    parser.push(f"<tool_call>f\n{tags}</tool_call>", True)
+    (call,) = parser.calls
+    written = ", ".join(f'"{k}": {v}' for k, v in (values | {"s": '"1"'}).items())
+    assert call["function"]["arguments"] == "{" + written + "}"
+    made = arguments_of(call)
+    assert made is not None and json.dumps(made, ensure_ascii=False, allow_nan=False).encode() and made["a"] == 1.5
+
+
+def test_what_a_form_cannot_write_is_refused() -> None:
+    loop = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}}, **closed(x={"$ref": "#/$defs/a"})}
+    for name, schema, what in (
+        ("glm", closed(**{"a<b": {}}), "a<b"),
+        ("gemma 4", closed(**{"a:b": {}}), "a:b"),
+        ("gemma 4", loop, "choices"),
+        ("glm", closed(x={"$ref": "#/$defs/none"}), "#/\\$defs/none"),
+        ("hermes", {"type": "string"}, "no object"),
+        ("glm", closed(x={"type": "string", "not": {"const": "x"}}), "not of a text"),
+    ):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        with pytest.raises(ApiError, match=f"the parameters of the tool f: .*{what}"):
+            Tools([tool], forced=True).grammar(CallForm.of(family(name)), CheckedGrammars())
 
 
 def test_a_format_beside_calls_that_begin_like_it_is_refused() -> None:

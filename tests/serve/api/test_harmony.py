@@ -98,6 +98,14 @@ def test_thought_words_and_call_are_told_apart(serve: Serve, call: str) -> None:
     assert told(calling) == told(calling, response_format=FORMAT, stop=["END"]) == wanted
 
 
+def test_a_thought_after_words_may_name_a_function(serve: Serve) -> None:
+    again = f"<|channel|>analysis<|message|> to=functions.get_weather json, so.{NEXT}"
+    server = serve(SAID + again + CALLS[2] + json.dumps(ARGUMENTS))
+    wanted = ("to=functions.get_weather json, so.", "Let me see.", [("get_weather", ARGUMENTS)], "tool_calls")
+    assert told(server) == wanted
+    assert told(server, extra_body={"thinking_token_budget": 3})[0] == "to"
+
+
 @pytest.mark.parametrize("call", CALLS[:3:2])
 def test_forced_calls_begin_after_the_thought_and_keep_to_their_schema(serve: Serve, call: str) -> None:
     server = serve(THOUGHT + call + json.dumps(ARGUMENTS))
