@@ -146,6 +146,16 @@ class FolderTensor:
         for part in self.parts:
             yield from part.chunks()
 
+    @property
+    def stacked(self) -> bool:
+        """Whether it holds the maps of all experts."""
+        return self.name != self.parts[0].name
+
+    def of_expert(self, number: int) -> Values:
+        """The values of one expert. Raises BaseModelError for NaN and infinity."""
+        count = len(self.parts) // self.shape[0]
+        return np.concatenate([part.values() for part in self.parts[number * count : (number + 1) * count]])
+
     def rows(self, rows: slice | NDArray[np.int64]) -> Values:
         """Some rows of a table. Raises BaseModelError for NaN and infinity."""
         return self.parts[0].rows(rows)

@@ -18,7 +18,8 @@ from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
-from tests.support.gguf_cases import as_folder, made
+from tests.support.gguf_blocks import values
+from tests.support.gguf_cases import as_folder, made, rounded
 from tests.support.gguf_files import write_gguf
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
 
@@ -108,14 +109,13 @@ def test_a_model_in_float32_is_not_copied(family: str) -> None:
     assert decoder.layer(0) is decoder.layers[0]
 
 
-MIXTURES = ["qwen3 with experts", "mixtral", "granite with experts", "ernie with experts"]
+MIXTURES = ["qwen3 with experts", "mixtral", "granite with experts", "lfm2 with experts", "ernie with experts"]
 
 
 @pytest.mark.parametrize("case", MIXTURES)
 def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
-    _, architecture, keys, tensors = made(case)
-    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    file = rounded(tmp_path / "m.gguf", case, "Q8_0")
     read = load_model(resolve_base(file, lambda line: None), None, whole=False)
     folder = loaded(as_folder(file), None, torch.float32, False)
     ours, theirs = (ModelSource(model, describe(model)) for model in (read, folder))
@@ -125,6 +125,15 @@ def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, m
         for part in (GATE, UP, DOWN):
             name = f"{theirs.spec.weight_name(mixture.layers[0], mixture.expert(number, part))}.weight"
             np.testing.assert_array_equal(ours.weight(name), theirs.weight(name))
+            stored = ours.stored(name)
+            assert stored is not None and stored.kind == "Q8_0" and theirs.stored(name) is None
+            np.testing.assert_array_equal(values(stored), theirs.weight(name))
+    query = f"{ours.spec.weight_name(mixture.layers[0], ours.spec.family.qkv[0])}.weight"
+    embedding = f"{ours.spec.stacked(ours.spec.family.embedding)}.weight"
+    for name, truth in ((query, theirs.weight(query)), (embedding, np.asarray(theirs.rows_of(embedding)))):
+        stored = ours.stored(name)
+        assert stored is not None
+        np.testing.assert_array_equal(values(stored), truth)
 
 
 @pytest.mark.parametrize("lora", [None, {}, {"use_dora": True}], ids=str)
