@@ -78,7 +78,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
     return made
 
 
-OF_FILES = {"lfm2 with experts": "Q4_1"}
+OF_FILES = {"gpt-oss": "MXFP4", "lfm2 with experts": "Q4_1"}
 KINDS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
 RUNS = [(family, *kind) for family in TRIED for kind in KINDS]
 RUNS += [(case, "gguf", provider) for case in OF_FILES for provider in ("cpu", "native")]
