@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from streamspec.adapters.base_models.without_torch.families import FACTS
+from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import export_bundle
@@ -83,8 +84,11 @@ def test_weights_and_their_stored_rows_are_those_of_the_folder(
 
 def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Path) -> None:
     case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
-    base = resolve_readable(written(tmp_path / "model.gguf", case), quiet)
-    assert base.gguf is None and base.stored_in == tmp_path / "model.gguf" and not list(cache.rglob("*.safetensors"))
+    file, said = written(tmp_path / "model.gguf", case), list[str]()
+    base = resolve_readable(file, said.append)
+    assert base.gguf is None and base.stored_in == file and not list(cache.rglob("*.safetensors"))
+    assert base.sha256 == sha256_file(file) and not any("weights" in line for line in said)
+    assert resolve_readable(file, quiet) == base
 
 
 def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:

@@ -383,6 +383,7 @@ ARCHITECTURES = {
     "gpt-oss": Architecture(
         "gpt_oss",
         _names(
+            None,
             ffn_norm="",
             post_attention_norm="post_attention_layernorm",
             attn_sinks="self_attn.sinks",

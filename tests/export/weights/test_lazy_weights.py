@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
+from streamspec.adapters.base_models.gguf.lazy_tensors import LazyTensor
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
@@ -143,6 +144,18 @@ def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, m
         blocks = ours.stored(name)
         assert blocks is not None
         np.testing.assert_array_equal(values(blocks), truth)
+    read_whole = LazyTensor.read
+
+    def no_stack(lazy: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+        assert not lazy.stored.stacked
+        return read_whole(lazy, dtype)
+
+    monkeypatch.setattr(LazyTensor, "read", no_stack)
+    found, expected = (
+        reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
+        for reference in (ReferenceModel(model) for model in (read, folder))
+    )
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_experts_in_mxfp4_are_what_transformers_makes_of_published_blocks(
