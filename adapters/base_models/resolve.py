@@ -67,9 +67,9 @@ class Base:
 def resolve_base(name: str | Path, progress: Progress | None = None, weights: bool = True) -> Base:
     """Returns the base called `name`, fetching and converting what is missing.
 
-    Of a GGUF file the folder holds config and tokenizer alone. `weights`: False asks for a base that numpy reads, if it
-    can: `Base.gguf` is the file then, and its hash the base's. `progress` gets one line per step (default: stderr).
-    Raises BaseModelError on anything that is not a usable base.
+    Of a GGUF file the folder holds config and tokenizer alone. `weights`: False asks for a base that is exported alone:
+    the file's hash is the base's then, and the file `Base.gguf` where numpy can read it. `progress` gets one line per
+    step (default: stderr). Raises BaseModelError on anything that is not a usable base.
     """
     say = progress or partial(print, file=sys.stderr, flush=True)
     text = str(name)
@@ -146,12 +146,12 @@ def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     if digest == SHA256:
         return replace(_reference(say, file), made_of=file)
-    if not weights:
-        try:
-            return _described(file, target.with_name(f"{target.name}-described"), label, digest, say)
-        except BaseModelError:
-            pass  # takes PyTorch to be read; or is refused again, as any GGUF file
-    return _hashed(file, target.with_name(f"{target.name}-hashed"), label, say)
+    if weights:
+        return _hashed(file, target.with_name(f"{target.name}-hashed"), label, say)
+    try:
+        return _described(file, target.with_name(f"{target.name}-described"), label, digest, say)
+    except BaseModelError:  # takes PyTorch to be read; or is refused again, as any GGUF file
+        return _described(file, target.with_name(f"{target.name}-alone"), label, digest, say, by_table=False)
 
 
 def gguf_hash(file: Path, say: Progress | None = None) -> str:
@@ -191,19 +191,20 @@ def _hashed(gguf: Path, target: Path, label: str, say: Progress) -> Base:
     return replace(base, made_of=gguf.resolve())
 
 
-def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress) -> Base:
-    """A base whose weights stay in its file. Raises BaseModelError also where they cannot."""
+def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress, by_table: bool = True) -> Base:
+    """A base whose weights stay in its file, to be read by numpy (`by_table`) or PyTorch. Raises BaseModelError also
+    where numpy cannot."""
     from streamspec.adapters.base_models.check_folder import check_described
     from streamspec.adapters.base_models.gguf.converter import convert
 
     if (base := _read_identity(target)) is None:
         say(f"reading config and tokenizer of {gguf.name}")
         with new_folder(target) as folder:
-            convert(gguf, folder, weights=False, by_table=True)
-            check_described(folder, say)
+            convert(gguf, folder, weights=False, by_table=by_table)
+            check_described(folder, say, by_table)
             base = Base(target, label, digest, _model_type(folder))
             _write_identity(folder, base)
-    return replace(base, gguf=gguf.resolve())
+    return replace(base, gguf=gguf.resolve()) if by_table else replace(base, made_of=gguf.resolve())
 
 
 def _write_identity(folder: Path, base: Base) -> None:

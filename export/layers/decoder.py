@@ -26,16 +26,10 @@ from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.weight_source import Source, StoredBlocks
+from streamspec.export.spec.weight_source import Source, stored_runs
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
-
-
-def _stored(source: Source, names: Sequence[str]) -> Sequence[StoredBlocks] | None:
-    """The rows of these weights, one after the other, as a GGUF file holds them; None unless it holds all so."""
-    runs = [run for name in names if (run := source.stored(name)) is not None]
-    return runs if len(runs) == len(names) else None
 
 
 @dataclass
@@ -77,7 +71,7 @@ class Decoder(AttentionHeads):
             self.spec.hidden,
             lambda: self.source.rows_of(name),
             looked_up=not self.spec.tied,
-            stored=lambda: _stored(self.source, [name]),
+            stored=lambda: stored_runs(self.source, [name]),
         )
 
     def head_weight(self) -> Weight:
@@ -90,7 +84,7 @@ class Decoder(AttentionHeads):
             self.spec.vocab,
             self.spec.hidden,
             lambda: self.source.rows_of(name),
-            stored=lambda: _stored(self.source, [name]),
+            stored=lambda: stored_runs(self.source, [name]),
         )
 
     @property
@@ -212,7 +206,7 @@ class Decoder(AttentionHeads):
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.gates(out),
             drafter=self.drafter,
-            stored=lambda: _stored(chosen, weights),
+            stored=lambda: stored_runs(chosen, weights),
         )
 
     def gates(self, outputs: int) -> bool:

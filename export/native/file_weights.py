@@ -7,7 +7,7 @@ sums of each block's inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -20,11 +20,10 @@ from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.layout import TILE, Unpacked
 from streamspec.export.native.precisions import TILED, TiledInt8
 from streamspec.export.native.stored_blocks import SUPER, Tiles, in_parts
-from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.ops.builder import Array, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation
 from streamspec.export.quantization.lora_inputs import LowRank
-from streamspec.export.quantization.precisions import Precision, Rows, Weight, mat_mul_n_bits, updated
-from streamspec.export.spec.weight_source import StoredBlocks
+from streamspec.export.quantization.precisions import Precision, Rows, Weight, in_groups, mat_mul_n_bits, updated
 
 FLOAT, INT32, UINT8 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT8
 PARTS = tuple(one.name for one in fields(Tiles))
@@ -59,11 +58,7 @@ class FileWeights(TiledInt8):
         if runs is None or len({run.kind for run in runs}) == 1:
             return [weight]
 
-        def part(i: int, run: StoredBlocks) -> Weight:
-            name, rows = f"{weight.name}.{i}", len(run.data)
-            return replace(weight, name=name, rows=rows, gated=False, stored=lambda: [run])
-
-        return [part(i, run) for i, run in enumerate(runs)]
+        return [_run(weight, i) for i in range(len(runs))]
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
@@ -85,8 +80,14 @@ class FileWeights(TiledInt8):
         if own is not self:
             return updated(g, own.linear(g, x, rows, weight), x, updates)
         products = [self._product(g, x, part) for part in self.runs(weight)]
-        product = products[0] if len(products) == 1 else g.op("Concat", *products, axis=-1)
-        return updated(g, product, x, updates)
+        return updated(g, _side_by_side(g, products), x, updates)
+
+    def grouped(self, g: Scope, x: str, rows: Rows, counts: str, stack: Weight) -> str:
+        """Multiplies by the blocks of each part, as `linear`."""
+        own = self.of(stack)
+        if own is not self:
+            return own.grouped(g, x, rows, counts, stack)
+        return _side_by_side(g, [self._products_of_parts(g, x, counts, run) for run in self.runs(stack)])
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies by the head's blocks; logits need no factor."""
@@ -142,12 +143,11 @@ class FileWeights(TiledInt8):
         kind, codes = KINDS[runs[0].kind], f"{weight.name}.{runs[0].kind.lower()}"
         names = {name: f"{codes}.{name}" for name in PARTS}
         if names["codes"] not in store:
-            data = runs[0].data if len(runs) == 1 else np.concatenate([run.data for run in runs])
-            parts, sides = in_parts(replace(runs[0], data=data), weight.gated)
-            store.add_parts(names["codes"], -(-len(data) // TILE), parts)
-            for name, array in zip(PARTS[1:], sides, strict=True):
-                if array is not None:
-                    store.add(names[name], array)
+            sides = list[Sequence[Array | None]]()
+            store.add_parts(names["codes"], -(-weight.rows // TILE), _codes(weight.parts or [weight], sides))
+            for name, arrays in zip(PARTS[1:], zip(*sides, strict=True), strict=True):
+                if arrays[0] is not None:
+                    store.add(names[name], np.concatenate(arrays))
         table = store.constant(kind.table, np.int8) if kind.table else ""
         there = {part: name if name in store else "" for part, name in names.items()}
         return _Stored(kind, **there, table=table)
@@ -156,13 +156,23 @@ class FileWeights(TiledInt8):
         """x [.., in] times one kind of blocks: [.., out]."""
         stored, unpacked = self._tiles(g.store, weight), UnpackedBlocks(g.store)
         inputs = unpacked.operands(stored, weight)
-        block, minima = stored.kind.block, bool(stored.minima)
-        product = mat_mul_n_bits(g, x, inputs, weight, 8, block, None if minima else out)
-        if not minima:
+        product = mat_mul_n_bits(g, x, inputs, weight, 8, stored.kind.block, None if stored.minima else out)
+        if not stored.minima:
             return product
-        parts = g.op("Reshape", x, g.ints(-1, weight.columns // block, block))
-        sums = g.op("ReduceSum", parts, g.ints(-1), keepdims=0)
+        sums = _sums(g, x, weight, stored.kind.block)
         return g.op("Sub", product, g.op("MatMul", sums, unpacked.minima(stored, weight)), out=out)
+
+    def _products_of_parts(self, g: Scope, x: str, counts: str, stack: Weight) -> str:
+        """As `_product`, by the parts of a stack as `grouped` says."""
+        stored, unpacked, part = self._tiles(g.store, stack), UnpackedBlocks(g.store, len(stack.parts)), stack.parts[0]
+        block, inputs = stored.kind.block, (unpacked.parts(one, part.rows) for one in unpacked.operands(stored, stack))
+        products = [lambda x, own=own: mat_mul_n_bits(g, x, own, part, 8, block) for own in zip(*inputs, strict=True)]
+        product = in_groups(g, x, counts, products)
+        if not stored.minima:
+            return product
+        minima = [lambda x, of=of: g.op("MatMul", x, of) for of in unpacked.minima_of_parts(stored, stack)]
+        sums = g.op("Unsqueeze", _sums(g, x, part, block), g.ints(0))  # ReduceSum over no rows has a wrong shape
+        return g.op("Sub", product, in_groups(g, sums, counts, minima))
 
 
 class UnpackedBlocks(Unpacked):
@@ -201,15 +211,18 @@ class UnpackedBlocks(Unpacked):
 
     def minima(self, stored: _Stored, weight: Weight) -> str:
         """float32 [blocks, out]."""
-        blocks = weight.columns // stored.kind.block
+        return self._turned(self._minima(stored, weight))
 
-        def make(out: str) -> None:
-            factor = self._factor(stored.minima, stored.minimum_multipliers, weight, blocks)
-            self.g.op("Transpose", factor, perm=[1, 0], out=out)
+    def minima_of_parts(self, stored: _Stored, stack: Weight) -> Sequence[str]:
+        """float32 [blocks, out] of each part of a stack."""
+        return self.parts(self._minima(stored, stack), stack.parts[0].rows, turned=True)
 
-        return self._made(f"{stored.codes}.least", make)
+    def _minima(self, stored: _Stored, weight: Weight) -> str:
+        """float32 [out, blocks]."""
+        least, multipliers, blocks = stored.minima, stored.minimum_multipliers, weight.columns // stored.kind.block
+        return self._made(f"{stored.codes}.least", lambda out: self._factor(least, multipliers, weight, blocks, out))
 
-    def _factor(self, scales: str, multipliers: str, weight: Weight, blocks: int) -> str:
+    def _factor(self, scales: str, multipliers: str, weight: Weight, blocks: int, out: str | None = None) -> str:
         """float32 [out, blocks]."""
         g, supers = self.g, weight.columns // (SUPER if multipliers else TILE)
 
@@ -221,7 +234,37 @@ class UnpackedBlocks(Unpacked):
         if multipliers:
             own = g.op("Reshape", whole(multipliers, blocks), g.ints(weight.rows, supers, -1))
             factor = g.op("Mul", own, g.op("Unsqueeze", factor, g.ints(-1)))
-        return g.op("Reshape", factor, g.ints(weight.rows, blocks))
+        return g.op("Reshape", factor, g.ints(weight.rows, blocks), out=out)
+
+
+def _run(weight: Weight, number: int) -> Weight:
+    """One of the runs of rows of a weight, or of all parts of a stack."""
+    runs = weight.stored()
+    assert runs is not None
+    own = replace(weight, name=f"{weight.name}.{number}", gated=False, stored=lambda: runs[number : number + 1])
+    parts = tuple(_run(part, number) for part in weight.parts)
+    return replace(own, rows=len(runs[number].data) * max(1, len(parts)), parts=parts)
+
+
+def _codes(parts: Sequence[Weight], sides: list[Sequence[Array | None]]) -> Iterator[Array]:
+    """Yields the codes of one part after the other in tiles; adds the other sides of each."""
+    for part in parts:
+        runs = part.stored()
+        assert runs is not None
+        data = runs[0].data if len(runs) == 1 else np.concatenate([run.data for run in runs])
+        codes, own = in_parts(replace(runs[0], data=data), part.gated)
+        sides.append(own)
+        yield from codes
+
+
+def _sums(g: Scope, x: str, weight: Weight, block: int) -> str:
+    """The sums [n, blocks] of each block's inputs, of rows x [.., in]."""
+    parts = g.op("Reshape", x, g.ints(-1, weight.columns // block, block))
+    return g.op("ReduceSum", parts, g.ints(-1), keepdims=0)
+
+
+def _side_by_side(g: Scope, products: Sequence[str]) -> str:
+    return products[0] if len(products) == 1 else g.op("Concat", *products, axis=-1)
 
 
 def _bytes(g: Scope, kind: BlockKind, codes: str) -> str:

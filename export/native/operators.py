@@ -101,6 +101,12 @@ class NativeOps:
         """The parts of a `stack` that rows chose, int64 [1, n, active], applied to x [1, n, in], or [1, n, active, in]
         with a row for each choice: [1, n, active, out], or with `shares` [1, n, active] the sum [1, n, out] of these
         times what they give. `bias`: of all parts [parts * out]; `clamp`: of the activation (`MixtureSpec`)."""
+        runs = self.precision.runs(stack)
+        if len(runs) > 1:
+            assert not shares and not activation
+            whole = g.op("Concat", *(self.experts(g, x, chosen, run) for run in runs), axis=-1)
+            biases = g.op("Reshape", bias, g.ints(len(stack.parts), -1)) if bias else ""
+            return g.op("Add", whole, g.op("Gather", biases, chosen, axis=0)) if bias else whole
         kind, inputs, own = self.precision.of(stack).operator(g.store, stack)
         attributes: dict[str, Any] = {"mix": stack.mix} | own | {"maps": len(stack.parts)}
         attributes |= dict(zip(("alpha", "limit"), clamp, strict=True)) if clamp and activation else {}

@@ -60,6 +60,12 @@ class Source(Protocol):
         """Returns the weight `name` as a GGUF file holds it; None where it is of no such file, or changed."""
 
 
+def stored_runs(source: Source, names: Sequence[str]) -> Sequence[StoredBlocks] | None:
+    """Returns the rows of these weights, one after the other, as a GGUF file holds them; None unless all are so."""
+    runs = [run for name in names if (run := source.stored(name)) is not None]
+    return runs if len(runs) == len(names) else None
+
+
 class PlainSource:
     """A source of weights that no text has scaled, weighed or rounded."""
 

@@ -139,13 +139,23 @@ class GgufCheckpoint(Checkpoint):
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """Rows of a linear map or a table as they lie in the file; None where a row is made of several."""
-        parameter = self._parameter(name)
-        data = parameter.blocks()
-        return None if data is None else StoredBlocks(parameter.source.kind_name, data, parameter.shape[1])
+        return stored_blocks(self._parameter(name))
 
     def _parameter(self, name: str) -> Parameter:
         parameter: Parameter = self.tensors[name]
         return parameter
+
+
+def stored_blocks(parameter: Parameter) -> StoredBlocks | None:
+    """The rows of a linear map or a table as they lie in its file; None where a row is made of several."""
+    data = parameter.blocks()
+    return None if data is None else StoredBlocks(parameter.source.kind_name, data, parameter.shape[1])
+
+
+def in_graph(blocks: StoredBlocks | None, spec: DecoderSpec, name: str) -> StoredBlocks | None:
+    """The rows of the weight `name`, if any, in the graph's order."""
+    module = name.removeprefix(f"{spec.stacked(spec.family.layers)}.").partition(".")[2]
+    return None if blocks is None else replace(blocks, data=spec.in_graph(module, blocks.data))
 
 
 def parameters_in(file: Path, by_table: bool = True) -> dict[str, Parameter]:
@@ -191,11 +201,7 @@ class CheckpointSource(PlainSource):
 
     def stored(self, name: str) -> StoredBlocks | None:
         """Returns the weight `name` as a GGUF file holds it, rows in the graph's order."""
-        blocks = self.model.blocks(name)
-        if blocks is None:
-            return None
-        module = name.removeprefix(self._prefix).partition(".")[2]
-        return replace(blocks, data=self.spec.in_graph(module, blocks.data))
+        return in_graph(self.model.blocks(name), self.spec, name)
 
     def rows_of(self, name: str) -> StoredTable:
         """Returns the LM head or the embedding."""

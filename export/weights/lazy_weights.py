@@ -16,7 +16,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, read_lazily, read_rows
+from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, lazy_stack, read_lazily, read_rows
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.export.ops.builder import Array
 
@@ -91,6 +91,10 @@ def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
         {name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(module).items()}
     )
     for name, parameter in module._parameters.items():
+        if (stack := lazy_stack(parameter)) is not None:  # of all experts it would be most of the model's memory
+            twin.__dict__[name] = stack
+            del twin._parameters[name]
+            continue
         twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter), False)
     for name, buffer in module._buffers.items():
         twin._buffers[name] = None if buffer is None else _float32(buffer)

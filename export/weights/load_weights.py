@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
-from streamspec.adapters.base_models.gguf.lazy_tensors import fill, load_lazily, read_when_called
+from streamspec.adapters.base_models.gguf.lazy_tensors import fill, load_lazily, parameters_at_rest, read_when_called
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import quiet
@@ -26,8 +26,8 @@ from streamspec.errors import AdapterError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import Lora
-from streamspec.export.spec.weight_source import PlainSource
-from streamspec.export.weights.checkpoint import parameters_in
+from streamspec.export.spec.weight_source import PlainSource, StoredBlocks
+from streamspec.export.weights.checkpoint import in_graph, parameters_in, stored_blocks
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 
@@ -38,6 +38,7 @@ class ModelSource(PlainSource):
 
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
         self.spec, self.decoder = spec, Float32Decoder(model)
+        self._at_rest = parameters_at_rest(model)
         self._prefix = f"{spec.stacked(spec.family.layers)}."
         self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
         per_layer = self.decoder.per_layer
@@ -69,6 +70,11 @@ class ModelSource(PlainSource):
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
         return None if self._find(name) is None else self.weight(name)
+
+    def stored(self, name: str) -> StoredBlocks | None:
+        """Returns the weight `name` as a GGUF file holds it, rows in the graph's order."""
+        parameter = self._at_rest.get(name)
+        return None if parameter is None else in_graph(stored_blocks(parameter), self.spec, name)
 
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
         """The module and the parameter of that name."""

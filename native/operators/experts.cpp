@@ -1,4 +1,4 @@
-// ExpertsInt8, ExpertsInt6 and ExpertsInt4: rows times the weights of the experts
+// ExpertsInt8, ExpertsInt6, ExpertsInt4 and ExpertsBlocks: rows times the weights of the experts
 // that each of them chose. Weights of others are not read.
 #include <algorithm>
 #include <cstring>
@@ -44,7 +44,8 @@ class ExpertsKernel : LinearMap {
   public:
     static constexpr const char* kName = Bits == 8   ? "ExpertsInt8"
                                          : Bits == 6 ? "ExpertsInt6"
-                                                     : "ExpertsInt4";
+                                         : Bits == 4 ? "ExpertsInt4"
+                                                     : "ExpertsBlocks";
     explicit ExpertsKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits, 3, true) {}
 
     void compute(const Call& call) const {
@@ -156,7 +157,11 @@ std::vector<const ort::CustomOp*> experts_operators() {
         {{kFloat, kInt64, kFloat, kUint8, kFloat, kFloat}, {kFloat}, 2});
     static const Op<ExpertsKernel<4>> experts4(
         {{kFloat, kInt64, kFloat, kUint8, kFloat16, kUint8, kFloat}, {kFloat}, 2});
-    return {&experts8, &experts6, &experts4};
+    static const Op<ExpertsKernel<kStored>> experts_blocks(
+        {{kFloat, kInt64, kFloat, kUint8, kFloat16, kInt8, kFloat16, kInt8, kInt8, kFloat},
+         {kFloat},
+         2});
+    return {&experts8, &experts6, &experts4, &experts_blocks};
 }
 
 }  // namespace streamspec

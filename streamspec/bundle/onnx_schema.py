@@ -108,6 +108,7 @@ OPERATORS = {
             "EmbeddingBlocks",
             "EmbeddingInt6",
             "EmbeddingInt8",
+            "ExpertsBlocks",
             "ExpertsInt4",
             "ExpertsInt6",
             "ExpertsInt8",

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,10 +33,10 @@ from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
-# and bytes of it for a weight of the largest tensor.
+# and bytes of it for a weight of the largest tensor and for one of a layer's experts.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
 SECONDS = {"fp32": 20, "fp16": 20, "int8": 60, "int4": 200, OWN: 10}
-FIXED, OF_LARGEST = 0.2, 2
+FIXED, OF_LARGEST, OF_EXPERTS = 0.2, 2, 2.5
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
@@ -129,10 +130,15 @@ def _announcement(file: Path, precision: str) -> str:
     tensors = read_gguf(file).tensors.values()
     weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
     disk = weights * BYTES[precision] if precision in BYTES else size
+    experts = Counter[str]()  # weights of each layer's
+    for tensor in tensors:
+        if "_exps." in tensor.name:
+            experts[tensor.name.split(".")[1]] += math.prod(tensor.shape)
+    memory = FIXED + largest * OF_LARGEST + max(experts.values(), default=0) / 1e9 * OF_EXPERTS
     seconds = max(10, weights * SECONDS.get(precision, SECONDS[PRECISION]))
     return (
         f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about {disk:.1f} GB of "
-        f"disk, {FIXED + largest * OF_LARGEST:.1f} GB of memory and {seconds:.0f} s"
+        f"disk, {memory:.1f} GB of memory and {seconds:.0f} s"
     )
 
 

@@ -4,6 +4,7 @@ decodes."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -59,6 +60,17 @@ def mapped(weight: Weight, bias: Array | None = None, activation: str = "") -> W
         return g.op("Add", y, added) if added else y
 
     return write
+
+
+def stack_of(*kinds: str, gated: bool = False) -> tuple[Weight, Array]:
+    """A stack of three weights of 32 rows for each kind, and its values [parts, out, in]."""
+    parts, every = [], []
+    for i in range(3):
+        runs = [random_blocks(np.random.default_rng([i, j]), kind, 32, INPUTS) for j, kind in enumerate(kinds)]
+        every.append(np.concatenate([values(run) for run in runs]))
+        load, stored = every[i].copy, lambda runs=runs: runs
+        parts.append(Weight(f"w.{i}", len(every[i]), INPUTS, load, gated=gated, stored=stored))
+    return replace(parts[0], name="w", rows=3 * parts[0].rows, parts=parts), np.stack(every)
 
 
 def rows_and_rounded(n: int = 5) -> tuple[Array, Array]:
@@ -120,6 +132,24 @@ def test_a_gate_of_two_kinds_is_left_to_standard_nodes() -> None:
     x, rounded = rows_and_rounded()
     assert not NativeOps(FileWeights()).activates("silu", weight, True)
     near(run(NATIVE, mapped(weight), x), rounded @ whole.astype(np.float64).T, 1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), ("Q4_K", "Q6_K")], ids="+".join)
+def test_both_graphs_multiply_by_the_weights_of_chosen_experts(kinds: tuple[str, ...], gated: bool) -> None:
+    stack, whole = stack_of(*(kinds if len(kinds) > 1 else kinds * 2), gated=gated)
+    chosen, bias = np.array([[[0, 2], [2, 0], [1, 0], [0, 1], [2, 1]]]), np.arange(3.0 * 64, dtype=np.float32)
+
+    def write(g: Scope, x: str, rows: Rows, precision: FileWeights, ops: NativeOps | None) -> str:
+        if ops is not None:
+            return ops.experts(g, x, g.store.add("chosen", chosen), stack, bias=g.store.add("bias", bias))
+        return precision.grouped(g, x, rows, g.ints(2, 0, 3), stack)
+
+    x, rounded = rows_and_rounded()
+    every = np.einsum("eoi,bni->bneo", whole.astype(np.float64), rounded)
+    truth = np.take_along_axis(every + bias.reshape(3, -1), chosen[..., None], 2)
+    near(run(NATIVE, write, x), np.prod(np.split(truth, 2, -1), 0) if gated and len(kinds) == 1 else truth, 1e-5)
+    near(run(STANDARD, write, x)[0], np.concatenate([x[0, :2] @ whole[0].T, x[0, 2:] @ whole[2].T]), 0.03)
 
 
 @pytest.mark.parametrize("native", [NATIVE, STANDARD])

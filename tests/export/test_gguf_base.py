@@ -10,12 +10,13 @@ import onnx
 import pytest
 
 from streamspec.adapters.base_models.without_torch.families import FACTS
+from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import export_bundle
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
-from streamspec.export.weights.target import alike, resolve_readable
+from streamspec.export.weights.target import alike, check_own_weights, resolve_readable
 from tests.support import gguf_files
 from tests.support.gguf_cases import CASES, as_folder, made
 
@@ -83,15 +84,21 @@ def test_weights_and_their_stored_rows_are_those_of_the_folder(
 
 def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Path) -> None:
     case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
-    base = resolve_readable(written(tmp_path / "model.gguf", case), quiet)
-    assert base.gguf is None and base.stored_in == tmp_path / "model.gguf" and not list(cache.rglob("*.safetensors"))
+    file, said = written(tmp_path / "model.gguf", case), list[str]()
+    base = resolve_readable(file, said.append)
+    assert base.gguf is None and base.stored_in == file and not list(cache.rglob("*.safetensors"))
+    assert base.sha256 == sha256_file(file) and not any("weights" in line for line in said)
+    assert resolve_readable(file, quiet) == base
 
 
 def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:
-    file = written(tmp_path / "model.gguf", "mixtral", gguf.GGMLQuantizationType.Q8_0)
-    with pytest.raises(ConfigError, match=r"model\.gguf, of the family `mixtral`, in the file's own weights; expected"):
+    file = written(tmp_path / "model.gguf", "starcoder2", gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(
+        ConfigError, match=r"model\.gguf, of the family `starcoder2`, in the file's own weights; expected"
+    ):
         export_bundle(file, None, tmp_path / "bundle", precision="gguf", progress=quiet)
     assert not cache.exists()
+    check_own_weights(written(tmp_path / "experts.gguf", "mixtral"))
 
 
 def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_a_gguf_file_keeps_its_weights_where_native_operators_take_them(
     assert read_manifest(bundle_of(str(own), None, quiet)).precision == "int8"
 
 
+def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = gguf_cases.rounded(tmp_path / "model.gguf", "olmoe", "Q8_0")
+    monkeypatch.setattr(base_bundle, "OF_EXPERTS", 1e6)
+    assert "110.8 GB of memory" in base_bundle._announcement(file, "gguf")  # 6 of 3 * 64 * 96 weights
+
+
 def test_the_reference_base_is_the_same_by_name_and_by_file(
     exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,18 @@ def test_a_product_is_that_of_the_files_weights(library: Path, kind: str) -> Non
     assert np.abs(found - rounded @ weights.T).max() < 1e-6 * (np.abs(rounded) @ np.abs(weights).T).max()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_expert_of_a_stack_has_the_bits_of_its_own_map(library: Path, kind: str) -> None:
+    rng = np.random.default_rng(4)
+    every = [of_blocks(random_blocks(rng, kind, 40, 512)) for _ in range(3)]
+    x, chosen = rng.standard_normal((4, 512)).astype(np.float32), np.array([[2, 0], [0, 1], [1, 2], [2, 1]])
+    whole = {name: np.concatenate([constants[name] for constants, _ in every]) for name in every[0][0]}
+    whole |= {name: table for name, table in every[0][0].items() if name == "table"}
+    [found] = OperatorCase("ExpertsBlocks", {"x": x, "chosen": chosen}, whole, every[0][1] | {"maps": 3}).run(library)
+    alone = np.stack([OperatorCase("LinearBlocks", {"x": x}, *one).run(library)[0] for one in every], 1)
+    assert np.array_equal(found, np.take_along_axis(alone, chosen[..., None], 1))
+
+
 def test_rows_that_are_none_are_refused() -> None:
     stored = random_blocks(np.random.default_rng(0), "Q4_K", 4, 512)
     for wrong in (replace(stored, columns=500), replace(stored, columns=256), replace(stored, data=stored.data[:, 1:])):

@@ -402,7 +402,17 @@ def in_blocks(path: Path, kind: str) -> tuple[Path, dict[str, np.ndarray]]:
 def quantized(path: Path, kind: str = "Q8_0", **fields: Any) -> Path:
     """A file of four layers whose linear maps and tables are rounded to a kind of blocks."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 4}
-    _, architecture, keys, tensors = made("llama with biases", **(sizes | fields))
+    return rounded(path, "llama with biases", kind, **(sizes | fields))
+
+
+def rounded(path: Path, case: str, kind: str, **fields: Any) -> Path:
+    """The file of a case whose linear maps, tables and experts, but no router, are rounded to a kind of blocks."""
+    _, architecture, keys, tensors = made(case, **fields)
     number = gguf.GGMLQuantizationType[kind]
-    maps = {name: gguf.quantize(values, number) for name, values in tensors.items() if values.ndim == 2}
+    block, _ = gguf.GGML_QUANT_SIZES[number]
+    maps = {
+        name: gguf.quantize(values, number)
+        for name, values in tensors.items()
+        if values.ndim > 1 and values.shape[-1] % block == 0 and "gate_inp" not in name
+    }
     return files.write_gguf(path, architecture, keys, tensors | maps, kinds=dict.fromkeys(maps, number))

@@ -101,13 +101,13 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             values = values.squeeze(1)
         if stem.endswith(".experts"):  # stacked by transformers
             holder = f"{stem.rpartition('.')[0].replace('block_sparse_moe', 'mlp')}.experts"
-            parts = np.split(values, 2, axis=1) if suffix == "gate_up_proj" else [values]
-            for part, own in zip(("gate", "up") if len(parts) > 1 else ("down",), parts, strict=True):
-                found[f"{names.get_name(f'{holder}.{part}_proj')}.weight"] = np.ascontiguousarray(own)
+            for part, own in experts(values, suffix, architecture == "gpt-oss").items():
+                kind = "bias" if suffix.endswith("_bias") else "weight"
+                found[f"{names.get_name(f'{holder}.{part}_proj')}.{kind}"] = np.ascontiguousarray(own)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")  # of the file that is published
-        if suffix == "expert_bias":
-            stem, suffix = name, "bias"
+        if suffix in ("sinks", "expert_bias"):
+            stem, suffix = name, "weight" if suffix == "sinks" else "bias"
         if suffix == "e_score_correction_bias":
             stem, suffix, values = f"{stem.replace('gate.', '')}.e_score_correction", "bias", values.squeeze(0)
         path = f"{names.get_name(stem)}.{suffix}" if suffix in ("weight", "bias") else str(names.get_name(name))
@@ -117,6 +117,15 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
         found[f"{names.get_name(stem)}.{suffix}"] = np.stack(pieces)
     assert not any(name.startswith("None") for name in found), found.keys()
     return found
+
+
+def experts(values: np.ndarray, stack: str, turned: bool) -> dict[str, np.ndarray]:
+    """The maps or biases in a stack of transformers. `turned`: maps are [in, out], outputs of gate and up in turn."""
+    values = values.swapaxes(1, 2) if turned and values.ndim == 3 else values
+    if stack.startswith("down"):
+        return {"down": values}
+    gate, up = (values[:, ::2], values[:, 1::2]) if turned else np.split(values, 2, axis=1)
+    return {"gate": gate, "up": up}
 
 
 def recurrent(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.support import gguf_files as files
-from tests.support.gguf_positions import LLAMA3, ONE, llama3_divisors
+from tests.support.gguf_positions import LENGTH, LLAMA3, ONE, YARN, llama3_divisors
 
 VOCABULARY = len(files.bpe_vocabulary()["tokens"])
 # architecture, model_type, config fields, further keys, further tensors
@@ -135,6 +135,17 @@ NEAR |= {
         _EXPERTS
         | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_shared_feed_forward_length": 48}
         | {"leading_dense_block_count": 1, "interleave_moe_layer_step": 2},
+        {},
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "gpt_oss",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 8, "pad_token_id": 0}
+        | {"rope_parameters": YARN | {"truncate": False}},
+        _EXPERTS
+        | _HEADS
+        | {"expert_feed_forward_length": 96, "attention.sliding_window": 8, "rope.freq_base": 1e6}
+        | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": LENGTH},
         {},
     ),
     "qwen3.5": (

@@ -39,6 +39,7 @@ INPUTS = {
     **{f"ExpertsInt{bits}": ("x", "chosen", "shares", "codes", "scales", "shift") for bits in (8, 6)},
     "ExpertsInt4": ("x", "chosen", "shares", "codes", "scales", "zeros", "shift"),
     "LinearBlocks": ("x", "codes", "scales", *BESIDE, "shift"),
+    "ExpertsBlocks": ("x", "chosen", "shares", "codes", "scales", *BESIDE, "shift"),
     **{f"EmbeddingInt{bits}": ("ids", "codes", "scales") for bits in (8, 6)},
     "EmbeddingBlocks": ("ids", "codes", "scales", *BESIDE),
     "SkipRmsNorm": ("x", "weight", "update"),
@@ -168,10 +169,10 @@ def linear(rng: Random, bits: int) -> OperatorCase:
     return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
 
 
-def experts(rng: Random, bits: int) -> OperatorCase:
-    one, maps = linear(rng, bits), int(rng.integers(1, 9))
-    constants = {}
-    for name, x in one.constants.items():
+def experts(rng: Random, make: Callable[[Random], OperatorCase]) -> OperatorCase:
+    one, maps = make(rng), int(rng.integers(1, 9))
+    constants = {name: x for name, x in one.constants.items() if name == "table"}
+    for name, x in ((name, x) for name, x in one.constants.items() if name != "table"):
         each = [x // (i + 1) if x.dtype.kind in "iu" else x * x.dtype.type((i + 1) / maps) for i in range(maps)]
         constants[name] = np.concatenate(each).astype(x.dtype)
     n, active = int(rng.choice([1, 2, 7, 33])), int(rng.integers(1, maps + 1))
@@ -181,7 +182,7 @@ def experts(rng: Random, bits: int) -> OperatorCase:
     feeds = {"x": floats(rng, *shape), "chosen": chosen}
     if maybe(rng, 50):
         feeds["shares"] = floats(rng, n, active)
-    return OperatorCase(f"ExpertsInt{bits}", feeds, constants, one.attributes | {"maps": maps})
+    return OperatorCase(one.kind.replace("Linear", "Experts"), feeds, constants, one.attributes | {"maps": maps})
 
 
 def of_blocks(stored: StoredBlocks, gated: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -331,8 +332,9 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "LinearInt8": lambda rng: linear(rng, 8),
     "LinearInt6": lambda rng: linear(rng, 6),
     "LinearInt4": lambda rng: linear(rng, 4),
-    **{f"ExpertsInt{bits}": lambda rng, bits=bits: experts(rng, bits) for bits in (8, 6, 4)},
+    **{f"ExpertsInt{bits}": lambda rng, bits=bits: experts(rng, lambda rng: linear(rng, bits)) for bits in (8, 6, 4)},
     "LinearBlocks": blocks,
+    "ExpertsBlocks": lambda rng: experts(rng, blocks),
     "EmbeddingInt8": lambda rng: embedding(rng, "Int8", lambda rng: linear(rng, 8)),
     "EmbeddingInt6": lambda rng: embedding(rng, "Int6", lambda rng: linear(rng, 6)),
     "EmbeddingBlocks": lambda rng: embedding(rng, "Blocks", blocks),

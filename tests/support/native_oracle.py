@@ -94,7 +94,7 @@ def experts(case: OperatorCase, found: Sequence[Array]) -> None:
     x = case.feeds["x"] if of_choices else np.repeat(case.feeds["x"][:, None], chosen.shape[1], 1)
     y = error = np.zeros(())
     for i in range(maps):
-        own = {name: np.split(whole, maps)[i] for name, whole in case.constants.items()}
+        own = {name: x if name == "table" else np.split(x, maps)[i] for name, x in case.constants.items()}
         kind = case.kind.replace("Experts", "Linear")
         y_own, error_own = of_linear(OperatorCase(kind, {"x": x}, own, case.attributes))
         here = (chosen == i)[..., None]
@@ -322,7 +322,7 @@ def within(found: Array, wanted: Array, error: Array | float) -> None:
 
 COMPARE = {
     **dict.fromkeys(("LinearInt8", "LinearInt6", "LinearInt4", "LinearBlocks"), linear),
-    **dict.fromkeys(("ExpertsInt8", "ExpertsInt6", "ExpertsInt4"), experts),
+    **dict.fromkeys(("ExpertsInt8", "ExpertsInt6", "ExpertsInt4", "ExpertsBlocks"), experts),
     **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6", "EmbeddingBlocks"), embedding),
     "SkipRmsNorm": norm,
     "ArgMax": argmax,

@@ -15,6 +15,7 @@ from streamspec.adapters.base_models.gguf import config_rules as rules
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.keys import REQUIRED, Keys
 
+SOFTMAX_OF_CHOSEN = 3  # llama.cpp's number
 RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 # What a GGUF tensor is called in transformers, without `.weight` and `.bias`; {} is the layer.
@@ -64,6 +65,7 @@ class Architecture:
     harmless: tuple[str, ...] = ()  # further keys that say nothing new
     numbers: Mapping[str, str] = field(default_factory=dict)  # a key with one number a layer: that parameter of a layer
     experts: str | None = None  # config field of their number, where layers have mixtures of experts
+    turned: bool = False  # transformers has an expert's maps [in, out], outputs of gate and up in turn
     with_experts: Architecture | None = None  # the row of files that have some
     more: Callable[[Keys, Config], None] | None = None  # completes the config
 
@@ -377,6 +379,25 @@ ARCHITECTURES = {
         harmless=("expert_shared_feed_forward_length",),  # the shapes say it
         experts="moe_num_experts",
         more=rules.ernie_experts,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        _names(
+            None,
+            ffn_norm="",
+            post_attention_norm="post_attention_layernorm",
+            attn_sinks="self_attn.sinks",
+            **_NO_MLP,
+            **_mixture(router="router"),
+        ),
+        fixed={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        biases=_ATTENTION_BIAS,
+        head_dim=True,
+        layout="gpt-oss",
+        only={"expert_gating_func": (SOFTMAX_OF_CHOSEN,), "expert_weights_scale": (0.0, 1.0)},
+        experts="num_local_experts",
+        turned=True,
+        more=rules.gpt_oss,
     ),
     "qwen35": Architecture(
         "qwen3_5_text",

@@ -170,6 +170,13 @@ def ernie_experts(keys: Keys, config: Config) -> None:
     config["moe_layer_end_index"] = -1
 
 
+def gpt_oss(keys: Keys, config: Config) -> None:
+    """Each second layer has a window; YaRN's bounds are not rounded to whole numbers."""
+    _windows(keys, config, None, 2)
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False
+
+
 def qwen35(keys: Keys, config: Config) -> None:
     """Each fourth layer attends, the others keep a recurrent state."""
     layers, sizes = config["num_hidden_layers"], {name: keys.whole(f"ssm.{name}") for name in STATE}

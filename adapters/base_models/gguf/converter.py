@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.generation_config import GENERATION
+from streamspec.adapters.base_models.gguf.architectures import Architecture
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.experts import unstacked
@@ -49,7 +50,7 @@ def convert(gguf: Path, folder: Path, weights: bool = True, by_table: bool = Fal
     tokens = tokenizer_of(model)
     # Of a token that the file does not name the config must say so: it would have that of its family's first model.
     fields |= {name: tokens.special.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config, shapes = _of_table(model, fields) if by_table else _skeleton(model, fields, row.names["output"])
+    config, shapes = _of_table(model, fields) if by_table else _skeleton(model, fields, row)
     parameters = parameters_of(model, row, fields, shapes)
 
     _write_json(folder / "config.json", config)
@@ -69,7 +70,7 @@ def read_parameters(gguf: Path, by_table: bool = True) -> dict[str, Parameter]:
     model = read_gguf(gguf)
     row = architecture_of(model)
     fields = config_of(model, row) | {"pad_token_id": None}  # that of its family may be beyond the vocabulary
-    shapes = (_of_table(model, fields) if by_table else _skeleton(model, fields, row.names["output"]))[1]
+    shapes = (_of_table(model, fields) if by_table else _skeleton(model, fields, row))[1]
     found = parameters_of(model, row, fields, shapes)
     return {parameter.name: parameter for parameter in found}
 
@@ -85,13 +86,14 @@ def _sampling(model: GgufFile) -> Config:
     return values | ({"do_sample": True} if values.keys() & SAMPLES else {})
 
 
-def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Config, Shapes]:
-    """The contents of config.json, and the shapes of the model's parameters; allocates none of them. `head`: the name
-    of the output map in files, whatever its module is called in this version of transformers.
+def _skeleton(model: GgufFile, fields: Config, row: Architecture) -> tuple[Config, Shapes]:
+    """The contents of config.json, and the shapes of the model's parameters; allocates none of them. The output map has
+    its name in files, whatever its module is called in this version of transformers.
     """
+    head = row.names["output"]
     config, shapes = _of_transformers(model, fields, head) if has_torch() else _of_table(model, fields)
     tied = {f"{head}.weight"} if fields["tie_word_embeddings"] else set()
-    return config, unstacked({name: shape for name, shape in shapes.items() if name not in tied})
+    return config, unstacked({name: shape for name, shape in shapes.items() if name not in tied}, row.turned)
 
 
 def _of_table(model: GgufFile, fields: Config) -> tuple[Config, Shapes]:

@@ -1,7 +1,8 @@
 """Mixtures of experts: one tensor of a GGUF file holds a linear map of all experts of a layer, one after the other.
 
 Each expert's map is a parameter of its own (`...experts.7.gate_proj.weight`), of rows of the stack, so that no more
-than a part of it is ever de-quantized at once. transformers stacks them, too, gate and up of each expert together.
+than a part of it is ever de-quantized at once. transformers stacks them, too, gate and up of each expert together: one
+after the other [out, in], or in gpt-oss (`turned`) their outputs in turn [in, out]. Biases are stacked likewise.
 """
 
 from __future__ import annotations
@@ -16,33 +17,37 @@ from streamspec.adapters.base_models.gguf.file import StoredTensor
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 STACKS = {"ffn_gate_exps": (GATE,), "ffn_up_exps": (UP,), "ffn_gate_up_exps": (GATE, UP), "ffn_down_exps": (DOWN,)}
 IN_TRANSFORMERS = {"gate_up_proj": (GATE, UP), DOWN: (DOWN,)}
-EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({GATE}|{UP}|{DOWN})\.weight")
+ENDS = {"weight": "", "bias": "_bias"}  # of these names
+EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({GATE}|{UP}|{DOWN})\.(weight|bias)")
 
 T = TypeVar("T")
 
 
-def split(stack: StoredTensor, maps: tuple[str, ...]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yields each map [out, in] of a stack [experts, maps * out, in], by its name below the experts."""
-    experts, rows, columns = stack.shape
+def split(stack: StoredTensor, maps: tuple[str, ...], kind: str) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields each map [out, in] of a stack [experts, maps * out, in], by its name below the experts; or each bias
+    (`kind`) [out] of [experts, maps * out]."""
+    experts, rows, *columns = stack.shape
     rows //= len(maps)
     size = stack.size // (experts * len(maps))
     for i in range(experts * len(maps)):
         expert, part = divmod(i, len(maps))
-        own = replace(stack, shape=(rows, columns), offset=stack.offset + i * size, size=size)
-        yield f"{expert}.{maps[part]}.weight", own
+        own = replace(stack, shape=(rows, *columns), offset=stack.offset + i * size, size=size)
+        yield f"{expert}.{maps[part]}.{kind}", own
 
 
-def unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> dict[str, tuple[int, ...]]:
     """Names and shapes of transformers' parameters, with a map for each expert in place of a stack."""
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         experts, _, stack = name.rpartition(".")
-        if not experts.endswith(".experts") or stack not in IN_TRANSFORMERS:
+        if not experts.endswith(".experts") or stack.removesuffix("_bias") not in IN_TRANSFORMERS:
             found[name] = shape
             continue
-        maps = IN_TRANSFORMERS[stack]
-        sides = (shape[1] // len(maps), shape[2])
-        found |= {f"{experts}.{i}.{part}.weight": sides for i in range(shape[0]) for part in maps}
+        maps, kind = IN_TRANSFORMERS[stack.removesuffix("_bias")], "bias" if stack.endswith("_bias") else "weight"
+        out, *columns = shape[:0:-1] if turned else shape[1:]
+        found |= {
+            f"{experts}.{i}.{part}.{kind}": (out // len(maps), *columns) for i in range(shape[0]) for part in maps
+        }
     return found
 
 
@@ -54,6 +59,6 @@ def stacked(parameters: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         if expert is None:
             found[name] = [(0, "", parameter)]
             continue
-        stack = next(stack for stack, maps in IN_TRANSFORMERS.items() if expert[3] in maps)
+        stack = next(stack for stack, maps in IN_TRANSFORMERS.items() if expert[3] in maps) + ENDS[expert[4]]
         found.setdefault(f"{expert[1]}.{stack}", []).append((int(expert[2]), expert[3], parameter))
     return {name: [one for *_, one in sorted(parts, key=lambda part: part[:2])] for name, parts in found.items()}

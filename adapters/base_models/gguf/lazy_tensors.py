@@ -52,6 +52,16 @@ class LazyTensor:
 
 
 @dataclass(frozen=True)
+class LazyStack:
+    """The maps of a layer's experts in a GGUF file, each read where it is used."""
+
+    stored: FolderTensor
+
+    def __getitem__(self, number: Tensor | int) -> Tensor:
+        return torch.from_numpy(self.stored.of_expert(int(number)))
+
+
+@dataclass(frozen=True)
 class Hollow:
     """NaN in a tensor's place, which takes the memory of one number."""
 
@@ -107,6 +117,23 @@ def tables_of(model_type: str) -> tuple[str, str]:
 def is_hollow(parameter: Tensor) -> bool:
     """Tells whether a parameter is still in its file."""
     return hasattr(parameter, LAZY)
+
+
+def lazy_stack(parameter: Tensor | None) -> LazyStack | None:
+    """The experts' maps in a parameter that is still in its file; None for other parameters."""
+    lazy: LazyTensor | None = getattr(parameter, LAZY, None)
+    return LazyStack(lazy.stored) if lazy is not None and lazy.stored.stacked else None
+
+
+def parameters_at_rest(model: nn.Module) -> dict[str, Parameter]:
+    """What is still in its file of the parameters that are the model's own, not those of a module that PEFT wrapped;
+    experts' maps one by one."""
+    found = dict[str, Parameter]()
+    for name, parameter in model.named_parameters():
+        lazy: LazyTensor | None = getattr(parameter, LAZY, None)
+        if lazy is not None and lazy.stored.name == name:
+            found |= {part.name: part for part in lazy.stored.parts}
+    return found
 
 
 def read_lazily(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -58,6 +58,7 @@ class Parameter:
     change: Change | None = None  # of the whole tensor; None: as it is stored
     offset: float = 0.0  # that the file has added
     moves_rows: bool = False  # the change does nothing but that, to rows of any kind
+    turned: bool = False  # lies in transformers' stack of experts as `experts.unstacked` says
 
     def chunks(self) -> Iterator[Values]:
         """Yields the values in order. Raises BaseModelError for NaN and infinity."""
@@ -143,8 +144,22 @@ class FolderTensor:
 
     def chunks(self) -> Iterator[Values]:
         """Yields the values in order. Raises BaseModelError for NaN and infinity."""
+        if self.parts[0].turned:
+            yield from map(self.of_expert, range(self.shape[0]))
+            return
         for part in self.parts:
             yield from part.chunks()
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it holds the maps of all experts."""
+        return self.name != self.parts[0].name
+
+    def of_expert(self, number: int) -> Values:
+        """The values of one expert. Raises BaseModelError for NaN and infinity."""
+        count = len(self.parts) // self.shape[0]
+        maps = [part.values() for part in self.parts[number * count : (number + 1) * count]]
+        return np.stack(maps, 1).reshape(-1, *maps[0].shape[1:]).T if self.parts[0].turned else np.concatenate(maps)
 
     def rows(self, rows: slice | NDArray[np.int64]) -> Values:
         """Some rows of a table. Raises BaseModelError for NaN and infinity."""
@@ -158,7 +173,8 @@ def in_folder(parameters: Iterable[Parameter]) -> list[FolderTensor]:
         shape = parts[0].shape
         if name != parts[0].name:  # of all experts, the last of whom is the last part
             experts = int(parts[-1].name.split(".")[-3]) + 1
-            shape = (experts, len(parts) // experts * shape[0], shape[1])
+            sides = (len(parts) // experts * shape[0], *shape[1:])
+            shape = (experts, *(sides[::-1] if parts[0].turned else sides))
         found.append(FolderTensor(name, shape, tuple(parts)))
     return found
 
@@ -216,7 +232,7 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
     name = row.names[pattern].format(layer[1] if layer else "")
     short = pattern.removeprefix("blk.{}.")
     if short in STACKS:
-        return _experts(name, tensor, STACKS[short])
+        return _experts(name, tensor, STACKS[short], suffix, row.turned)
     if row.layout and (short, suffix) in LAYOUTS[row.layout]:
         return LAYOUTS[row.layout][short, suffix](f"{name}.{suffix}", tensor, config)
     change: Change | None = None
@@ -227,12 +243,13 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
     return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset, moves_rows=True)]
 
 
-def _experts(name: str, stack: StoredTensor, maps: tuple[str, ...]) -> list[Parameter]:
-    """The maps of all experts; raises BaseModelError for a tensor that is no stack of them."""
-    if len(stack.shape) != 3 or stack.shape[1] % len(maps):
+def _experts(name: str, stack: StoredTensor, maps: tuple[str, ...], kind: str, turned: bool) -> list[Parameter]:
+    """The maps or biases (`kind`) of all experts; raises BaseModelError for a tensor that is no stack of them."""
+    axes = "[experts, rows]" if kind == "bias" else "[experts, rows, columns]"
+    if len(stack.shape) != axes.count(",") + 1 or stack.shape[1] % len(maps):
         found = f"{stack.file.name}: tensor {stack.name} has the shape {list(stack.shape)}"
-        raise BaseModelError(found, "[experts, rows, columns]", "take another file")
-    return [Parameter(f"{name}.{path}", part.shape, part) for path, part in split(stack, maps)]
+        raise BaseModelError(found, axes, "take another file")
+    return [Parameter(f"{name}.{path}", part.shape, part, turned=turned) for path, part in split(stack, maps, kind)]
 
 
 def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) -> list[Parameter]:
@@ -281,6 +298,11 @@ def _router_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> 
     """A parameter that is not the bias of a module, of one row in some families."""
     rows = (1, *tensor.shape) if config["model_type"] == "ernie4_5_moe" else tensor.shape
     return [Parameter(name.removesuffix(".bias"), rows, tensor, lambda values: values.reshape(rows))]
+
+
+def _sinks(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """A parameter that is not the weight of a module."""
+    return [Parameter(name.removesuffix(".weight"), tensor.shape, tensor)]
 
 
 def _value_heads(rows: Callable[[Mapping[str, Any]], tuple[int, int]]) -> Layout:
@@ -362,6 +384,7 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
+    "gpt-oss": {("attn_sinks", "weight"): _sinks},
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
     "qwen35": {
         ("attn_qkv", "weight"): _value_heads(_after_keys),

@@ -129,8 +129,8 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
 
 def _turn_ends(tokens: list[str], types: list[int], template: str) -> list[int]:
     """Tokens that stand whole in any text and with which the chat template ends a turn."""
-    if "<|return|>" in tokens:
-        return []  # there `<|end|>` ends a part of a turn
+    if "<|return|>" in tokens:  # there `<|end|>` ends a part of a turn
+        return [tokens.index(text) for text in ("<|call|>",) if text in tokens]
     found = [tokens.index(text) for text in TURN_ENDS if text in template and text in tokens]
     return [token for token in found if types[token] in (CONTROL, USER_DEFINED)]
 

@@ -20,6 +20,7 @@ from onnx import TensorProto
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.spec.mixture_spec import DOWN, GATE, UP, MixtureSpec
+from streamspec.export.spec.weight_source import stored_runs
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder
@@ -127,6 +128,7 @@ def _stack(decoder: Decoder, mixture: MixtureSpec, layer: int, parts: tuple[str,
             rounded=lambda: source.rounded(names),
             mix=source.mixed(names[0]),
             gated=UP in parts and decoder.gates(sizes[0]),
+            stored=lambda: stored_runs(source, [f"{name}.weight" for name in names]),
         )
 
     every = tuple(of(number) for number in range(mixture.count))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 
+from streamspec.adapters.base_models.gguf.lazy_tensors import LazyTensor
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.export.reference.pytorch_reference import ReferenceModel
@@ -18,8 +20,10 @@ from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
-from tests.support.gguf_cases import as_folder, made
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_blocks import values
+from tests.support.gguf_cases import as_folder, made, rounded
+from tests.support.gguf_files import stored, write_gguf
+from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
 
 TOKENS = np.random.default_rng(5).integers(3, VOCAB, 9)
@@ -108,14 +112,20 @@ def test_a_model_in_float32_is_not_copied(family: str) -> None:
     assert decoder.layer(0) is decoder.layers[0]
 
 
-MIXTURES = ["qwen3 with experts", "mixtral", "granite with experts", "ernie with experts"]
+MIXTURES = [
+    "qwen3 with experts",
+    "mixtral",
+    "granite with experts",
+    "lfm2 with experts",
+    "ernie with experts",
+    "gpt-oss",
+]
 
 
 @pytest.mark.parametrize("case", MIXTURES)
 def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
-    _, architecture, keys, tensors = made(case)
-    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    file = rounded(tmp_path / "m.gguf", case, "Q8_0")
     read = load_model(resolve_base(file, lambda line: None), None, whole=False)
     folder = loaded(as_folder(file), None, torch.float32, False)
     ours, theirs = (ModelSource(model, describe(model)) for model in (read, folder))
@@ -125,6 +135,52 @@ def test_experts_of_a_gguf_file_are_read_one_by_one(case: str, tmp_path: Path, m
         for part in (GATE, UP, DOWN):
             name = f"{theirs.spec.weight_name(mixture.layers[0], mixture.expert(number, part))}.weight"
             np.testing.assert_array_equal(ours.weight(name), theirs.weight(name))
+            blocks = ours.stored(name)
+            assert blocks is not None and blocks.kind == "Q8_0" and theirs.stored(name) is None
+            np.testing.assert_array_equal(values(blocks), theirs.weight(name))
+    query = f"{ours.spec.weight_name(mixture.layers[0], ours.spec.family.qkv[0])}.weight"
+    embedding = f"{ours.spec.stacked(ours.spec.family.embedding)}.weight"
+    for name, truth in ((query, theirs.weight(query)), (embedding, np.asarray(theirs.rows_of(embedding)))):
+        blocks = ours.stored(name)
+        assert blocks is not None
+        np.testing.assert_array_equal(values(blocks), truth)
+    read_whole = LazyTensor.read
+
+    def no_stack(lazy: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+        assert not lazy.stored.stacked
+        return read_whole(lazy, dtype)
+
+    monkeypatch.setattr(LazyTensor, "read", no_stack)
+    found, expected = (
+        reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
+        for reference in (ReferenceModel(model) for model in (read, folder))
+    )
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_experts_in_mxfp4_are_what_transformers_makes_of_published_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    model, architecture, keys, _ = made("gpt-oss")
+    model.save_pretrained(tmp_path / "published")
+    pack_experts(tmp_path / "published", model)
+    settings = Mxfp4Config(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "published", quantization_config=settings).float()
+    tensors, kind = stored(model, architecture), gguf.GGMLQuantizationType.MXFP4
+    blocks = {name: gguf.quantize(x, kind) for name, x in tensors.items() if name.endswith("exps.weight")}
+    file = write_gguf(tmp_path / "m.gguf", architecture, keys, tensors | blocks, kinds=dict.fromkeys(blocks, kind))
+    read = load_model(resolve_base(file, lambda line: None), None, whole=False)
+    ours, experts = ModelSource(read, describe(read)), theirs.model.layers[1].mlp.experts
+    truth = {GATE: experts.gate_up_proj[5][:, ::2], UP: experts.gate_up_proj[5][:, 1::2], DOWN: experts.down_proj[5]}
+    for part, expected in truth.items():
+        name = f"model.layers.1.mlp.experts.5.{part}"
+        found = ours.stored(f"{name}.weight")
+        assert found is not None and found.kind == "MXFP4"
+        np.testing.assert_array_equal(values(found), expected.detach().numpy().T)
+    np.testing.assert_array_equal(
+        ours.bias("model.layers.1.mlp.experts.5.up_proj.bias"), experts.gate_up_proj_bias[5][1::2].detach()
+    )
 
 
 @pytest.mark.parametrize("lora", [None, {}, {"use_dora": True}], ids=str)

@@ -372,6 +372,7 @@ OF_ONE_FAMILY: dict[str, Change] = {
     "scores that are multiplied": ("olmoe", {"expert_weights_scale": 2.5}, "weights_scale is 2.5; expected 0.0 or 1.0"),
     "scores of no kind": ("lfm2 with experts", {"expert_gating_func": None}, r"has no lfm2moe\.expert_gating_func"),
     "scores by a softmax": ("lfm2 with experts", {"expert_gating_func": 1}, "gating_func is 1; expected 2"),
+    "scores of all experts": ("gpt-oss", {"expert_gating_func": 1}, "gating_func is 1; expected 3"),
     "groups of experts": (
         "ernie with experts",
         {"expert_group_count": 2},

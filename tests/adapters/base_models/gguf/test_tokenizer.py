@@ -231,6 +231,7 @@ TURNS = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% en
         ("<end_of_turn>", files.CONTROL, "{{ messages }}<|im_end|>", "<other>", False),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<other>", True),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<|return|>", False),  # it ends a part of a turn
+        ("<|call|>", files.CONTROL, "{{ messages }}", "<|return|>", True),
     ],
 )
 def test_the_token_that_ends_a_turn_in_the_template_ends_an_answer(

@@ -21,6 +21,7 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from tests.support.gguf_cases import rounded
 from tests.support.mixture_families import MIXTURES
 from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
@@ -69,11 +70,18 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
         for precision in ("fp32", "int8", "int4"):
             made[family, precision] = folder / f"{family}-{precision}"
             export_bundle(base, None, made[family, precision], precision, measure=False, progress=lambda line: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAMSPEC_CACHE", str(folder / "cache"))
+        for case, kind in OF_FILES.items():
+            file, made[case, "gguf"] = rounded(folder / f"{case}.gguf", case, kind), folder / f"{case}-gguf"
+            export_bundle(file, None, made[case, "gguf"], "gguf", measure=False, progress=lambda line: None)
     return made
 
 
+OF_FILES = {"gpt-oss": "MXFP4", "lfm2 with experts": "Q4_1"}
 KINDS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
 RUNS = [(family, *kind) for family in TRIED for kind in KINDS]
+RUNS += [(case, "gguf", provider) for case in OF_FILES for provider in ("cpu", "native")]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="-".join)
@@ -122,7 +130,7 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
         plain = session.generate(prompt, max_new_tokens=60, speculate=False)
         drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
         assert drafted.token_ids == plain.token_ids
-        assert len(plain.token_ids) == 60
+        assert len(plain.token_ids) > 20  # a file names tokens that end an answer
 
 
 @pytest.mark.parametrize("family", TRIED)
