@@ -53,6 +53,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dspark": ("qwen3", speculators_block_config("dspark", WIDE)),
     "dspark over some tokens": ("llama", speculators_block_config("dspark", draft_vocab_size=DRAFTED)),
+    "over convolutions": ("lfm2", speculators_block_config("dspark")),
+    "over a state space": ("granitemoehybrid+mamba", zlab_config(dflash_config=LAST)),
+    "over experts": ("ernie4_5_moe", speculators_block_config("dspark")),
 }
 TARGET = SimpleNamespace(
     hidden_size=HIDDEN, vocab_size=VOCAB, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16
@@ -183,9 +186,12 @@ def test_blocks_draft_what_layers_of_transformers_draft(case: str, tmp_path: Pat
             np.testing.assert_allclose(shares[1][1], after, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+ANSWERED = [("z-lab", "int8"), ("dspark over some tokens", "fp32"), ("speculators", "int4")]
+OVER = [("over a state space", "int8", False), ("over experts", "int4", False)]
+
+
 @pytest.mark.parametrize(
-    ("case", "precision"), [("z-lab", "int8"), ("dspark over some tokens", "fp32"), ("speculators", "int4")]
+    ("case", "precision", "static"), [*((*one, static) for one in ANSWERED for static in (False, True)), *OVER]
 )
 def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: bool, tmp_path: Path) -> None:
     family, config = CASES[case]
