@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
-from streamspec.adapters.base_models.config_fields import BaseConfig
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.distributed.launch import check_launch
 from streamspec.adapters.runs.run_folder import WORK, check_out
@@ -28,7 +27,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.files import read_manifest
 from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
-from streamspec.model_families import FAMILIES, turned_back
+from streamspec.model_families import turned_back
 from streamspec.option_fields import flag
 
 FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
@@ -73,14 +72,6 @@ def check_answers_from(place: str) -> None:
         OpenAiServer(place)
     else:
         read_manifest(Path(place))
-
-
-def check_drafted(config: TrainConfig, base: BaseConfig) -> None:
-    """Refuses a drafter of a base with this config where none is made."""
-    plain = FAMILIES[base.model_type].plain(base)
-    if plain is not None and config.drafter.model is not None:
-        found = f"a drafter of {base.model_type}, whose layers {plain}"
-        raise ConfigError(found, "a base of attention or short convolutions", "train --method lora, or another base")
 
 
 def check_layers(config: TrainConfig, family: str, layers: int) -> int:

@@ -28,11 +28,12 @@ from streamspec.adapters.training.served_layers import ServedLayers, read_states
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.model_families import Family
 
 
 def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
-    """The base with a fresh task LoRA on every linear map, or with that of the adapter that goes on; the PEFT wrapper
-    and the HF model inside it.
+    """The base with a fresh task LoRA (`task_maps`), or with that of the adapter that goes on; the PEFT wrapper and the
+    HF model inside it.
     """
     config = run.config
     if config.continue_ is not None:
@@ -40,15 +41,23 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
         with text_lora(config.continue_) as folder, quiet():
             tuned = PeftModel.from_pretrained(load_base(run, run.dtype), folder, is_trainable=True)
         return tuned, tuned.base_model.model
+    base = load_base(run, run.dtype)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.lora_alpha or config.rank,
-        target_modules="all-linear",
+        target_modules=task_maps(HFDecoder(base).family),
         task_type="CAUSAL_LM",
         base_model_name_or_path=run.base.id,
     )
-    peft = get_peft_model(load_base(run, run.dtype), lora)
+    peft = get_peft_model(base, lora)
     return peft, peft.base_model.model
+
+
+def task_maps(family: Family) -> str | list[str]:
+    """The maps that a task LoRA changes, as PEFT names them: all linear ones, but beside mixtures of experts those that
+    mix rows alone, since PEFT takes the names of an MLP's maps for those of all experts."""
+    mixing = (*family.qkv, *family.out, *((*family.conv_in, *family.conv_out) if family.conv else ()))
+    return "all-linear" if family.mixture is None else [*mixing]
 
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from typing import Unpack
 import onnx
 
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.drafters.registry import check_drafted
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL, Manifest
@@ -78,6 +79,8 @@ def export_bundle(
         check_own_weights(base)
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
+    if described.adapter is not None:
+        check_drafted(described.adapter.method, described.config)
     options.check_family(described.config, described.drafts)
     head = None if options.head is None else read_published(options.head, described, rounded)
     check_hidden_size(rounded, described.config.hidden_size)

@@ -197,17 +197,15 @@ class ExportOptions:
     def check_family(self, base: BaseConfig, drafts: bool) -> None:
         """Raises ConfigError for what does not go with a base of this config (`Family.plain`), or its adapter.
         `drafts`: whether that has a drafter."""
-        drafts = drafts or self.head is not None
         recurrent = FAMILIES[base.model_type].remembers(base)
         asked = {
-            "a drafter": drafts,
             "--self-draft": self.self_draft is not None,
             self.target.flag: self.target != PLAIN_CPU,
             f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype != DTYPES[0],
         }
         for found in [name for name, given in asked.items() if given]:
             check_family(base, found)
-        if self.self_draft is not None and drafts:
+        if self.self_draft is not None and (drafts or self.head):
             raise ConfigError("--self-draft beside a drafter", "one of them", "leave one out")
 
     def check_unused(self, kind: str) -> None:
@@ -218,11 +216,10 @@ class ExportOptions:
 
 
 def check_family(base: BaseConfig, found: str) -> None:
-    """Raises ConfigError for `found` where no bundles of this base but plain ones for CPUs are made."""
+    """Raises ConfigError for `found` where no bundles of this base but those of any shapes for CPUs are made."""
     if (plain := FAMILIES[base.model_type].plain(base)) is not None:
         found = f"{found} for {base.model_type}, whose layers {plain}"
-        expected = "a plain bundle for CPUs: no drafter is trained, or taken from elsewhere"
-        raise ConfigError(found, expected, "leave it out, or choose another base")
+        raise ConfigError(found, "a bundle of any shapes for CPUs", "leave it out, or choose another base")
 
 
 def check_cache_dtype(dtype: str) -> None:

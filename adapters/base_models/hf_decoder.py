@@ -275,9 +275,12 @@ class HFDecoder:
         """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""
         per_layer = self.family.per_layer_input
         skipped = () if per_layer is None else (per_layer.gate, per_layer.up)
+        router = self.family.mixture and f"{self.family.mixture.router}."
         return [
             f"{index}.{name}"
             for index in range(first, len(self.layers))
             for name, module in self.layers[index].named_modules()
-            if isinstance(module, (nn.Linear, Conv1D)) and name not in skipped
+            if isinstance(module, (nn.Linear, Conv1D))
+            and name not in skipped
+            and not (router and f"{name}.".startswith(router))
         ]

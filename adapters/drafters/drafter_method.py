@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamspec.model_families import Family
+
 RECIPES = ("joint", "staged")
 STAGED = ("staged",)
 HARD = {"labels": "hard", "state_weight": 0.0}  # the true tokens
@@ -20,8 +22,9 @@ class DrafterMethod:
     `fixed`: values of options that it does not leave open; `defaults`: of those whose default is the method's.
     `recipes`: allowed ones, the default first; `warm_start`: those that may begin with another adapter's drafter.
     `learns_alone`: the option that says which share of a joint run trains the drafter alone first. `check` refuses
-    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it,
-    `check_warm_start` an adapter (its `streams` section) of another shape.
+    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it;
+    `not_over` says what the layers of a base (its family, its config) do or have that it is not made over;
+    `check_warm_start` refuses an adapter (its `streams` section) of another shape.
     """
 
     model: str | None = None
@@ -33,4 +36,5 @@ class DrafterMethod:
     learns_alone: str | None = None
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     check_base: Callable[[Mapping[str, Any], str, int], None] = lambda options, family, layers: None
+    not_over: Callable[[Family, Any], str | None] = lambda family, config: None
     check_warm_start: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda options, saved: None

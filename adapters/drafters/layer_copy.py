@@ -1,7 +1,9 @@
 """The target's last decoder layer, taken apart for a draft layer: its attention, its norms, and its MLP as matrices.
 
 The family's description says which part is where (`streamspec.model_families.Family.draft_layer_parts`); the modules
-are the family's own, linear maps always `nn.Linear` [out, in].
+are the family's own, linear maps always `nn.Linear` [out, in]. In place of a mixture of experts there is an MLP with as
+many channels as a row's experts have together. They start as those of the first experts and add nothing: which experts
+a row of the target chooses differs from row to row. Those of an MLP for all rows are beside them, as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import activation
+from streamspec.adapters.base_models.experts import expert_tensor, experts_of
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.model_families import switched
+from streamspec.model_families.family import Mixture
 
 PARTS = ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")  # beside the MLP's weights
 Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
@@ -57,12 +61,18 @@ class LayerCopy:
 def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     """Copies the last layer with attention of a target whose LoRA, if any, is merged."""
     family, config = decoder.family, decoder.model.config
-    layer = copy.deepcopy(decoder.layers[decoder.last_attention])
+    whole, mixture = decoder.layers[decoder.last_attention], family.mixture
+    experts = experts_of(whole, mixture.experts) if mixture else None
+    layer = copy.deepcopy(whole, {} if experts is None else {id(experts): nn.Identity()})
     plain_maps(layer)
     layer.float().requires_grad_(True)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
-    up = [_affine(layer.get_submodule(name)) for name in family.up]
+    if mixture and experts is not None:
+        maps = _dense(layer, whole, mixture, int(getattr(config, mixture.active)))
+    else:
+        maps = [_affine(layer.get_submodule(name)) for name in (*family.up, family.down[0])]
+    *up, down = maps
     if family.gated and len(up) == 1:
         (weight, bias), halves = up[0], (None, None)
         if bias is not None:
@@ -71,12 +81,27 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     mlp = MlpWeights(
         gate=up[0] if family.gated else None,
         up=up[-1],
-        down=_affine(layer.get_submodule(family.down[0])),
+        down=down,
         activation=_activation(decoder, layer),
     )
     parts = {part: layer.get_submodule(name) for part, name in named.items()}
     parts |= {part: weighted(module, decoder) for part, module in parts.items() if part.startswith("norm")}
     return LayerCopy(parts, mlp, switched(config, family.parallel))
+
+
+def _dense(layer: nn.Module, whole: nn.Module, mixture: Mixture, active: int) -> list[Affine]:
+    """The maps gate, up and down [out, in] of the MLP in place of a mixture of the layer `whole`, whose other parts
+    `layer` has as plain maps. `active`: experts of a row."""
+    known = dict(layer.named_modules())
+    shared = [known[name].weight.detach() for side in mixture.shared for name in side if name in known]
+    shared = [*shared[0].chunk(2), shared[1]] if len(shared) == 2 else shared
+    own = [
+        [expert_tensor(whole, f"{mixture.experts}.{number}.{part}_proj", "weight") for number in range(active)]
+        for part in ("gate", "up")
+    ]
+    gate, up = (torch.cat([*shared[i : i + 1], *own[i]]) for i in (0, 1))
+    zeros = gate.new_zeros(gate.shape[1], len(gate) - sum(side.shape[1] for side in shared[2:]))
+    return [(weight, None) for weight in (gate, up, torch.cat([*shared[2:], zeros], dim=1))]
 
 
 def weighted(norm: nn.Module, decoder: HFDecoder) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamspec.adapters.base_models.config_fields import BaseConfig
 from streamspec.adapters.drafters.dflash.options import DFLASH, BlockOptions
 from streamspec.adapters.drafters.draft_layer.options import (
     EAGLE,
@@ -24,6 +25,8 @@ from streamspec.adapters.drafters.eagle3.options import EAGLE3
 from streamspec.adapters.drafters.medusa.options import MEDUSA, MedusaOptions
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
 from streamspec.adapters.drafters.streams.options import STREAMING, StreamingOptions
+from streamspec.errors import ConfigError
+from streamspec.model_families import FAMILIES
 
 DRAFTERS = {
     "streaming": STREAMING,
@@ -56,3 +59,10 @@ class MethodOptions(  # dataclass fields come in the order of these bases read f
 def readers(group: type) -> tuple[str, ...]:
     """The methods that read an option group; empty for a group that no method claims, which all accept."""
     return tuple(name for name, row in DRAFTERS.items() if group in row.options)
+
+
+def check_drafted(method: str, base: BaseConfig) -> None:
+    """Raises ConfigError for the drafter of a method that is not made over the layers of a base with this config."""
+    if (layers := DRAFTERS[method].not_over(FAMILIES[base.model_type], base)) is not None:
+        found = f"--method {method} for {base.model_type}, whose layers {layers}"
+        raise ConfigError(found, "a drafter that reads states alone", "take --method eagle")

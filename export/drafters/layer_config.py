@@ -28,6 +28,14 @@ LAYER_FIELDS = frozenset(
         *("rope_theta", "rope_scaling", "rope_parameters"),
     }
 )
+# Of a rotary embedding; the last two tell apart positions in pictures, which are the same in a text.
+ROPE_FIELDS = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        *("mrope_section", "mrope_interleaved"),
+    }
+)
 
 
 def layer_config(file: Path, fields: dict[str, Any]) -> Any:
@@ -49,6 +57,11 @@ def layer_config(file: Path, fields: dict[str, Any]) -> Any:
     faults = []
     if rope not in FIXED_ROPE:
         faults.append(f"rotary embedding of type {rope!r} (only {', '.join(sorted(FIXED_ROPE))})")
+    odd = {name: value for name, value in config.rope_parameters.items() if name not in ROPE_FIELDS}
+    whole_head = {"partial_rotary_factor": 1.0}
+    faults += [
+        f"rope_parameters.{name} = {value!r}"[:100] for name, value in odd.items() if value != whole_head.get(name)
+    ]
     if config.hidden_act not in ACTIVATIONS:
         faults.append(f"hidden_act = {config.hidden_act!r}")
     if config.num_attention_heads % config.num_key_value_heads:

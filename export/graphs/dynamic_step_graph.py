@@ -166,8 +166,6 @@ class _Layers(ConvolvingStack):
         self._going_on = self.batch.rows
 
     def attention(self, layer: int, state: LayerRows) -> str:
-        if not self.spec.family.gated_queries:
-            return self._attended(layer, state, self.linear)
         gated = GatedQueries(self.spec.at(layer), self.linear)
         return gated.applied(self.g, self._attended(layer, state, gated))
 

@@ -127,11 +127,19 @@ def loaded(g: Scope, spec: DecoderSpec, cache: str, slots: str = "") -> str:
     return rows if spec.cache_dtype == DTYPES[0] else g.op("Cast", rows, to=TensorProto.FLOAT)
 
 
-def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str) -> str:
+def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str, sinks: str = "") -> str:
     """[1, m, Hq*D] of q [1, m, Hq*D] over the K/V `parts` [1, Hkv, slots, D], under an additive mask [group * m, slots
-    of all].
+    of all]. `sinks` [Hq]: scores of heads without values.
     """
     kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+    if sinks:  # a further slot of zeros, whose scores they are
+        slot, count = g.store.constant(np.zeros((1, kv, 1, width)), np.float32), g.op("Shape", q, start=1, end=2)
+        own = g.op(
+            "Expand", g.op("Reshape", sinks, g.ints(kv, group, 1)), g.op("Concat", g.ints(kv, group), count, axis=0)
+        )
+        own = g.op("Reshape", own, g.ints(kv, -1, 1))
+        parts = [*parts, (slot, slot)]
+        mask = g.op("Concat", g.op("Expand", mask, g.ints(kv, 1, 1)), own, axis=-1)
     # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
     folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
     folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))

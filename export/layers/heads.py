@@ -30,10 +30,10 @@ class Linear(Protocol):
 
 
 class GatedQueries:
-    """Applies the maps of a layer whose queries come with a gate of what attention returns, and keeps the gate."""
+    """Applies the maps of a layer, and keeps the gate of what attention returns where queries come with one."""
 
     def __init__(self, spec: DecoderSpec, linear: Linear) -> None:
-        self.linear, self.queries = linear, spec.heads * spec.head_dim
+        self.linear, self.gated, self.queries = linear, spec.family.gated_queries, spec.heads * spec.head_dim
         self.others = 2 * spec.kv_heads * spec.head_dim
         self.gate = ""
 
@@ -41,13 +41,15 @@ class GatedQueries:
         self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
     ) -> str:
         mapped = self.linear(g, x, rows, layer, modules, activated)
+        if not self.gated:
+            return mapped
         widths = g.ints(self.queries, self.queries, self.others)
         q, self.gate, others = g.ops("Split", mapped, widths, out=(None,) * 3, axis=-1)
         return g.op("Concat", q, others, axis=-1)
 
     def applied(self, g: Scope, mixed: str) -> str:
-        """`mixed` [1, n, Hq*D] times the gate."""
-        return g.op("Mul", mixed, g.op("Sigmoid", self.gate))
+        """`mixed` [1, n, Hq*D] times the gate, if any."""
+        return g.op("Mul", mixed, g.op("Sigmoid", self.gate)) if self.gate else mixed
 
 
 class AttentionHeads:

@@ -218,6 +218,12 @@ class DecoderSpec:
         """The last layer that attends to keys of its own; draft layers are like it."""
         return max(layer for layer, count in enumerate(self.taps) if not count and self.source(layer) == layer)
 
+    @property
+    def draft_channels(self) -> int:
+        """Inner numbers of a draft layer's MLP, which starts as that of the last layer with attention."""
+        mixed = self.mixture is not None and self.mlp_kind(self.last_attention) != "dense"
+        return self.mixture.channels if self.mixture and mixed else self.intermediate
+
     def rotated(self, kind: int) -> int:
         """Leading numbers of each head that a kind of rotary embedding turns."""
         return 2 * len(self.rotaries[kind].inv_freq)

@@ -69,7 +69,7 @@ class BundleReference:
         manifest = self.measure(manifest, folder, session)
         del session
         if native and manifest.probe is not None and FAMILIES[manifest.base.model_type].mixture is not None:
-            manifest = replace(manifest, probe=agreed(manifest.probe, LayerwiseGraph(folder / MODEL)))
+            manifest = replace(manifest, probe=agreed(manifest.probe, self._standard(folder)))
         parity = dict(manifest.parity)
         if native:
             of_native = {name: value for name, value in parity.items() if name not in self.texts}
@@ -85,15 +85,19 @@ class BundleReference:
         size = (folder / DATA).stat().st_size
         return replace(manifest, parity=parity, probe=make_probe(session, self.tokens), weights_bytes=size)
 
-    def _of_standard(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
-        """The parity of the graph of standard operators, a few layers at a time where no drafts depend on its own; a
-        large whole one turns its weights back in each call, else those of all layers would be in memory at once."""
+    def _standard(self, folder: Path) -> Any:
+        """The graph of standard operators, a few layers at a time where no drafts depend on its own; a large whole one
+        turns its weights back in each call, else those of all layers would be in memory at once."""
         if self.expected.drafts is None:
-            return check_parity(LayerwiseGraph(folder / MODEL), self.expected, manifest.precision)
-        large = (folder / DATA).stat().st_size > LARGE
-        graph = open_session(folder / MODEL, **(UNFOLDED if large else {}))
-        report = check_parity(graph, self.expected, manifest.precision)
-        left_out = [report.get("not_compared", ""), IN_FLOAT32 if large else ""]
+            return LayerwiseGraph(folder / MODEL)
+        return open_session(folder / MODEL, **(UNFOLDED if _large(folder) else {}))
+
+    def _of_standard(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
+        """The parity of the graph of standard operators."""
+        report = check_parity(self._standard(folder), self.expected, manifest.precision)
+        if self.expected.drafts is None:
+            return report
+        left_out = [report.get("not_compared", ""), IN_FLOAT32 if _large(folder) else ""]
         return report | ({"not_compared": "; ".join(filter(None, left_out))} if any(left_out) else {})
 
     def _of_captured(self, manifest: Manifest, folder: Path) -> dict[str, Any]:
@@ -103,6 +107,11 @@ class BundleReference:
         graph = CapturedGraph(open_session(folder / CAPTURED), manifest.captured, features)
         report: dict[str, Any] = check_parity(graph, self.expected, manifest.precision)
         return {"captured": report | {"sampled": check_sampled(graph, self.expected.case)}}
+
+
+def _large(folder: Path) -> bool:
+    """Whether weights in a bundle's folder are too many to be turned back all at once."""
+    return (folder / DATA).stat().st_size > LARGE
 
 
 def compute_reference(

@@ -172,8 +172,8 @@ class Family:
         return self.recurrent is not None and self.convolves(config)
 
     def plain(self, config: Any) -> str | None:
-        """What layers of the model with this config have for which no drafter is trained, or taken from elsewhere, and
-        no bundle but plain ones for CPUs is made; None without."""
+        """What layers of the model with this config have for which no bundle but one of any shapes for CPUs is made;
+        None without."""
         if self.remembers(config):
             return "keep a recurrent state"
         if self.sinks is not None:

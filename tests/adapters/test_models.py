@@ -1,4 +1,5 @@
-"""The frozen target of a run: in bfloat16, and over a base in few bits (bitsandbytes)."""
+"""The models of a run: the frozen target in bfloat16 and over a base in few bits (bitsandbytes), and the maps that a
+task LoRA changes."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters import early_checks, training_run
-from streamspec.adapters.models import load_target
+from streamspec.adapters.models import load_target, task_maps
 from streamspec.adapters.prepare import prepare
 from streamspec.adapters.train import train
+from streamspec.bundle.adapter_folder import check_task_lora
 from streamspec.errors import ConfigError
+from streamspec.model_families import FAMILIES
+from tests.support.mixture_families import MIXTURES
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 
@@ -86,3 +90,13 @@ def test_drafters_learn_over_a_task_lora_and_a_base_in_few_bits(
     summary = train(options(base, data, tmp_path / "out", method=method, recipe="staged", base_bits=4))
     assert 1 <= summary["tau"] <= 3
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_task_lora_beside_experts_is_one_that_exports_take(family: str, tmp_path: Path) -> None:
+    lora = LoraConfig(r=2, target_modules=task_maps(FAMILIES[family]), task_type="CAUSAL_LM")
+    tuned = get_peft_model(tiny_model(family), lora)
+    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in tuned.named_parameters() if "lora_" in name}
+    assert {"q_proj", "k_proj", "v_proj"} < adapted and not adapted & {"gate", "experts", "router"}
+    tuned.save_pretrained(tmp_path)
+    check_task_lora(tmp_path)

@@ -1,4 +1,5 @@
-"""Families of whose layers no drafters, and no bundles but plain ones for CPUs, are made: refused before any work."""
+"""Families of whose layers not all drafters, and no bundles but those of any shapes for CPUs, are made: refused before
+any work."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
+from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_exports import save_base, tiny_model
 
 STATE, HYBRID = "keep a recurrent state", "granitemoehybrid+mamba"
@@ -20,7 +23,6 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"target": Target(static=True)}, "--static"),
     ({"target": Target("cuda")}, "--target cuda"),
     ({"self_draft": "1"}, "--self-draft"),
-    ({"drafter": "head"}, "a drafter"),
 ]
 CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family != HYBRID]
 CASES += [(family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID)]
@@ -46,13 +48,25 @@ def test_what_is_not_done_yet_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_drafter_is_trained_and_no_swappable_bundle_made(
-    family: str, bases: dict[str, Path], tmp_path: Path
-) -> None:
-    base, data = bases[family], tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
-    with pytest.raises(ConfigError, match=f"a drafter of {name(family)}, whose layers {FAMILIES[family]}; expected"):
-        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter"))
+def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"a swappable bundle for {name(family)}, whose layers"):
-        export_swappable(base, [], tmp_path / "bundle", progress=lambda line: None)
+        export_swappable(bases[family], [], tmp_path / "bundle", progress=lambda line: None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "why"),
+    [*((family, "streaming", STATE) for family in ("qwen3_5_text", HYBRID)), ("gpt_oss", "dflash", "have mixtures")],
+)
+def test_drafters_that_are_not_made_over_such_layers_are_refused(
+    family: str, method: str, why: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    data, told = tmp_path / "data.jsonl", f"--method {method} for {name(family)}, whose layers {why}.*--method eagle"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    with pytest.raises(ConfigError, match=told):
+        train(TrainConfig(base=str(bases[family]), data=data, out=tmp_path / "adapter", method=method))
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+    model = tiny_model(family)
+    adapter = save_random(tmp_path / "medusa", resolve_base(bases[family]), fresh_drafter(model, "medusa"), method)
+    with pytest.raises(ConfigError, match=told):
+        export_bundle(bases[family], adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)

@@ -129,9 +129,10 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    config = AutoConfig.for_model(
-        family.partition("+")[0], **settings | (FAMILIES | RECURRENT | MIXTURES)[family] | changes
-    )
+    settings |= (FAMILIES | RECURRENT | MIXTURES)[family] | changes
+    if "layer_types" in settings and "layer_types" not in changes:
+        settings["layer_types"] = (settings["layer_types"] * 2)[: settings["num_hidden_layers"]]
+    config = AutoConfig.for_model(family.partition("+")[0], **settings)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():

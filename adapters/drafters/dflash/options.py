@@ -23,4 +23,5 @@ DFLASH = DrafterMethod(
     defaults=HARD,
     recipes=STAGED,
     check_base=check_block_base,
+    not_over=lambda family, config: None if family.mixture is None else "have mixtures of experts",
 )

@@ -107,10 +107,10 @@ class StreamingModel(DraftingModel):
     def prepare_target(cls, run: DrafterRun, model: PreTrainedModel) -> None:
         """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
         rank, decoder = run.options["stream_rank"], HFDecoder(model)
-        names = decoder.linear_names(len(decoder.layers) - run.ns)
-        stack = next(n for n, m in model.named_modules() if m is decoder.layers)
-        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=[f"{stack}.{n}" for n in names])
-        inject_adapter_in_model(lora, model, adapter_name="streams")
+        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=decoder.linear_names(len(decoder.layers) - run.ns))
+        inject_adapter_in_model(
+            lora, decoder.layers, adapter_name="streams"
+        )  # of a model PEFT would adapt experts, too
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()

@@ -63,5 +63,8 @@ STREAMING = DrafterMethod(
     defaults=HARD,
     warm_start=STAGED,
     check_base=check_exits,
+    not_over=lambda family, config: (
+        "keep a recurrent state, which no row of a stream continues" if family.remembers(config) else None
+    ),
     check_warm_start=check_warm_streams,
 )

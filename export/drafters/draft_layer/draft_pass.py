@@ -219,7 +219,7 @@ class DraftLayerPass(DraftPass):
         """
         accepted, own = branch.accepted, branch.own
         positions = g.op("Expand", at, g.ints(count))
-        linear = self._maps()
+        linear = GatedQueries(self.decoder.spec, self.decoder.linear)
         q, k, v = self._queries_keys_values(g, x, rows, positions, layer, linear)
         mask = g.op("Expand", branch.past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
@@ -238,8 +238,8 @@ class DraftLayerPass(DraftPass):
                 g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in list(zip(*own, strict=True))[:2]
             )
             parts.append((by_head(g, spec, key), by_head(g, spec, value)))
-        mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
-        mixed = linear.applied(g, mixed) if isinstance(linear, GatedQueries) else mixed
+        mask = g.op("Tile", mask, g.ints(spec.group, 1))
+        mixed = linear.applied(g, attend(g, spec, q, parts, mask, self.decoder.sinks(g, layer)))
         return self.decoder.linear(g, mixed, rows, layer, self.decoder.spec.family.out), sees
 
     def _propose_level(self, g: Scope, level: DraftLevel, path: str = "") -> None:
@@ -289,16 +289,11 @@ class DraftLayerPass(DraftPass):
         plain = "" if spec.family.layernorm else "Simplified"
         return g.op(f"{plain}LayerNormalization", x, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
 
-    def _maps(self) -> Linear:
-        """The maps of attention, which keep the gate where queries come with one."""
-        decoder = self.decoder
-        return GatedQueries(decoder.spec, decoder.linear) if decoder.spec.family.gated_queries else decoder.linear
-
     def _queries_keys_values(
         self, g: Scope, x: str, rows: Rows, positions: str, layer: int, linear: Linear | None = None
     ) -> tuple[str, str, str]:
-        rotary = self.decoder.rotary(g, positions)
-        return self.decoder.queries_keys_values(g, x, rows, layer, rotary, linear or self._maps())
+        rotary, maps = self.decoder.rotary(g, positions), linear or GatedQueries(self.decoder.spec, self.decoder.linear)
+        return self.decoder.queries_keys_values(g, x, rows, layer, rotary, maps)
 
     def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: PassOutputs) -> ExpertUpdates:
         """Runs all experts, as one product. Returns the updates of `outputs` alone."""

@@ -115,7 +115,7 @@ def _layer_shapes(spec: DecoderSpec) -> Shapes:
 
 
 def _expert_shapes(spec: DecoderSpec, experts: int, active: int) -> Shapes:
-    inner, sides = spec.intermediate // active, ("gate", "up") if spec.family.gated else ("up",)
+    inner, sides = spec.draft_channels // active, ("gate", "up") if spec.family.gated else ("up",)
     shapes: Shapes = {f"experts.{name}": (experts, inner, spec.hidden) for name in (*sides, "down")}
     shapes |= {f"experts.{name}_bias": (experts, inner) for name in sides}
     shapes["experts.down_bias"] = experts, spec.hidden

@@ -25,7 +25,7 @@ TAPS = "aux_hidden_state_layer_ids"
 NESTED = frozenset({"block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size"})
 FULL, SLIDING = "full_attention", "sliding_attention"
 STACK_FIELDS = LAYER_FIELDS | {"layer_types", "num_hidden_layers", "use_sliding_window", "sliding_window"}
-FLAT_FIELDS = STACK_FIELDS | {"block_size", "num_target_layers", "dflash_config"}
+FLAT_FIELDS = STACK_FIELDS | {"block_size", "num_target_layers", "target_layer_ids", "dflash_config"}
 SPECULATORS_FIELDS = frozenset(
     {
         *("speculators_model_type", "speculators_config", "transformer_layer_config"),
@@ -142,6 +142,7 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
             raise wrong(file, f"dflash_config.{name}", value, "true or false")
     shared = _shared(file, raw, own.get("block_size", raw.get("block_size")), False)
     windows = _windows(file, shared, own.get("use_swa", False), own.get("swa_window_size"))
+    taps = own.get("target_layer_ids", raw.get("target_layer_ids"))
     return BlockHeadConfig(
         **shared,
         windows=windows,
@@ -149,7 +150,7 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
         anchored=False,
         finished=True,
         draft_vocab=raw["vocab_size"],
-        taps=tuple(layer + 1 for layer in _layers(file, "target_layer_ids", own.get("target_layer_ids"))),
+        taps=tuple(layer + 1 for layer in _layers(file, "target_layer_ids", taps)),
         mask_token=_token(file, own.get("mask_token_id"), raw["vocab_size"]),
         target_layers=0 if of_target is None else whole(file, "num_target_layers", of_target, 10_000),
         target=None,

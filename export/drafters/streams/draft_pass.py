@@ -18,7 +18,7 @@ from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.heads import Linear, Tables
+from streamspec.export.layers.heads import GatedQueries, Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Scope
 from streamspec.export.options import MERGED
@@ -177,15 +177,16 @@ class StreamPass(ParallelDraftPass):
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         sizes = spec.at(layer)
-        plain = not (spec.kv_sources or self.spec.value_rotation)
+        linear = GatedQueries(sizes, self.linear)
+        plain = not (spec.kv_sources or self.spec.value_rotation or spec.family.sinks)
         if decoder.native is not None and decoder.native.attends(sizes) and plain:
-            heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
+            heads = decoder.packed_heads(g, normed, rows, layer, rotary, linear)
             mask = group.seeing(layer).of(g, self.window(layer), 1, self.sees_later(layer))
             mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
-            return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
-        heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
-        mixed = group.mixed(g, layer, *heads_of, present)
-        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+        else:
+            heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, linear)
+            mixed = group.mixed(g, layer, *heads_of, present)
+        return decoder.leave(g, linear.applied(g, mixed), normed, residual, rows, layer, self.linear)
 
 
 class StreamRows:
@@ -214,7 +215,8 @@ class StreamRows:
         if source == layer:
             own[layer] = by_head(g, sizes, k), by_head(g, sizes, self._turned(g, sizes, v))
         seen = masks.accepted.seen(g, spec, present, spec.ring(layer))
-        return attend(g, sizes, q, [*seen, own[source]] if source in own else seen, mask)
+        parts = [*seen, own[source]] if source in own else seen
+        return attend(g, sizes, q, parts, mask, self.streams.decoder.sinks(g, layer))
 
     def _turned(self, g: Scope, sizes: DecoderSpec, v: str) -> str:
         """v [1, m, Hkv*D] of each stream turned by its angle, where that tells streams apart."""

@@ -8,13 +8,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from streamspec.adapters.base_models.experts import experts_of
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draft_layer_losses
 from streamspec.adapters.drafters.draft_layer.start import fit_start, last_and_true
 from streamspec.adapters.drafters.drafting_model import DraftTargets
 from streamspec.adapters.drafters.losses import pick_rows
+from tests.support.mixture_families import EXPERTS, MIXTURES
 from tests.support.near_families import VARIED
+from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_models import SIZES, tiny_model
 
 GAMMA = 3
@@ -43,12 +46,27 @@ def drafter(family: str, **shape: Any) -> DraftLayerModel:
     return DraftLayerModel(base, DraftLayerConfig(GAMMA, window=window, **shape)).eval()
 
 
-@pytest.mark.parametrize(("family", "experts"), [*((family, 2) for family in SIZES), ("phi", 1), ("gemma2", 1)])
+def without_experts(model: DraftLayerModel) -> None:
+    """The target's experts add nothing, as those of a fresh draft layer; an MLP for all rows stays."""
+    names = model.decoder.family.mixture
+    experts = names and experts_of(model.decoder.layers[model.decoder.last_attention], names.experts)
+    if names and experts is not None:
+        assert not model.experts.down[..., -EXPERTS["num_experts_per_tok"] * 64 // model.config.active :, :].any()
+        for name, parameter in experts.named_parameters():
+            if name.startswith("down"):
+                parameter.zero_()
+
+
+@pytest.mark.parametrize(
+    ("family", "experts"),
+    [*((family, 2) for family in (*SIZES, *RECURRENT, *MIXTURES)), ("phi", 1), ("gemma2", 1), ("gpt_oss", 1)],
+)
 @torch.no_grad()
 def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, experts: int) -> None:
     model = drafter(family, **(ONE if experts == 1 else {"contrast": False, "parallel": False}))
     if model.experts.router is not None:
         model.experts.router.zero_()  # both experts together are the MLP
+    without_experts(model)
     length, last, decoder = IDS.shape[1], model.decoder.last_attention, model.decoder
     hidden, positions = torch.randn(4, length, 32), torch.arange(length).expand(4, -1)
     model.from_token.zero_()
@@ -74,7 +92,7 @@ def test_the_last_branch_is_fitted_to_states_before_the_last_norms_weight(family
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize("family", [*VARIED, "qwen3_5_text", "ernie4_5_moe"])
 def test_training_lowers_the_losses_of_every_depth(family: str, method: str) -> None:
     model = drafter(family, **METHODS[method])
     left = fit_start(model, [(IDS, MASK)])

@@ -18,7 +18,9 @@ from streamspec.export.drafters.draft_layer.reference import TrainedDraftLayer
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, shapes
 from streamspec.export.runners.captured_runner import CapturedGraphRunner
 from streamspec.export.weights.model_spec import describe
+from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import VARIED
+from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, build_captured, build_static, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
@@ -76,6 +78,12 @@ ODD = [  # families whose layers are put together otherwise, with shapes that re
     ("gemma2", {"own_heads": True, "two_lists": True}),
     ("gemma2", {**ONE, "depth": 3, "taps": (0,), "window": 3}),
     ("olmo2", {"prefix_attention": True, "own_heads": True}),
+]
+MIXED = [  # gates and sinks of attention, and weights in place of experts', in passes of their own
+    ("qwen3_5_text", {**ONE, "depth": 2}),
+    ("gpt_oss", {**ONE, "depth": 2, "window": 3}),
+    ("gpt_oss", {"prefix_attention": True, "own_heads": True}),
+    ("ernie4_5_moe", {"two_lists": True, "experts": 4, "active": 3}),
 ]
 
 
@@ -141,7 +149,8 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [(f, m) for f in FAMILIES for m in METHODS if f in VARIED or m == "jakiro"]
+    ("family", "method"),
+    [(f, m) for f in (*FAMILIES, *RECURRENT, *MIXTURES) for m in METHODS if f in VARIED or m == "jakiro"],
 )
 def test_agrees_with_the_trained_model(family: str, method: str, tmp_path: Path) -> None:
     model = trained(family, **METHODS[method])
@@ -157,7 +166,7 @@ def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
     check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))
 
 
-@pytest.mark.parametrize(("family", "shape"), ODD, ids=str)
+@pytest.mark.parametrize(("family", "shape"), [*ODD, *MIXED], ids=str)
 def test_shapes_of_other_families_agree(family: str, shape: dict, tmp_path: Path) -> None:
     check(trained(family, **shape), tmp_path)
 

@@ -59,6 +59,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "handed on": ("qwen3", speculators_config("qwen3", norm_before_residual=True, norm_output=True, fc_norm=True)),
     "another width, other keys": ("llama", speculators_config("llama", NARROW, target_hidden_size=HIDDEN)),
     "flat": ("llama", flat_config()),
+    "over recurrent states": ("qwen3_5_text", speculators_config("llama", **FOUR)),
+    "over experts": ("gpt_oss", speculators_config("qwen3", norm_before_residual=True)),
     "flat over qwen3": ("qwen3", flat_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1]}, **LINEAR)),
 }
 
@@ -197,7 +199,8 @@ def test_heads_draft_what_layers_of_transformers_draft(case: str, target: Target
 
 
 ANSWERED = [("norms", "fp32"), ("another width, other keys", "int8"), ("flat", "int4")]
-ANSWERING = [*((*one, Target()) for one in ANSWERED), *((*one, Target(static=True, rows=8)) for one in ANSWERED)]
+OVER = [("over recurrent states", "int8", Target()), ("over experts", "int4", Target())]
+ANSWERING = [*OVER, *((*one, Target()) for one in ANSWERED), *((*one, Target(static=True, rows=8)) for one in ANSWERED)]
 ANSWERING += [(*one, Target("cuda")) for one in (("norms", "fp16"), ("another width, other keys", "fp16"))]
 
 

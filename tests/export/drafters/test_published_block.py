@@ -38,6 +38,7 @@ from tests.support.tiny_exports import save_base, tiny_model
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
 NESTED = {"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [1, 3, 4]}
 WIDE = {"head_dim": 32}
+MASKED, ROPE = {"mask_token_id": MASK}, {"rope_type": "default", "rope_theta": 500.0}
 LAST = NESTED | {"target_layer_ids": [1, 3, 5]}
 ALL_SLIDE = WINDOWED | {"layer_types": SLIDING[:1] * LAYERS}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,6 +54,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dspark": ("qwen3", speculators_block_config("dspark", WIDE)),
     "dspark over some tokens": ("llama", speculators_block_config("dspark", draft_vocab_size=DRAFTED)),
+    "over convolutions": ("lfm2", speculators_block_config("dspark")),
+    "over a state space": ("granitemoehybrid+mamba", zlab_config(dflash_config=MASKED, target_layer_ids=[0, 3, 5])),
+    "over experts": (
+        "ernie4_5_moe",
+        speculators_block_config("dspark", {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2]}}),
+    ),
 }
 TARGET = SimpleNamespace(
     hidden_size=HIDDEN, vocab_size=VOCAB, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16
@@ -75,7 +82,7 @@ class BlockOfTransformers:
             own = {name.removeprefix(begin): value for name, value in values.items() if name.startswith(begin)}
             layer.load_state_dict(own)
         self.first = 0 if config.get("sample_from_anchor") else 1
-        outputs = config.get("dflash_config", {}).get("target_layer_ids", [])
+        outputs = (config | config.get("dflash_config", {})).get("target_layer_ids", [])
         self.taps = [one + 1 for one in outputs] or config["aux_hidden_state_layer_ids"]
 
     def sees(self, number: int, length: int) -> Tensor:
@@ -183,9 +190,12 @@ def test_blocks_draft_what_layers_of_transformers_draft(case: str, tmp_path: Pat
             np.testing.assert_allclose(shares[1][1], after, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+ANSWERED = [("z-lab", "int8"), ("dspark over some tokens", "fp32"), ("speculators", "int4")]
+OVER = [("over a state space", "int8", False), ("over experts", "int4", False)]
+
+
 @pytest.mark.parametrize(
-    ("case", "precision"), [("z-lab", "int8"), ("dspark over some tokens", "fp32"), ("speculators", "int4")]
+    ("case", "precision", "static"), [*((*one, static) for one in ANSWERED for static in (False, True)), *OVER]
 )
 def test_answers_are_those_of_plain_decoding(case: str, precision: str, static: bool, tmp_path: Path) -> None:
     family, config = CASES[case]
@@ -226,6 +236,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zlab_config(dflash_config=NESTED | {"target_layer_ids": [1, 6]}), "states of layer 7 of 6"),
     (speculators_block_config("dflash", aux_hidden_state_layer_ids=[1, 3, 6]), "states of layer 6 of 6"),
     (zlab_config(dflash_config={"mask_token_id": 1}), "target_layer_ids is None; expected a list"),
+    (zlab_config(dflash_config={"mask_token_id": 1}, target_layer_ids=[1, 6]), "states of layer 7 of 6"),
+    (zlab_config({"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}), r"\.partial_rotary_factor = 0\.25"),
+    (zlab_config({"rope_parameters": ROPE | {"interleaved": True}}), r"rope_parameters\.interleaved = True"),
     (zlab_config({"hidden_size": 128}), "hidden size 128, not 64"),
     (zlab_config({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
     (speculators_block_config("dspark", markov_head_type="rnn"), "markov_head_type = 'rnn'"),

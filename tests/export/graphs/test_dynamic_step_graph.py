@@ -66,8 +66,10 @@ def check_against_reference(built: Built) -> None:
         np.testing.assert_array_equal(out["candidates"][:, 0], expected.argmax(1))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [*((family, tied) for family in FAMILIES for tied in (True, False)), *((m, True) for m in MIXTURES)],
+)
 def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     check_against_reference(build(tmp_path, tiny_model(family, tied)))
 

@@ -12,6 +12,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from streamspec import load
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
@@ -24,11 +26,15 @@ from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support.gguf_cases import rounded
 from tests.support.mixture_families import MIXTURES
 from tests.support.mxfp4 import pack_experts
+from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
 # The first with an MLP for all rows, a bias of the choice and a dense first layer; the other with biases, a clamped
 # activation, attention sinks and weights in MXFP4.
-TRIED = ["ernie4_5_moe", "gpt_oss"]
+TRIED = {
+    "ernie4_5_moe": {"fp32": "jakiro", "int8": "eagle", "int4": "medusa"},
+    "gpt_oss": {"fp32": "mtp", "int8": "streaming", "int4": "hydra"},
+}
 ROWS = 64
 
 
@@ -65,11 +71,17 @@ def base_of(family: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     folder, made = tmp_path_factory.mktemp("bundles"), {}
-    for family in TRIED:
-        base = base_of(family, folder / family)
-        for precision in ("fp32", "int8", "int4"):
-            made[family, precision] = folder / f"{family}-{precision}"
-            export_bundle(base, None, made[family, precision], precision, measure=False, progress=lambda line: None)
+    for family, drafters in TRIED.items():
+        path = base_of(family, folder / family)
+        base, model = resolve_base(str(path)), load_causal_lm(path, dtype="float32")
+        for precision, drafter in drafters.items():
+            name = f"{family}-{precision}"
+            adapter = save_random(folder / f"{name}-adapter", base, fresh_drafter(model, drafter), drafter)
+            made[family, precision] = folder / name
+            manifest = export_bundle(
+                path, adapter, folder / name, precision, measure=precision == "fp32", progress=lambda line: None
+            )
+            assert precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STREAMSPEC_CACHE", str(folder / "cache"))
         for case, kind in OF_FILES.items():
@@ -130,6 +142,7 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
         plain = session.generate(prompt, max_new_tokens=60, speculate=False)
         drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
         assert drafted.token_ids == plain.token_ids
+        assert precision == "gguf" or drafted.stats.sources["drafter"].drafted
         assert len(plain.token_ids) > 20  # a file names tokens that end an answer
 
 
