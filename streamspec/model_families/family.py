@@ -73,6 +73,7 @@ class Mixture:
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+    shared_gate: str | None = None  # its output is multiplied by the sigmoid of this weight [1, hidden] times the row
     # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
     # what the up map gives, within -limit and limit, and v the gate, no larger than limit.
     clamp: tuple[str, str] | None = None

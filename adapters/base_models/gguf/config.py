@@ -31,7 +31,7 @@ OTHERS = {
     "imatrix": "an importance matrix",
 }
 # llama.cpp's names of families that are refused for a reason of their own.
-REFUSED = {"qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
+REFUSED = {"qwen3next": "qwen3_next"}
 HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
 
 

@@ -25,9 +25,9 @@ from tests.support.mixture_families import MIXTURES
 from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
-# The first with an MLP for all rows, a bias of the choice and a dense first layer; the other with biases, a clamped
-# activation, attention sinks and weights in MXFP4.
-TRIED = ["ernie4_5_moe", "gpt_oss"]
+# The first with an MLP for all rows, a bias of the choice and a dense first layer; the second with biases, a clamped
+# activation, attention sinks and weights in MXFP4; the last with a gate of the MLP for all rows.
+TRIED = ["ernie4_5_moe", "gpt_oss", "qwen2_moe"]
 ROWS = 64
 
 
