@@ -260,8 +260,16 @@ class DecoderSpec:
 
     def row_order(self, module: str) -> NDArray[np.int64] | None:
         """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all their gates, all
-        keys, all values); None where it is the same.
+        keys, all values; before a state all queries, keys, values and gates, all steps and decays); None where it is
+        the same.
         """
+        recurrent, state = self.family.recurrent, self.state
+        if recurrent is not None and recurrent.by_key_head and state is not None and module in self.family.conv_in:
+            of_key = state.heads // state.key_heads  # heads
+            mapped = state.key_width, state.key_width, of_key * state.width, of_key * state.width
+            sizes = mapped if module == self.family.conv_in[0] else (of_key, of_key)
+            each = np.arange(self.out_width(module)).reshape(state.key_heads, sum(sizes))
+            return np.concatenate([part.reshape(-1) for part in np.split(each, np.cumsum(sizes)[:-1], axis=1)])
         if self.family.gated_queries and module == self.family.qkv[0]:
             return np.arange(self.out_width(module)).reshape(self.heads, 2, -1).swapaxes(0, 1).reshape(-1)
         if not (self.family.interleaved and module in self.family.qkv):

@@ -311,7 +311,6 @@ RECURRENT = {
     "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",
     "olmo_hybrid": f"{_STATE}, with steps up to 2, and norms placed otherwise beside attention",
-    "qwen3_next": f"{_STATE} and experts",
 }
 
 

@@ -43,6 +43,7 @@ class RecurrentState:
     norm: str = "norm"  # of what a head returns, before its gate
     skip: str = ""  # of each head: the factor of its values that is added to what it returns
     limits: str = ""  # config field: the least and the largest step
+    by_key_head: bool = False  # each input map has side by side what it makes for a head of keys
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamspec.model_families.family import Family, Mixture
+from streamspec.model_families.family import Family, Mixture, RecurrentState
 
 # Of training, and sizes that the modules show.
 _IGNORED = frozenset(
@@ -34,6 +34,13 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
     return {
         "qwen2_moe": like("qwen2", _QWEN, *_SPARSE, "qkv_bias"),
         "qwen3_moe": like("qwen3", Mixture(normalized="norm_topk_prob"), *_SPARSE[:2]),
+        "qwen3_next": like(
+            "qwen3_5_text",
+            _QWEN,
+            *_SPARSE,
+            conv_in=("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+            recurrent=RecurrentState(by_key_head=True),
+        ),
         "qwen3_5_moe_text": like("qwen3_5_text", replace(_QWEN, normalized=True), *_SPARSE[2:]),
         "olmoe": like(
             "mistral",

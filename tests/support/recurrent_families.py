@@ -19,6 +19,9 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA
     | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "qwen3_next": DELTA
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    | {"mlp_only_layers": [2], "linear_num_value_heads": 4},
     "granitemoehybrid+mamba": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "embedding_multiplier": 6.0,
