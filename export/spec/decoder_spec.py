@@ -53,6 +53,16 @@ class Skipped(NamedTuple):
 NOTHING_SKIPPED = Skipped()
 
 
+class LayerNorms(NamedTuple):
+    """Norms of a layer, None for none: of what attention, or a convolution in its place, and the MLP read, and of what
+    they add."""
+
+    attention: str | None
+    mlp: str | None
+    attention_out: str | None = None
+    mlp_out: str | None = None
+
+
 class StateSizes(NamedTuple):
     """Sizes of recurrent states [key width, value width], one for each of the value heads; a key head belongs to
     several."""
@@ -144,6 +154,7 @@ class DecoderSpec:
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     step_limits: tuple[float, float] = (0.0, inf)  # of a state space
+    largest_step: float = 1.0  # of the gated delta rule
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
     mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
@@ -199,6 +210,13 @@ class DecoderSpec:
         if self.mixture and self.mlp_kind(layer) == "experts":
             return self.mixture.shared_maps
         return self.family.up, self.family.down
+
+    def norms(self, layer: int) -> LayerNorms:
+        """The norms of a layer; one after the last has attention."""
+        family = self.family
+        if family.conv_norms and any(self.taps[layer : layer + 1]):
+            return LayerNorms(*family.conv_norms)
+        return LayerNorms(family.attention_norm, self.mlp_norm, family.attention_out_norm, family.mlp_out_norm)
 
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""

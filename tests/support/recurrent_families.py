@@ -22,6 +22,8 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA
     | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
     | {"mlp_only_layers": [2], "linear_num_value_heads": 4},
+    "olmo_hybrid": {name: value for name, value in DELTA.items() if name != "head_dim"}
+    | {"linear_value_head_dim": 32, "linear_num_value_heads": 2, "rope_parameters": None},
     "granitemoehybrid+mamba": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "embedding_multiplier": 6.0,

@@ -27,10 +27,12 @@ def delta_rule(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache:
     if _is_text(hidden, mask):
         out: Tensor = module(hidden)
         return out
-    keys, heads = module.num_k_heads, module.num_v_heads
+    keys, heads, names = module.num_k_heads, module.num_v_heads, family.recurrent
+    assert names is not None
     inputs, gate, step, decay = _mapped(module, family, hidden)
+    step = step.sigmoid() * (2.0 if getattr(module, "allow_neg_eigval", False) else 1.0)
     decay = -module.A_log.exp() * nn.functional.softplus(decay + module.dt_bias)
-    mixed, decay, step, parents = _kept(module, inputs, decay, step.sigmoid(), mask, cache, index)
+    mixed, decay, step, parents = _kept(module, inputs, decay, step, mask, cache, index)
     q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
     q, k = (_unit(side.unflatten(-1, (keys, -1))).repeat_interleave(heads // keys, 2) for side in (q, k))
     states = _States(parents, torch.zeros(len(hidden), heads, k.shape[-1], v.shape[-1] // heads))
@@ -41,8 +43,9 @@ def delta_rule(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache:
         new = (v[:, row] - (state * key).sum(-2)) * step[:, row, :, None]
         state = states.keep(row, state + key * new[:, :, None])
         outputs.append((state * q[:, row, :, :, None]).sum(-2) * q.shape[-1] ** -0.5)
-    normed = module.norm(torch.stack(outputs[-hidden.shape[1] :], 1), gate.unflatten(-1, (heads, -1)))
-    out = module.out_proj(normed.flatten(-2))
+    norm, out_map = (module.get_submodule(name) for name in (names.norm, family.conv_out[0].partition(".")[2]))
+    normed = norm(torch.stack(outputs[-hidden.shape[1] :], 1), gate.unflatten(-1, (heads, -1)))
+    out = out_map(normed.flatten(-2))
     return out
 
 

@@ -29,10 +29,12 @@ from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support import tiny_exports
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-DELTA, MAMBA = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba"
+DELTA, MAMBA, OLMO = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid"
+NEXT = "qwen3_next"  # with experts
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 MADE = [(DELTA, "fp32"), (DELTA, "int8"), (DELTA, "int4"), (MAMBA, "fp32"), (MAMBA, "int8"), (MAMBA, "int4")]
+MADE += [(OLMO, "fp32"), (OLMO, "int8"), (OLMO, "int4"), (NEXT, "int8"), (NEXT, "int4")]
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -41,7 +43,7 @@ def model(family: str = DELTA) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("recurrent") for family in FAMILIES}
+    folders = {family: tmp_path_factory.mktemp("recurrent") for family in (*FAMILIES, NEXT)}
     for family, folder in folders.items():
         model(family).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
@@ -65,6 +67,10 @@ RUNS = [
     (DELTA, "int4", "native"),
     (MAMBA, "int8", "cpu"),
     (MAMBA, "int4", "native"),
+    (OLMO, "int8", "cpu"),
+    (OLMO, "int4", "native"),
+    (NEXT, "int8", "native"),
+    (NEXT, "int4", "cpu"),
 ]
 
 
@@ -238,7 +244,13 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        *((DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)),
+        *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False)),
+    ],
+)
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
     tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
     steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
