@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache as remembered
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -180,12 +181,12 @@ class HFDecoder:
     def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """As `call_layer`: the parts of Hugging Face's layer, but for which rows the convolution mixes."""
         layer, family = self.layer(index), self.family
-        assert family.attention_norm and family.mlp_norm
-        normed = layer.get_submodule(family.attention_norm)(hidden)
-        mixing = RULES[family.recurrent.kind] if family.recurrent else short_conv
-        hidden = hidden + mixing(conv, normed, mask, cache, index) * self.residual_scale
+        first, second = family.conv_norms or (str(family.attention_norm), str(family.mlp_norm))
+        normed = layer.get_submodule(first)(hidden)
+        mixing = partial(RULES[family.recurrent.kind], family=family) if family.recurrent else short_conv
+        hidden = hidden + mixing(conv, hidden=normed, mask=mask, cache=cache, index=index) * self.residual_scale
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
-        updated: Tensor = mlp(layer.get_submodule(family.mlp_norm)(hidden)) * self.residual_scale
+        updated: Tensor = mlp(layer.get_submodule(second)(hidden)) * self.residual_scale
         return hidden + updated
 
     def attend(

@@ -254,7 +254,7 @@ class Decoder(AttentionHeads):
 
     def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
         """The rows that attention reads, and the residual stream with nothing pending."""
-        return self._half(g, residual, layer, self.spec.family.attention_norm)
+        return self._half(g, residual, layer, self.spec.norms(layer).attention)
 
     def leave(
         self,
@@ -282,18 +282,18 @@ class Decoder(AttentionHeads):
 
     def attention_update(self, g: Scope, output: str, layer: int) -> str:
         """The update of the residual stream by attention, from its output [1, rows, H]."""
-        return self._update(g, output, layer, self.spec.family.attention_out_norm)
+        return self._update(g, output, layer, self.spec.norms(layer).attention_out)
 
     def mlp_update(self, g: Scope, output: str, layer: int) -> str:
         """The update of the residual stream by the MLP, from its output [1, rows, H]."""
-        return self._update(g, output, layer, self.spec.family.mlp_out_norm)
+        return self._update(g, output, layer, self.spec.norms(layer).mlp_out)
 
     def before_mlp(self, g: Scope, update: str, normed: str, residual: Residual, layer: int) -> tuple[str, Residual]:
         """The rows that the MLP reads, and the residual stream with attention's `update` ('' for none): in parallel
         layers pending, else added. `normed` and `residual` are the results of `enter`.
         """
         if not self.spec.parallel:
-            return self._half(g, Residual(residual.stream, update), layer, self.spec.mlp_norm)
+            return self._half(g, Residual(residual.stream, update), layer, self.spec.norms(layer).mlp)
         if self.spec.mlp_norm:
             normed, _ = self.norm(g, residual, self.spec.weight_name(layer, self.spec.mlp_norm))
         return normed, Residual(residual.stream, update)

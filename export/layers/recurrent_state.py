@@ -335,11 +335,13 @@ class DeltaRuleLayer(RecurrentLayer):
         q, k, v = g.ops("Split", self._convolved(own), widths, out=(None,) * 3, axis=-1)
         q, k = self._unit(q, -1.0), self._unit(k, -0.5)
         steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
+        steps = steps if spec.largest_step == 1.0 else g.op("Mul", steps, g.number(spec.largest_step))
         decays = self._decays(self._softplus(decay))
         out = self._returned(q, k, self._by_head(v, sizes.heads, sizes.width), decays, steps)
         heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
         weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
-        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
+        eps = self.names.eps or spec.eps
+        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=eps, stash_type=1)
         flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
         return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
 
@@ -472,7 +474,7 @@ def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows:
     mapped = decoder.linear(g, normed, rows, layer, spec.family.conv_in)
     norm = decoder.norm_weights(g, part_name(decoder, layer, recurrent.norm))[0]
     weights = *decay_weights(decoder, g, layer), norm, *tap_weights(decoder, g, layer)
-    return native.gated_delta_rule(g, mapped, layer, spec.state, spec.eps, weights)
+    return native.gated_delta_rule(g, mapped, layer, spec.state, recurrent.eps or spec.eps, spec.largest_step, weights)
 
 
 def decay_weights(decoder: Decoder, g: Scope, layer: int) -> tuple[str, str]:

@@ -193,7 +193,14 @@ class NativeOps:
         )
 
     def gated_delta_rule(
-        self, g: Scope, mapped: str, layer: int, sizes: StateSizes, eps: float, weights: Sequence[str]
+        self,
+        g: Scope,
+        mapped: str,
+        layer: int,
+        sizes: StateSizes,
+        eps: float,
+        largest_step: float,
+        weights: Sequence[str],
     ) -> str:
         """What the output map of a layer with a recurrent state reads [1, n, values], of the call's rows `mapped` by
         the input maps; writes its cache. `weights`: bias and rate of decays, of the norm, and the convolution's, of the
@@ -209,6 +216,7 @@ class NativeOps:
             out=(None, *(present(layer, part) for part in parts)),
             domain=NATIVE,
             eps=float(eps),
+            **({} if largest_step == 1.0 else {"largest_step": largest_step}),
             **sizes._asdict(),
         )
         return outputs[0]

@@ -66,16 +66,16 @@ class Group:
 
 def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
-    family, (before, after) = spec.family, spec.mixer(layer)
+    family, norms, (before, after) = spec.family, spec.norms(layer), spec.mixer(layer)
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
     bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
     groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
     if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
-        return [*groups, Group(before, family.attention_norm)] if family.attention_norm else groups
-    if family.attention_norm and spec.mlp_norm:
-        groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
-    elif family.attention_norm:
-        groups += [Group((*before, *family.up), family.attention_norm)]
+        return [*groups, Group(before, norms.attention)] if norms.attention else groups
+    if norms.attention and norms.mlp:
+        groups += [Group(before, norms.attention), Group(family.up, norms.mlp)]
+    elif norms.attention:
+        groups += [Group((*before, *family.up), norms.attention)]
     if family.gated or spec.activation in POWERS:
         power = 1 if family.gated else POWERS[spec.activation]
         groups += [Group(family.down, family.up[-1], sleeping=not family.gated, power=power)]

@@ -53,6 +53,16 @@ class Skipped(NamedTuple):
 NOTHING_SKIPPED = Skipped()
 
 
+class LayerNorms(NamedTuple):
+    """Norms of a layer, None for none: of what attention, or a convolution in its place, and the MLP read, and of what
+    they add."""
+
+    attention: str | None
+    mlp: str | None
+    attention_out: str | None = None
+    mlp_out: str | None = None
+
+
 class StateSizes(NamedTuple):
     """Sizes of recurrent states [key width, value width], one for each of the value heads; a key head belongs to
     several."""
@@ -144,6 +154,7 @@ class DecoderSpec:
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     step_limits: tuple[float, float] = (0.0, inf)  # of a state space
+    largest_step: float = 1.0  # of the gated delta rule
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
     mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
@@ -199,6 +210,13 @@ class DecoderSpec:
         if self.mixture and self.mlp_kind(layer) == "experts":
             return self.mixture.shared_maps
         return self.family.up, self.family.down
+
+    def norms(self, layer: int) -> LayerNorms:
+        """The norms of a layer; one after the last has attention."""
+        family = self.family
+        if family.conv_norms and any(self.taps[layer : layer + 1]):
+            return LayerNorms(*family.conv_norms)
+        return LayerNorms(family.attention_norm, self.mlp_norm, family.attention_out_norm, family.mlp_out_norm)
 
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""
@@ -266,8 +284,16 @@ class DecoderSpec:
 
     def row_order(self, module: str) -> NDArray[np.int64] | None:
         """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all their gates, all
-        keys, all values); None where it is the same.
+        keys, all values; before a state all queries, keys, values and gates, all steps and decays); None where it is
+        the same.
         """
+        recurrent, state = self.family.recurrent, self.state
+        if recurrent is not None and recurrent.by_key_head and state is not None and module in self.family.conv_in:
+            of_key = state.heads // state.key_heads  # heads
+            mapped = state.key_width, state.key_width, of_key * state.width, of_key * state.width
+            sizes = mapped if module == self.family.conv_in[0] else (of_key, of_key)
+            each = np.arange(self.out_width(module)).reshape(state.key_heads, sum(sizes))
+            return np.concatenate([part.reshape(-1) for part in np.split(each, np.cumsum(sizes)[:-1], axis=1)])
         if self.family.gated_queries and module == self.family.qkv[0]:
             return np.arange(self.out_width(module)).reshape(self.heads, 2, -1).swapaxes(0, 1).reshape(-1)
         if not (self.family.interleaved and module in self.family.qkv):

@@ -77,6 +77,7 @@ def describe(model: Any) -> DecoderSpec:
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(taps) else None,
         step_limits=_step_limits(family, config),
+        largest_step=2.0 if family.recurrent and switched(config, family.recurrent.doubled) else 1.0,
         mixture=_mixture(decoder),
     )
     if decoder.per_layer:

@@ -126,7 +126,7 @@ inline void set_weights(const DeltaRule& d, const DeltaHead& h) {
         }
         const Floats decay = softplus(add(load(decays), all(d.decay_bias[h.head])));
         store(h.logs + first, mul(decay, all(d.decay_rate[h.head])));
-        store(h.steps + first, sigmoid(load(steps)));
+        store(h.steps + first, mul(all(d.largest_step), sigmoid(load(steps))));
     }
     double total = 0.0;
     for (size_t column = 0; column < h.committed; column++)

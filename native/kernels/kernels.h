@@ -109,8 +109,9 @@ struct DeltaRow {
 struct DeltaRule {
     size_t rows, past_length, slots;
     size_t key_heads, heads, key_width, width, tap_count;
-    float eps;  // of the norm
-    bool due;   // whether the state after the newest whole block is still to be computed
+    float eps;           // of the norm
+    float largest_step;  // that the sigmoid of a step is multiplied by
+    bool due;            // whether the state after the newest whole block is still to be computed
     const DeltaRow* of_rows;
     const float* packed;
     const float* taps[kMaxTaps];           // [channels] each: of the row, of that before it, ..

@@ -32,6 +32,7 @@ struct GatedDeltaRuleKernel {
         node.key_width = size_attribute(kName, info, "key_width");
         node.width = size_attribute(kName, info, "width");
         node.eps = finite_attribute(kName, info, "eps", 1e-6f);
+        node.largest_step = finite_attribute(kName, info, "largest_step", 1.0f);
         if (node.key_heads == 0 || node.heads == 0 || node.heads > kMaxHeads ||
             node.heads % node.key_heads != 0)
             fail(kName,
@@ -43,6 +44,9 @@ struct GatedDeltaRuleKernel {
                 fail(kName, "a head width of " + std::to_string(width),
                      "a multiple of 16 up to " + std::to_string(kMaxHeadWidth));
         if (node.eps < 0.0f) fail(kName, "a negative eps", "a number from 0");
+        if (!(node.largest_step > 0.0f && node.largest_step <= 2.0f))
+            fail(kName, "steps up to " + std::to_string(node.largest_step),
+                 "a number above 0 and up to 2");
     }
 
     void compute(const Call& call) const {

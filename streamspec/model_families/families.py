@@ -55,6 +55,10 @@ _COHERE = Family(
     head_norm_switch="use_qk_norm",
     logit_multiplier="logit_scale",
 )
+_DELTA_SIZES = frozenset(
+    f"linear_{name}"
+    for name in ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+)
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
 FAMILIES = {
@@ -233,6 +237,17 @@ FAMILIES = {
     "olmo": Family(layernorm=True, bare_norms=1e-5, clip="clip_qkv"),
     "olmo2": _POST_NORM,
     "olmo3": _POST_NORM,
+    "olmo_hybrid": replace(
+        _POST_NORM,
+        conv="linear_attn",
+        conv_in=tuple(f"linear_attn.{name}_proj" for name in "qkvgba"),
+        conv_out=("linear_attn.o_proj",),
+        conv_norms=("input_layernorm", "post_attention_layernorm"),
+        recurrent=RecurrentState(norm="o_norm", eps=1e-5, doubled="linear_allow_neg_eigval"),
+        layer_kinds=("full_attention", STATE_LAYER),
+        ignored=_DELTA_SIZES
+        | {f"linear_{name}" for name in ("a_log_max", "a_log_min", "dt_init_floor", "dt_max", "dt_min")},
+    ),
     "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, head_norms=(), head_norm_switch=None, local_rotary=True, needed=("sliding_window",)),
@@ -268,12 +283,7 @@ FAMILIES = {
         recurrent=RecurrentState(),
         mtp="mtp.",
         layer_kinds=("full_attention", STATE_LAYER),
-        ignored=frozenset(
-            {
-                "linear_conv_kernel_dim",
-                *(f"linear_{name}" for name in ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")),
-            }
-        ),
+        ignored=_DELTA_SIZES,
     ),
     "stablelm": Family(
         layernorm=True,
@@ -301,7 +311,7 @@ FAMILIES = {
 }
 FAMILIES |= mixtures(FAMILIES)
 
-_STATE, _MAMBA_2 = "layers with a recurrent state (gated delta rule)", "layers with a recurrent state (Mamba-2)"
+_MAMBA_2 = "layers with a recurrent state (Mamba-2)"
 # By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
@@ -310,10 +320,6 @@ RECURRENT = {
     "mamba2": f"{_MAMBA_2} and none of attention",
     "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",
-    "olmo_hybrid": f"{_STATE}, with steps up to 2, and norms placed otherwise beside attention",
-    "qwen3_5_moe": f"{_STATE} and experts",
-    "qwen3_5_moe_text": f"{_STATE} and experts",
-    "qwen3_next": f"{_STATE} and experts",
 }
 
 

@@ -41,8 +41,11 @@ class RecurrentState:
     decay: str = "A_log"
     decay_bias: str = "dt_bias"
     norm: str = "norm"  # of what a head returns, before its gate
+    eps: float | None = None  # of that norm, where it is not that of the others
+    doubled: str | None = None  # config switch: steps up to 2, not 1, so that a state may change its sign
     skip: str = ""  # of each head: the factor of its values that is added to what it returns
     limits: str = ""  # config field: the least and the largest step
+    by_key_head: bool = False  # each input map has side by side what it makes for a head of keys
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Mixture:
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+    shared_gate: str | None = None  # its output is multiplied by the sigmoid of this weight [1, hidden] times the row
     # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
     # what the up map gives, within -limit and limit, and v the gate, no larger than limit.
     clamp: tuple[str, str] | None = None
@@ -117,6 +121,8 @@ class Family:
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
+    # Norms of what the halves of such layers read, where these are others than beside attention, with none after them.
+    conv_norms: tuple[str, str] | None = None
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
@@ -159,6 +165,7 @@ class Family:
             self.logit_divisor,
             self.shared_kv,
             self.per_layer_input and self.per_layer_input.width,
+            self.recurrent and self.recurrent.doubled,
             *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
         )
         return {switch for switch in named if isinstance(switch, str)}

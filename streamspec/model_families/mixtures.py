@@ -6,13 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamspec.model_families.family import Family, Mixture
+from streamspec.model_families.family import Family, Mixture, RecurrentState
 
 # Of training, and sizes that the modules show.
 _IGNORED = frozenset(
     {"moe_intermediate_size", "num_experts", "num_local_experts", "output_router_logits", "router_aux_loss_coef"}
 )
-_SHARED = tuple(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down"))
+
+
+def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    gate, up, down = (f"{module}.{name}_proj" for name in ("gate", "up", "down"))
+    return (gate, up), (down,)
+
+
+# Of Qwen2 and those after it: which layers are sparse the modules show.
+_QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
+_SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
 
 
 def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
@@ -23,7 +32,16 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         return replace(row, mixture=mixture, ignored=row.ignored | _IGNORED | set(ignored), **changes)
 
     return {
-        "qwen3_moe": like("qwen3", Mixture(normalized="norm_topk_prob"), "decoder_sparse_step", "mlp_only_layers"),
+        "qwen2_moe": like("qwen2", _QWEN, *_SPARSE, "qkv_bias"),
+        "qwen3_moe": like("qwen3", Mixture(normalized="norm_topk_prob"), *_SPARSE[:2]),
+        "qwen3_next": like(
+            "qwen3_5_text",
+            _QWEN,
+            *_SPARSE,
+            conv_in=("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+            recurrent=RecurrentState(by_key_head=True),
+        ),
+        "qwen3_5_moe_text": like("qwen3_5_text", replace(_QWEN, normalized=True), *_SPARSE[2:]),
         "olmoe": like(
             "mistral",
             Mixture(width="intermediate_size", normalized="norm_topk_prob"),
@@ -74,7 +92,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
                 bias="mlp.gate.moe_statics.e_score_correction_bias",
                 least="moe_norm_min",
                 active="moe_k",
-                shared=(_SHARED[:2], _SHARED[2:]),
+                shared=_shared("mlp.shared_experts"),
             ),
             *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
             *("moe_layer_start_index", "moe_layer_end_index"),

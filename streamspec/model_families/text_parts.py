@@ -34,6 +34,7 @@ TEXT_PARTS = {
     "qwen2_5_vl": TextPart(family="qwen2"),
     "qwen2_vl": TextPart(family="qwen2"),
     "qwen3_5": TextPart(),
+    "qwen3_5_moe": TextPart(),
     "qwen3_vl": TextPart(family="qwen3"),
     "smolvlm": TextPart("text_model"),
 }

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3_5TextConfig
+from transformers import OlmoHybridConfig, Qwen3_5TextConfig
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from tests.support.native_cases import HIDDEN, RINGS, Array, OperatorCase, Random, floats, random_mask
@@ -23,7 +24,7 @@ CHANNELS = 2 * 2 * 32 + 4 * 80
 class Text:
     """A sequence whose rows go through the operator, and its rings."""
 
-    def __init__(self, library: Path, constants: dict[str, Array], threads: int, **sizes: int) -> None:
+    def __init__(self, library: Path, constants: dict[str, Array], threads: int, **sizes: Any) -> None:
         widths = {"keys": (sizes["key_heads"], sizes["key_width"]), "inputs": (1, constants["tap0"].size)}
         widths |= dict.fromkeys(("values", "updates"), (sizes["heads"], sizes["width"]))
         widths |= {"decays": (1, 2 * sizes["heads"]), "marks": (1, 1)}
@@ -31,7 +32,7 @@ class Text:
         self.rings = {name: np.zeros((1, widths[name][0], SLOTS, widths[name][1]), np.float32) for name in RINGS}
         self.length = 0
         inputs = {"packed": np.zeros((1, 1, 1), np.float32), "mask": np.zeros((1, 1), np.float32), "past": np.array(0)}
-        case = OperatorCase("GatedDeltaRule", inputs | self.rings, constants, sizes | {"eps": 1e-6})
+        case = OperatorCase("GatedDeltaRule", inputs | self.rings, constants, {"eps": 1e-6} | sizes)
         self.session = case.session(library, threads)
 
     def rows(self, packed: Array, mask: Array | None = None) -> Array:
@@ -118,23 +119,33 @@ def test_a_text_goes_on_bit_for_bit_after_going_back(library: Path, packed: Arra
     np.testing.assert_array_equal(text.rows(packed[240:300]), plain[240:300])
 
 
-def test_the_rule_is_that_of_transformers(library: Path) -> None:
+QWEN = Qwen3_5GatedDeltaNet, Qwen3_5TextConfig, [f"in_proj_{name}" for name in ("qkv", "z", "b", "a")]
+OLMO = OlmoHybridGatedDeltaNet, OlmoHybridConfig, [f"{name}_proj" for name in "qkvgba"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "out", "own"),
+    [(QWEN, "norm", "out_proj", {}), (OLMO, "o_norm", "o_proj", {"largest_step": 2.0, "eps": 1e-5})],
+)
+def test_the_rule_is_that_of_transformers(
+    kind: tuple[Any, Any, list[str]], norm: str, out: str, own: dict[str, float], library: Path
+) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     sizes |= {"linear_key_head_dim": 32, "linear_value_head_dim": 80}
-    module = Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(hidden_size=48, **sizes), 0).eval().requires_grad_(False)
+    module = kind[0](kind[1](hidden_size=48, **sizes), 0).eval().requires_grad_(False)
     module.A_log.uniform_(-6, 1)
     module.dt_bias.normal_(0, 1)
-    module.norm.weight.uniform_(0.5, 1.5)
-    mapped, wanted = list[torch.Tensor](), list[torch.Tensor]()
-    for name in ("qkv", "z", "b", "a"):
-        getattr(module, f"in_proj_{name}").register_forward_hook(lambda _, args, out: mapped.append(out[0]))
-    module.out_proj.register_forward_hook(lambda _, args, out: wanted.append(args[0][0]))
+    module.get_submodule(norm).weight.uniform_(0.5, 1.5)
+    mapped, wanted = dict[str, torch.Tensor](), list[torch.Tensor]()
+    for name in kind[2]:
+        module.get_submodule(name).register_forward_hook(lambda _, args, out, name=name: mapped.update({name: out[0]}))
+    module.get_submodule(out).register_forward_hook(lambda _, args, out: wanted.append(args[0][0]))
     module(torch.randn(1, TOKENS, 48))
-    constants = {"bias": module.dt_bias, "rate": -module.A_log.exp(), "norm": module.norm.weight}
+    constants = {"bias": module.dt_bias, "rate": -module.A_log.exp(), "norm": module.get_submodule(norm).weight}
     constants |= {f"tap{i}": module.conv1d.weight[:, 0, -1 - i] for i in range(4)}
-    text = Text(library, {name: np.ascontiguousarray(x.numpy()) for name, x in constants.items()}, 1, **SIZES)
-    packed, found = torch.cat(mapped, 1).numpy(), []
+    text = Text(library, {name: np.ascontiguousarray(x.numpy()) for name, x in constants.items()}, 1, **SIZES, **own)
+    packed, found = torch.cat([mapped[name] for name in kind[2]], 1).numpy(), []
     for at in range(0, TOKENS, 50):
         found.append(text.rows(packed[at : at + 50]))
         text.commit(range(len(found[-1])))

@@ -235,6 +235,7 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (STATES, {"key_width": 24}, "a head width of 24, expected a multiple of 16 up to 1024"),
     (STATES, {"width": 2**40}, "a head width of 1099511627776"),
     (STATES, {"eps": -1.0}, "a negative eps"),
+    (STATES, {"largest_step": 2.5}, "steps up to 2.5"),
     (STATES, {"packed": z(1, 9, 327)}, r"packed rows float32 \[1, 9, 327\], expected float32 \[1, 9, 328\]"),
     (STATES, {"packed": z(1, 65, 328)}, "65 rows, expected up to 64"),
     (STATES, {"mask": z(9, 8)}, r"a tree mask float32 \[9, 8\], expected float32 \[9, 9\]"),

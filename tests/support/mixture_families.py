@@ -11,6 +11,8 @@ YARN |= {"original_max_position_embeddings": 32}
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 32, **EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "norm_topk_prob": True}
     | {"mlp_only_layers": [1], "decoder_sparse_step": 1},
+    "qwen2_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    | {"mlp_only_layers": [1], "use_sliding_window": False},
     "olmoe": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "mixtral": {**EXPERTS, "num_local_experts": 8, "sliding_window": 6},
     "granitemoe": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64}

@@ -61,6 +61,11 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text confi
         | {"model_type": "qwen3_5_text", "rope_parameters": MROPE | {"mrope_section": [1, 1, 0]}},
         {"depth": 1, "out_hidden_size": 32, "num_heads": 2},
     ),
+    "qwen3_5_moe": (
+        RECURRENT["qwen3_5_moe_text"]
+        | {"model_type": "qwen3_5_moe_text", "rope_parameters": MROPE | {"mrope_section": [1, 1, 0]}},
+        {"depth": 1, "out_hidden_size": 32, "num_heads": 2},
+    ),
     "qwen3_vl": (
         {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3], "mrope_interleaved": True}},
         {"depth": 1, "out_hidden_size": 32, "num_heads": 2, "deepstack_visual_indexes": [0]},

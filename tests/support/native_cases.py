@@ -306,6 +306,7 @@ def delta_rule(rng: Random) -> OperatorCase:
     constants = {"bias": floats(rng, heads), "rate": -np.exp(rng.uniform(-6, 1, heads)).astype(np.float32)}
     constants |= {"norm": floats(rng, width), **{f"tap{i}": floats(rng, channels) for i in range(taps)}}
     attributes = {"key_heads": key_heads, "heads": heads, "key_width": key_width, "width": width, "eps": 1e-5}
+    attributes |= {"largest_step": float(rng.choice([1.0, 2.0]))}
     return OperatorCase("GatedDeltaRule", feeds, constants, attributes)
 
 

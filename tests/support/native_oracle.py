@@ -294,7 +294,11 @@ def delta_rule(case: OperatorCase, found: Sequence[Array]) -> None:
         q, k, v = np.repeat(q, group, 0), np.repeat(k, group, 0), v.reshape(heads, width)
         gate, b, a = np.split(packed[row, channels:], [heads * width, heads * (width + 1)])
         log = case.constants["rate"] * np.log1p(np.exp(a + case.constants["bias"]))
-        step, left, faded = 1 / (1 + np.exp(-b)), before * np.exp(log)[:, None, None], faded * np.exp(log)
+        step, left, faded = (
+            own["largest_step"] / (1 + np.exp(-b)),
+            before * np.exp(log)[:, None, None],
+            faded * np.exp(log),
+        )
         rings["inputs"][0, 0, slot] = packed[row, :channels]
         rings["decays"][0, 0, slot] = np.concatenate([log, step])
         rings["keys"][0, :, slot] = k

@@ -7,15 +7,23 @@ from typing import Any
 
 import torch
 
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 RECURRENT: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": {
-        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-        "head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "qwen3_next": DELTA
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    | {"mlp_only_layers": [2], "linear_num_value_heads": 4},
+    "olmo_hybrid": {name: value for name, value in DELTA.items() if name != "head_dim"}
+    | {"linear_value_head_dim": 32, "linear_num_value_heads": 2, "rope_parameters": None},
     "granitemoehybrid+mamba": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "embedding_multiplier": 6.0,

@@ -30,8 +30,6 @@ OTHERS = {
     "mmproj": "the projector of a multimodal model",
     "imatrix": "an importance matrix",
 }
-# llama.cpp's names of families that are refused for a reason of their own.
-REFUSED = {"qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
 HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
 
 
@@ -41,8 +39,6 @@ def architecture_of(model: GgufFile) -> Architecture:
     if kind != "model" or not model.tensors:
         found = "no tensors" if kind == "model" else OTHERS.get(kind, f"something of the type {kind}")
         raise BaseModelError(f"{model.path.name} holds {found}", "a language model", "take the model's own GGUF file")
-    if model.architecture in REFUSED:
-        family_of(REFUSED[model.architecture], f"{model.path.name} is")
     if model.architecture not in ARCHITECTURES:
         raise BaseModelError(
             f"{model.path.name} is of the architecture {model.architecture}",

@@ -15,21 +15,24 @@ from torch import Tensor, nn
 
 from streamspec.adapters.base_models.token_mixers.short_conv import last_seen
 from streamspec.layer_cache import RECURRENT, STATE_SPACE
+from streamspec.model_families import Family
 
 L2_EPS = 1e-6
 
 
-def delta_rule(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
+def delta_rule(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
     """Hugging Face's `module` of layer `index` over normed rows [B, R, H] under an additive mask [B, 1, R, K], the same
     for all texts. `cache` keeps of each row the inputs of the convolution as a key [B, 1, R, ..], and what it adds to a
     state as a value."""
     if _is_text(hidden, mask):
         out: Tensor = module(hidden)
         return out
-    decay = -module.A_log.exp() * nn.functional.softplus(module.in_proj_a(hidden) + module.dt_bias)
-    step = module.in_proj_b(hidden).sigmoid()
-    mixed, decay, step, parents = _kept(module, module.in_proj_qkv(hidden), decay, step, mask, cache, index)
-    keys, heads = module.num_k_heads, module.num_v_heads
+    keys, heads, names = module.num_k_heads, module.num_v_heads, family.recurrent
+    assert names is not None
+    inputs, gate, step, decay = _mapped(module, family, hidden)
+    step = step.sigmoid() * (2.0 if getattr(module, "allow_neg_eigval", False) else 1.0)
+    decay = -module.A_log.exp() * nn.functional.softplus(decay + module.dt_bias)
+    mixed, decay, step, parents = _kept(module, inputs, decay, step, mask, cache, index)
     q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
     q, k = (_unit(side.unflatten(-1, (keys, -1))).repeat_interleave(heads // keys, 2) for side in (q, k))
     states = _States(parents, torch.zeros(len(hidden), heads, k.shape[-1], v.shape[-1] // heads))
@@ -40,13 +43,22 @@ def delta_rule(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index: int
         new = (v[:, row] - (state * key).sum(-2)) * step[:, row, :, None]
         state = states.keep(row, state + key * new[:, :, None])
         outputs.append((state * q[:, row, :, :, None]).sum(-2) * q.shape[-1] ** -0.5)
-    gate = module.in_proj_z(hidden).unflatten(-1, (heads, -1))
-    normed = module.norm(torch.stack(outputs[-hidden.shape[1] :], 1), gate)
-    out = module.out_proj(normed.flatten(-2))
+    norm, out_map = (module.get_submodule(name) for name in (names.norm, family.conv_out[0].partition(".")[2]))
+    normed = norm(torch.stack(outputs[-hidden.shape[1] :], 1), gate.unflatten(-1, (heads, -1)))
+    out = out_map(normed.flatten(-2))
     return out
 
 
-def state_space(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
+def _mapped(module: Any, family: Family, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Inputs of the convolution, gates, and what steps and decays are made of, [B, R, ..] each."""
+    parts = [module.get_submodule(name.partition(".")[2])(hidden) for name in family.conv_in]
+    if family.recurrent is not None and family.recurrent.by_key_head:
+        parts = [part.flatten(2) for part in module.fix_query_key_value_ordering(*parts)]
+    sizes = module.conv_dim, module.value_dim, module.num_v_heads, module.num_v_heads
+    return torch.cat(parts, -1).split(sizes, -1)
+
+
+def state_space(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
     """As `delta_rule`, of a module of Mamba-2."""
     if _is_text(hidden, mask):
         out: Tensor = module(hidden)

@@ -32,21 +32,30 @@ def experts(decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int, lin
     mixture = decoder.spec.mixture
     assert mixture is not None
     with g.named("experts"):
-        chosen, shares = _route(decoder, mixture, g, normed, layer)
+        chosen, shares, gate = _route(decoder, mixture, g, normed, layer)
         write = _grouped if decoder.native is None else _native
         total = write(decoder, mixture, g, normed, layer, chosen, shares)
     if mixture.shared:
         up, down = mixture.shared_maps
         inner = decoder.activated(g, linear(g, normed, rows, layer, up), layer, mixture.shared)
-        total = g.op("Add", total, linear(g, inner, rows, layer, down))
+        shared = linear(g, inner, rows, layer, down)
+        total = g.op("Add", total, g.op("Mul", shared, gate) if gate else shared)
     return total
 
 
-def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int) -> tuple[str, str]:
-    """The experts int64 [1, n, active] of rows x [1, n, H], and the shares of their outputs."""
+def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int) -> tuple[str, str, str]:
+    """The experts int64 [1, n, active] of rows x [1, n, H], the shares of their outputs, and that of the MLP for all
+    rows [1, n, 1], '' for 1."""
     names, source = mixture.names, decoder.source
     router = decoder.spec.weight_name(layer, names.router)
-    scores = g.op("MatMul", x, g.store.once(f"{router}.transposed", lambda: source.weight(f"{router}.weight").T))
+    maps = [f"{router}.weight"]
+    if mixture.shared and names.shared_gate:  # beside the router: products with one column go another way
+        maps.append(f"{decoder.spec.weight_name(layer, names.shared_gate)}.weight")
+    weights = g.store.once(f"{router}.transposed", lambda: np.concatenate([source.weight(name) for name in maps]).T)
+    scores, gate = g.op("MatMul", x, weights), ""
+    if len(maps) > 1:
+        scores, gate = g.ops("Split", scores, g.ints(mixture.count, 1), out=(None, None), axis=-1)
+        gate = g.op("Sigmoid", gate)
     bias = source.bias(f"{router}.bias")
     scores = scores if bias is None else g.op("Add", scores, g.store.once(f"{router}.bias", lambda: bias))
     if names.scores != "chosen":
@@ -66,7 +75,7 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
         sums = g.op("Add", sums, g.number(names.added)) if names.added else sums
         sums = g.op("Max", sums, g.number(mixture.least)) if mixture.least else sums
         shares = g.op("Div", shares, sums)
-    return chosen, shares if mixture.scale == 1.0 else g.op("Mul", shares, g.number(mixture.scale))
+    return chosen, shares if mixture.scale == 1.0 else g.op("Mul", shares, g.number(mixture.scale)), gate
 
 
 def _native(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int, chosen: str, shares: str) -> str:

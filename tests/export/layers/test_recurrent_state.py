@@ -31,12 +31,14 @@ from tests.support import tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-DELTA, MAMBA = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba"
+DELTA, MAMBA, OLMO = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid"
+NEXT = "qwen3_next"  # with experts
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
 MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (DELTA, "int4"): "medusa", (MAMBA, "fp32"): "hydra"}
-MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash"}
+MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int8"): "jakiro"}
+MADE |= {(OLMO, "int4"): "hydra", (NEXT, "int8"): "medusa", (NEXT, "int4"): "eagle"}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -45,7 +47,7 @@ def model(family: str = DELTA) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("recurrent") for family in FAMILIES}
+    folders = {family: tmp_path_factory.mktemp("recurrent") for family in (*FAMILIES, NEXT)}
     for family, folder in folders.items():
         model(family).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
@@ -72,6 +74,10 @@ RUNS = [
     (DELTA, "int4", "native"),
     (MAMBA, "int8", "cpu"),
     (MAMBA, "int4", "native"),
+    (OLMO, "int8", "cpu"),
+    (OLMO, "int4", "native"),
+    (NEXT, "int8", "native"),
+    (NEXT, "int4", "cpu"),
 ]
 
 
@@ -248,7 +254,13 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        *((DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)),
+        *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False)),
+    ],
+)
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
     tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
     steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
