@@ -32,6 +32,7 @@ NEEDS = {  # by `GraphTensor.needs`: what has such a tensor
     "root": "drafts that depend on their root token",
     "root_map": "streams with a root map",
     "draft_rows": "a draft layer",
+    "next_tokens": "a draft layer with keys of its own",
     "bigram": "a bigram",
     "early_exit": "an early exit",
     "draft_vocab": "a draft vocabulary",

@@ -26,6 +26,7 @@ def card(manifest: Manifest) -> str:
             else f"{manifest.drafter} heads"
         )
         over = f"places by a {manifest.drafter} layer" if streams.levels else over
+        over = "places by layers over the target's keys" if streams.target_keys else over
         over = f"places by {streams.layers} layers of their own, at once" if streams.layers else over
         drafter = f"{streams.gamma} {over}"
     facts = [

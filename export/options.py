@@ -58,7 +58,8 @@ class ExportKwargs(TypedDict, total=False):
 class ExportOptions:
     """The options of an export, apart from the base and the adapter.
 
-    - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark) of this base; the adapter then has none.
+    - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark, a Gemma 4 assistant) of this base; the
+      adapter then has none.
       Default: the layer for multi-token prediction that a checkpoint holds, if any; `none`: not even that.
     - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
       share a scale in int4, 32 (default) or 128. `quant_method`: how int4 rounds: `gptq` (on a text; the default up to
@@ -88,7 +89,7 @@ class ExportOptions:
 
     drafter: Path | str | None = option(
         None,
-        "Folder of a published EAGLE-3, DFlash or DSpark drafter; none: not even the base's own MTP layer.",
+        "Folder of a published EAGLE-3, DFlash or DSpark drafter or assistant; none: not even the base's MTP layer.",
     )
     precision: str = option(
         "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."

@@ -132,7 +132,12 @@ class GraphFeatures:
     @property
     def cache_layers(self) -> int:
         """Layers of the KV cache: the decoder's and the drafter's own."""
-        return self.layers + (self.own_layers or self.draft_rows > 0)
+        return self.layers + self.own_layers
+
+    @property
+    def next_tokens(self) -> bool:
+        """Whether what a drafter keeps of a row depends on the token after it."""
+        return self.draft_rows > 0 and self.own_layers > 0
 
     def cache(self, layer: int) -> LayerCache:
         """Returns what a layer keeps; a draft layer's cache holds all tokens."""
@@ -164,7 +169,7 @@ class GraphFeatures:
             root_map=drafter.root_token,
             bigram=drafter.bigram,
             draft_rows=sum(getattr(drafter, "levels", ())),
-            own_layers=getattr(drafter, "layers", 0),
+            own_layers=getattr(drafter, "own_layers", 0),
             own_keys=getattr(drafter, "own_keys", (0, 0)),
             exit_layer=drafter.pruned_from(model.layers) if capacity is None else exit_layer,
         )
@@ -272,7 +277,7 @@ _FORCED = (
         default_alone=-1,
     ),
 )
-_NEXT_IDS = GraphTensor(NEXT_IDS, _INT, ("n",), "token after each row (prompts), -1: the one chosen", "draft_rows")
+_NEXT_IDS = GraphTensor(NEXT_IDS, _INT, ("n",), "token after each row (prompts), -1: the one chosen", "next_tokens")
 _CACHE_IN = GraphTensor(PAST, _FLOAT, _CACHE, "the cache, bound to the memory of `present`; a static graph only reads")
 _LOGITS_OUT = (
     GraphTensor(CHOICES, _INT, ("r",), "the target's token after each row; -1 where the row was pruned"),

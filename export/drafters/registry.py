@@ -13,6 +13,8 @@ from typing import Any
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_section
+from streamspec.export.drafters.assistant.draft_pass import AssistantPass
+from streamspec.export.drafters.assistant.spec import AssistantSpec
 from streamspec.export.drafters.dflash import spec as dflash
 from streamspec.export.drafters.dflash.draft_pass import BlockPass
 from streamspec.export.drafters.draft_layer import spec as draft_layer
@@ -110,11 +112,18 @@ SHIPPED_LAYER = Drafter(
     nodes=MtpPass,
     reference="mtp.reference:MtpReference",
 )
+ASSISTANT = Drafter(
+    spec=AssistantSpec,
+    nodes=AssistantPass,
+    reference="assistant.reference:AssistantReference",
+)
 
 
 def row_of(spec: DraftSpec) -> Drafter:
     """Finds the row of a drafter's spec."""
-    return next(row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK, SHIPPED_LAYER) if row.spec is type(spec))
+    return next(
+        row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK, SHIPPED_LAYER, ASSISTANT) if row.spec is type(spec)
+    )
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

@@ -396,7 +396,11 @@ class _Builder:
 
     def _draft(self, drafter: DraftPass, choices: str) -> None:
         spec, layers, batch = drafter.spec, self.layers, self.layers.batch
-        every = self.g.op("ScatterElements", NEXT_IDS, batch.logit_rows, choices, axis=0) if spec.levels else ""
+        every = (
+            self.g.op("ScatterElements", NEXT_IDS, batch.logit_rows, choices, axis=0)
+            if self.features.next_tokens
+            else ""
+        )
         presents = layers.with_own(drafter, batch.positions, batch.rows, every)
         drafter.add(self.g, lambda branch: self._accept(branch, spec, choices), presents[layers.first :], STREAM_IDS)
 

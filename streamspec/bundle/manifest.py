@@ -66,9 +66,9 @@ class BaseInfo:
 class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or depths of a draft layer (`ns` 0); each
     proposes `candidates` tokens. `levels`, of a draft layer only: rows of candidates at each depth. A draft layer has a
-    layer of its own in the KV cache, a block drafter so many `layers`; `own_keys`: heads and width of its keys, 0 where
-    they are the model's. `eager`: streams run beside every node, without the root token. `exit_layer`: whose input the
-    early exit reads; None: that of the last `ns` layers.
+    layer of its own in the KV cache, or none where it attends to the `target_keys`, a block drafter so many `layers`;
+    `own_keys`: heads and width of its keys, 0 where they are the model's. `eager`: streams run beside every node,
+    without the root token. `exit_layer`: whose input the early exit reads; None: that of the last `ns` layers.
     """
 
     gamma: int
@@ -83,6 +83,12 @@ class DrafterInfo:
     layers: int = 0
     exit_layer: int | None = None
     own_keys: tuple[int, ...] = (0, 0)
+    target_keys: bool = False
+
+    @property
+    def own_layers(self) -> int:
+        """Layers of its own in the KV cache."""
+        return self.layers or int(bool(self.levels) and not self.target_keys)
 
     def pruned_from(self, layers: int) -> int | None:
         """The first layer of `layers` that pruned rows do not enter; None without an early exit."""
@@ -235,7 +241,7 @@ class Manifest:
         content["model"] = without_defaults(content["model"])
         for section, names in (
             (content, ("store", "captured", "sampling")),
-            (content["streams"], ("layers", "own_keys")),
+            (content["streams"], ("layers", "own_keys", "target_keys")),
         ):
             for name in names if section else ():  # left out where they say nothing, as they once were in all
                 if section[name] in (None, 0, (0, 0), {}):
@@ -323,6 +329,8 @@ def _check_draft_layers(method: str, streams: DrafterInfo) -> None:
         raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", AGAIN)
     if bool(streams.layers) != (drafter == "block"):
         raise BundleError(f"method {method} with {streams.layers} layers of its own", "some for dflash alone", AGAIN)
+    if streams.target_keys and not levels:
+        raise BundleError(f"method {method} over the target's keys", "a draft layer", AGAIN)
 
 
 def _check_streams(method: str, streams: DrafterInfo) -> None:
@@ -382,6 +390,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
         layers=raw.integer("layers", 0, MAX_LAYERS) if raw.optional("layers") else 0,
         exit_layer=raw.integer("exit_layer", 1, max(1, model.layers - ns)) if raw.optional("exit_layer") else None,
         own_keys=raw.integers("own_keys", 1, MAX_WIDTH, 2) if raw.optional("own_keys") else (0, 0),
+        target_keys=raw.optional("target_keys") and raw.flag("target_keys"),
     )
 
 

@@ -75,7 +75,8 @@ class SwappableAdapter:
         """Returns JSON text. Raises ValueError for numbers JSON does not have."""
         content = asdict(self)
         if content["streams"]:
-            del content["streams"]["own_keys"]  # streams have none, and what says nothing is refused
+            for name in ("own_keys", "target_keys"):  # streams have none, and what says nothing is refused
+                del content["streams"][name]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod

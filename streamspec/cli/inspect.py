@@ -140,7 +140,8 @@ def _drafter(manifest: Manifest) -> Rows:
 
 def _where(drafter: DrafterInfo) -> str:
     if drafter.levels:
-        return f"depths by a layer of its own, {sum(drafter.levels)} rows of candidates"
+        by = "layers over the target's keys" if drafter.target_keys else "a layer of its own"
+        return f"depths by {by}, {sum(drafter.levels)} rows of candidates"
     if drafter.layers:
         return f"depths at once by {drafter.layers} layers of its own"
     return f"over the last {drafter.ns} layers" if drafter.ns else "heads"

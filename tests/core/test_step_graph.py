@@ -51,6 +51,12 @@ def test_a_draft_layer_has_a_layer_of_the_cache_and_next_ids() -> None:
     assert names(inputs(DYNAMIC, features))[-1] == step_graph.past(2, step_graph.VALUE)
 
 
+def test_a_draft_layer_over_the_targets_keys_has_neither() -> None:
+    features = GraphFeatures.of_manifest(manifest(streams=DrafterInfo(2, 0, 5, levels=(1, 4), target_keys=True)))
+    assert features.cache_layers == 2 and names(inputs(DYNAMIC, features))[-1] == step_graph.past(1, step_graph.VALUE)
+    assert "next_ids" not in names(inputs(DYNAMIC, features)) and "origins" in names(outputs(DYNAMIC, features))
+
+
 def test_a_block_drafter_has_layers_of_the_cache_and_proposes_as_streams_do() -> None:
     features = GraphFeatures.of_manifest(manifest(method="dflash", streams=DrafterInfo(2, 0, 5, layers=2)))
     assert features.cache_layers == 4 and features.root

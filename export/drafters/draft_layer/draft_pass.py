@@ -117,7 +117,7 @@ class DraftLayerPass(DraftPass):
         beam = self.spec.beam
         origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
         with g.named("level.1"):
-            x = g.op("Gather", self.inputs, accepted.node, axis=1)
+            x = self._first_inputs(g, accepted)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
             levels.append(self._level(g, x, 0, where, branch, None))
             self._propose_level(g, levels[-1])
@@ -144,6 +144,10 @@ class DraftLayerPass(DraftPass):
             g.op("Concat", *names, axis=0)
             for names in ([x.tokens for x in levels], [x.values for x in levels], origins)
         ]
+
+    def _first_inputs(self, g: Scope, accepted: Accepted) -> str:
+        """The input [1, 1, H] of the first level's row."""
+        return g.op("Gather", self.inputs, accepted.node, axis=1)
 
     def _next_inputs(self, g: Scope, before: DraftLevel, chosen: ChosenRows, at: tuple[str, int], rows: Rows) -> str:
         """The inputs of the rows of the next pass, of chosen candidates `at` a position and a number further."""

@@ -1,5 +1,5 @@
 """Takes a drafter that others published into an export, with a base and at most a LoRA beside it. Covered by
-tests/export/drafters/test_eagle3.py, test_published_block.py and test_mtp.py.
+tests/export/drafters/test_eagle3.py, test_published_block.py, test_mtp.py and test_assistant.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.export.described_base import DescribedBase
+from streamspec.export.drafters.assistant.spec import AssistantSpec
 from streamspec.export.drafters.eagle3.spec import Eagle3Spec
 from streamspec.export.drafters.mtp.spec import MtpSpec, shapes
+from streamspec.export.drafters.published.assistant_config import is_assistant, read_assistant
 from streamspec.export.drafters.published.block_config import kind_of
 from streamspec.export.drafters.published.eagle3_config import read_fields
 from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
@@ -26,12 +28,13 @@ from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import most_candidates
 from streamspec.export.weights.target import ReadTarget, need_torch, source_of
 
-Published = Eagle3Spec | PublishedBlockSpec | MtpSpec
+Published = Eagle3Spec | PublishedBlockSpec | MtpSpec | AssistantSpec
 # In a manifest: the drafter, and the method whose kind it is.
 PUBLISHED: dict[type, tuple[str, str]] = {
     Eagle3Spec: ("eagle3", "eagle"),
     PublishedBlockSpec: ("dflash", "dflash"),
     MtpSpec: ("mtp", "mtp"),
+    AssistantSpec: ("assistant", "mtp"),
 }
 
 SHIPPED_TOKENS = 3  # drafted by an MTP layer, which predicts one token and goes on from its own states
@@ -44,7 +47,12 @@ def read_published(folder: Path, described: DescribedBase, precision: Precision 
             f"--drafter beside {described.adapter_path}, which has a drafter", "one drafter", "leave one out"
         )
     need_torch("a published drafter")
-    if kind_of(read_fields(folder)):
+    raw = read_fields(folder)
+    if is_assistant(raw):
+        assistant = read_assistant(folder, described.config)
+        check_hidden_size(precision, assistant.layers.hidden)
+        return assistant
+    if kind_of(raw):
         return read_block(folder, described.config)  # of the target's own width
     head = read_head(folder, described.config)
     check_hidden_size(precision, head.head.layer.hidden_size)

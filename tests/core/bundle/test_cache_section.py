@@ -30,7 +30,7 @@ def test_a_manifest_keeps_what_layers_keep() -> None:
 
 
 def test_a_layer_that_keeps_nothing_has_no_inputs() -> None:
-    features = GraphFeatures(2, 1, 8, 257, caches=SIZES, draft_rows=1)
+    features = GraphFeatures(2, 1, 8, 257, caches=SIZES, own_layers=1)
     caches = {row.name: row.dims for row in inputs(DYNAMIC, features) if row.name.startswith("past_key_values.")}
     assert caches["past_key_values.0.key"] == (1, 2, "S", 32) and caches["past_key_values.2.key"] == (1, 1, "S", 8)
     assert len(caches) == 4
@@ -69,7 +69,7 @@ def test_caches_that_make_no_sense_are_refused(change: Any, field: str) -> None:
 
 
 def test_the_interface_follows_what_layers_keep() -> None:
-    features = GraphFeatures(2, 1, 8, 257, caches=CACHES, draft_rows=1)
+    features = GraphFeatures(2, 1, 8, 257, caches=CACHES, own_layers=1)
     for kind in (DYNAMIC, COMPACTION):
         caches = [row for row in inputs(kind, features) if row.name.startswith("past_key_values.")]
         assert [row.dims[2] for row in caches] == ["S8", "S8", "S", "S", "S", "S"]

@@ -68,6 +68,14 @@ def test_keys_of_a_drafter_are_said_where_they_are_not_the_models() -> None:
             Manifest.from_json(replace(own, streams=replace(own.streams, own_keys=keys)).to_json())
 
 
+def test_a_draft_layer_over_the_targets_keys_is_said_and_nothing_else_is() -> None:
+    layer = complete(method="mtp", streams=DrafterInfo(2, 0, 5, levels=(1, 4), target_keys=True))
+    assert Manifest.from_json(layer.to_json()) == layer
+    assert "target_keys" not in replace(layer, streams=replace(layer.streams, target_keys=False)).to_json()
+    with pytest.raises(BundleError, match="method medusa over the target's keys; expected a draft layer"):
+        Manifest.from_json(replace(layer, method="medusa", streams=DrafterInfo(2, 0, 5, target_keys=True)).to_json())
+
+
 def test_pruning_needs_an_early_exit() -> None:
     with pytest.raises(ConfigError, match="leave pruning out"):
         complete().check_prunes()

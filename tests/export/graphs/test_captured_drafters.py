@@ -18,6 +18,7 @@ from streamspec.export import Target, export_bundle
 from tests.export.drafters import test_dflash, test_eagle3, test_published_block
 from tests.export.graphs.test_captured_step_graph import harming, misread
 from tests.support.device_kernels import check_kernels
+from tests.support.tiny_assistants import ASSISTANTS, export_pair, saved_pair
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_exports import tiny_model
 
@@ -38,12 +39,18 @@ def block(family: str) -> Export:
     return lambda folder: test_dflash.exported(tiny_model(family), folder, target=TARGET, layers=2, bigram=4)
 
 
+def assistant(folder: Path) -> Any:
+    saved_pair(folder)
+    return export_pair(folder, folder / "bundle", "fp32", target=TARGET)
+
+
 EXPORTS = {
     "an EAGLE-3 head": published(test_eagle3, "norms"),
     "of another width": published(test_eagle3, "another width, other keys"),
     "dflash": block("llama"),
     "dflash within windows": block("gemma2"),
     "dspark": published(test_published_block, "dspark"),
+    **({"an assistant": assistant} if ASSISTANTS else {}),
 }
 
 

@@ -19,7 +19,7 @@ MIXED = (LayerCache(window=WINDOW), LayerCache(), LayerCache(window=WINDOW))
 
 
 def mixed(limit: int = 2000) -> KeyValueCache:
-    return KeyValueCache(cache_groups(GraphFeatures(3, 1, 4, 0, caches=MIXED, draft_rows=1)), limit)
+    return KeyValueCache(cache_groups(GraphFeatures(3, 1, 4, 0, caches=MIXED, own_layers=1)), limit)
 
 
 def test_layers_that_keep_the_same_share_an_array() -> None:

@@ -1,0 +1,71 @@
+"""Assistants of Gemma 4, tiny and random, as transformers saves them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamspec.export import export_bundle
+from tests.support.tiny_exports import save_base, tiny_model
+
+ASSISTANTS = find_spec("transformers.models.gemma4_assistant") is not None  # whether transformers has them
+
+CLUSTERS, LOOKED_AT = 12, 3
+
+
+def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, **changes: Any) -> Any:
+    """An assistant of the tiny model `target`: three layers with a window and one without, in half its width, its head
+    over all tokens or `ordered` in clusters."""
+    from transformers import AutoConfig
+    from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
+
+    base = target.config
+    text = base.to_dict() | {
+        "hidden_size": base.hidden_size // 2,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "global_head_dim": base.per_layer_config[1].head_dim,
+        "num_global_key_value_heads": base.per_layer_config[1].num_key_value_heads,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+        "per_layer_config": None,
+        "tie_word_embeddings": True,
+    }
+    del text["per_layer_config"]
+    fields = {"use_ordered_embeddings": ordered, "num_centroids": CLUSTERS, "centroid_intermediate_top_k": LOOKED_AT}
+    config = AutoConfig.for_model(
+        "gemma4_assistant",
+        text_config=text | changes,
+        backbone_hidden_size=base.hidden_size,
+        **(fields if ordered else {}),
+    )
+    torch.manual_seed(seed)
+    model = Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name or name.endswith("layer_scalar"):
+                value.uniform_(0.5, 1.5)
+            elif name.endswith("token_ordering"):
+                value.copy_(torch.randperm(len(value)))
+    return model.requires_grad_(False)
+
+
+def saved_pair(folder: Path, ordered: bool = True, **changes: Any) -> tuple[Any, Any]:
+    """A tiny target and an assistant of it, saved in `base` and `assistant` of `folder`."""
+    target = tiny_model("gemma4_text", max_position_embeddings=1024, **changes)
+    assistant = tiny_assistant(target, ordered)
+    save_base(folder / "base", target)
+    assistant.save_pretrained(folder / "assistant")
+    return target, assistant
+
+
+def export_pair(folder: Path, out: Path, precision: str, **options: Any) -> Any:
+    """The manifest of the bundle `out` of the pair saved in `folder`."""
+    given = {"drafter": folder / "assistant", "progress": lambda line: None} | options
+    return export_bundle(folder / "base", None, out, precision, **given)
