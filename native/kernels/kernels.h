@@ -92,9 +92,9 @@ struct Attention {
     float* mixed;     // [rows, heads * width]
 };
 
-// A row of the gated delta rule among the rows of its call, which are a tree. A block: 64 tokens
-// from a position that 64 divides.
-struct DeltaRow {
+// A row of a layer with a recurrent state among the rows of its call, which are a tree. A block: 64
+// tokens from a position that 64 divides.
+struct StateRow {
     const float* sources[kMaxTaps];  // the row, that before it, ..: where its inputs lie, or null
     const uint8_t* ancestors;        // rows of its block that it sees besides itself, ascending
     size_t count, in_run;            // of these; and at their end, of its run of eight tokens
@@ -103,18 +103,18 @@ struct DeltaRow {
     bool continued;  // whether rows start from the state after this one
 };
 
-// The gated delta rule of `rows` rows over rings of `slots` slots (export/layers/recurrent_state.py
-// has the equations). Packed: inputs of the convolution (queries and keys of all key heads, values
-// of all heads), gates of values, steps and decays of heads.
-struct DeltaRule {
+// A layer with a recurrent state, of `rows` rows over rings of `slots` slots
+// (export/layers/recurrent_state.py has the equations): the gated delta rule.
+struct RecurrentState {
     size_t rows, past_length, slots;
     size_t key_heads, heads, key_width, width, tap_count;
     float eps;           // of the norm
     float largest_step;  // that the sigmoid of a step is multiplied by
     bool due;            // whether the state after the newest whole block is still to be computed
-    const DeltaRow* of_rows;
+    const StateRow* of_rows;
     const float* packed;
     const float* taps[kMaxTaps];           // [channels] each: of the row, of that before it, ..
+    const float* taps_bias;                // [channels], or null
     const float *decay_bias, *decay_rate;  // [heads]
     const float* norm;                     // [width]
     float* keys;                           // [key_heads, slots, key_width]
@@ -144,9 +144,9 @@ struct Kernels {
     // update. Any may be null but x, weight and y.
     void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width,
                  size_t from, size_t to, float* sum, float* y);
-    // All rows of one key head, and of the heads that share its keys. `scratch`:
-    // delta_rule_scratch() floats.
-    void (*delta_rule)(const DeltaRule&, size_t key_head, float* scratch);
+    // The gated delta rule of all rows, heads [from, to) of one key head. `scratch`:
+    // state_scratch() floats.
+    void (*delta_rule)(const RecurrentState&, size_t from, size_t to, float* scratch);
     // The place of the first of the largest of x [width]; what is no number is none of them. 0
     // where none is above -infinity.
     size_t (*argmax)(const float* x, size_t width);
@@ -159,13 +159,22 @@ static inline size_t attention_scratch(const Attention& a, size_t rows) {
     const size_t columns = round_up(a.used, kLanes) + round_up(a.row_columns, kLanes);
     return queries * (a.width + columns) + kLanes * a.width + 64;
 }
-static inline size_t channels_of(const DeltaRule& d) {
+static inline size_t channels_of(const RecurrentState& d) {
     return 2 * d.key_heads * d.key_width + d.heads * d.width;
 }
-static inline size_t packed_width(const DeltaRule& d) {
+static inline size_t packed_width(const RecurrentState& d) {
     return channels_of(d) + d.heads * (d.width + 2);
 }
-static inline size_t delta_rule_scratch(const DeltaRule& d) {
+// Where a packed row has what belongs to the first head: inputs of the convolution (queries, keys
+// and values, of these inputs), gates of values, steps and decays.
+struct StateLayout {
+    size_t inputs, queries, keys, values, gates, steps;
+};
+static inline StateLayout layout_of(const RecurrentState& d) {
+    const size_t keys = d.key_heads * d.key_width, channels = channels_of(d);
+    return {0, 0, keys, 2 * keys, channels, channels + d.heads * d.width};
+}
+static inline size_t state_scratch(const RecurrentState& d) {
     const size_t columns = round_up(d.past_length % kStateBlock + d.rows, kLanes);
     return 2 * columns + d.rows * (4 * columns + 2 * d.key_width + 3 * d.width) +
            2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);

@@ -346,7 +346,7 @@ struct Rings {
     std::vector<float> keys, values, updates, inputs, decays, states, mixed;
 };
 
-Rings remember(const Kernels& kernels, DeltaRule d, Rings rings) {
+Rings remember(const Kernels& kernels, RecurrentState d, Rings rings) {
     d.keys = rings.keys.data();
     d.values = rings.values.data();
     d.updates = rings.updates.data();
@@ -354,14 +354,16 @@ Rings remember(const Kernels& kernels, DeltaRule d, Rings rings) {
     d.decays = rings.decays.data();
     d.states = rings.states.data();
     d.mixed = rings.mixed.data();
-    std::vector<float> scratch(delta_rule_scratch(d));
-    for (size_t head = 0; head < d.key_heads; head++) kernels.delta_rule(d, head, scratch.data());
+    std::vector<float> scratch(state_scratch(d));
+    const size_t group = d.heads / d.key_heads;
+    for (size_t head = 0; head < d.heads; head += group)
+        kernels.delta_rule(d, head, head + group, scratch.data());
     return rings;
 }
 
 // Rows of a text.
 void delta_rule(const Choices& choices, Random random) {
-    DeltaRule d{};
+    RecurrentState d{};
     d.key_heads = random.between(1, 2);
     d.heads = d.key_heads * random.between(1, 3);
     d.key_width = kLanes * random.between(1, 5);
@@ -387,11 +389,11 @@ void delta_rule(const Choices& choices, Random random) {
     d.norm = norm.data();
     for (size_t tap = 0; tap < d.tap_count; tap++) d.taps[tap] = taps.data() + tap * channels;
     const size_t committed = d.past_length % kStateBlock;
-    std::vector<DeltaRow> rows(d.rows);
+    std::vector<StateRow> rows(d.rows);
     std::vector<uint8_t> numbers(d.rows);
     for (size_t row = 0; row < d.rows; row++) {
         numbers[row] = static_cast<uint8_t>(row);
-        DeltaRow& out = rows[row];
+        StateRow& out = rows[row];
         const size_t at = committed + row, begin = at / kStateBlock * kStateBlock;
         const size_t first = begin > committed ? begin - committed : 0;
         out.base = begin ? static_cast<int>(first) - 1 : -1;

@@ -13,7 +13,7 @@ enum Ring : size_t { kKeys, kValues, kUpdates, kInputs, kDecays, kStates, kMarks
 
 // Rows of a call: which of them each sees, and how they stand to blocks.
 struct Tree {
-    DeltaRow rows[kStateBlock];
+    StateRow rows[kStateBlock];
     uint8_t ancestors[kStateBlock][kStateBlock];
     size_t depths[kStateBlock];
     int parents[kStateBlock];
@@ -24,7 +24,7 @@ struct Tree {
 // rings.
 struct GatedDeltaRuleKernel {
     static constexpr const char* kName = "GatedDeltaRule";
-    DeltaRule node{};  // what the attributes say
+    RecurrentState node{};  // what the attributes say
 
     explicit GatedDeltaRuleKernel(const ort::KernelInfo* info) {
         node.key_heads = size_attribute(kName, info, "key_heads");
@@ -50,7 +50,7 @@ struct GatedDeltaRuleKernel {
     }
 
     void compute(const Call& call) const {
-        DeltaRule d = node;
+        RecurrentState d = node;
         const Tensor packed = call.input(0), mask = call.input(1), past = call.input(2);
         d.rows = packed.dims.size() == 3 ? packed.dim(2) : 0;
         if (d.rows > kStateBlock)
@@ -70,8 +70,10 @@ struct GatedDeltaRuleKernel {
         const size_t block = d.past_length / kStateBlock;
         float* mark = block ? rings[kMarks] + (block * kStateBlock - 1) % d.slots : nullptr;
         d.due = mark && !(*mark >= 1.0f);
+        const size_t group = d.heads / d.key_heads;
         call.parallel(d.key_heads, [&](size_t head) {
-            kernels().delta_rule(d, head, scratch<Scratch::kTask>(delta_rule_scratch(d)));
+            kernels().delta_rule(d, head * group, (head + 1) * group,
+                                 scratch<Scratch::kTask>(state_scratch(d)));
         });
         // The last row of the newest whole block says that its state is there; rows that are
         // written lose such marks.
@@ -81,7 +83,7 @@ struct GatedDeltaRuleKernel {
     }
 
   private:
-    static void set_past_length(const Tensor& past, const Tensor& keys, DeltaRule& d) {
+    static void set_past_length(const Tensor& past, const Tensor& keys, RecurrentState& d) {
         if (past.type != ort::kInt64 || past.count() != 1)
             fail(kName, "a past length " + to_text(past), "one int64");
         const int64_t length = *past.as<int64_t>();
@@ -95,7 +97,7 @@ struct GatedDeltaRuleKernel {
                  "a ring of 256 slots, of more that 64 divides, or one that holds all rows");
     }
 
-    static void set_weights(const Call& call, DeltaRule& d) {
+    static void set_weights(const Call& call, RecurrentState& d) {
         size_t i = 3 + kRings;
         const auto weight = [&](const char* what, size_t count) {
             const Tensor tensor = call.input(i++);
@@ -111,7 +113,7 @@ struct GatedDeltaRuleKernel {
     }
 
     // The rings as outputs: in place where the caller bound past and present to one memory.
-    static void set_rings(const Call& call, DeltaRule& d, float** rings) {
+    static void set_rings(const Call& call, RecurrentState& d, float** rings) {
         const size_t slices = d.heads * d.key_width * d.width / kStateBlock;
         const Dims dims[kRings] = {{1, d.key_heads, d.slots, d.key_width},
                                    {1, d.heads, d.slots, d.width},
@@ -140,14 +142,14 @@ struct GatedDeltaRuleKernel {
 
     // Ancestors of rows, from a mask [rows, rows] of a tree: each row sees itself and what its
     // parent sees.
-    static void set_tree(const Tensor& mask, const DeltaRule& d, Tree& tree) {
+    static void set_tree(const Tensor& mask, const RecurrentState& d, Tree& tree) {
         expect(kName, "a tree mask", mask, ort::kFloat, {d.rows, d.rows});
         uint64_t seen[kStateBlock];
         const size_t committed = d.past_length % kStateBlock;
         for (size_t row = 0; row < d.rows; row++) {
             const float* biases = mask.floats() + row * d.rows;
-            DeltaRow& out = tree.rows[row];
-            out = DeltaRow{};
+            StateRow& out = tree.rows[row];
+            out = StateRow{};
             out.base = tree.parents[row] = -1;
             seen[row] = 0;
             size_t depth = 0;
@@ -183,7 +185,7 @@ struct GatedDeltaRuleKernel {
     }
 
     // Where the inputs of the rows before each row lie: in the call, in the ring, or nowhere.
-    static void set_sources(const DeltaRule& d, Tree& tree) {
+    static void set_sources(const RecurrentState& d, Tree& tree) {
         const size_t channels = channels_of(d), stride = packed_width(d);
         for (size_t row = 0; row < d.rows; row++) {
             int at = static_cast<int>(row);
