@@ -168,9 +168,8 @@ class RecurrentLayer(ABC):
         kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, INPUT)
         read = from_cache(self.decoder.spec, kept)
         mixed = mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer)
-        name = f"{part_name(self.decoder, self.layer, self.names.taps)}.bias"
-        bias = self.decoder.source.bias(name)
-        mixed = mixed if bias is None else g.op("Add", mixed, g.store.once(name, lambda: bias))
+        bias = taps_bias(self.decoder, g, self.layer)
+        mixed = g.op("Add", mixed, bias) if bias else mixed
         return g.contrib("QuickGelu", mixed, alpha=1.0)
 
     def _returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
@@ -444,9 +443,8 @@ class StateSpaceLayer(RecurrentLayer):
         steps = g.op("Max", steps, g.number(least)) if least > 0 else steps
         steps = g.op("Min", steps, g.number(most)) if most < inf else steps
         out = self._returned(q, k, v, self._decays(steps), self._by_head(steps, sizes.heads, 1))
-        name = part_name(self.decoder, self.layer, self.names.skip)
-        skip = g.store.once(name, lambda: self.decoder.source.weight(name)[:, None, None])
-        out = g.op("Transpose", g.op("Add", out, g.op("Mul", v, skip)), perm=[0, 2, 1, 3])
+        skipped = g.op("Mul", v, skip_weight(self.decoder, g, self.layer))
+        out = g.op("Transpose", g.op("Add", out, skipped), perm=[0, 2, 1, 3])
         gated = g.op("Mul", g.op("Reshape", out, g.ints(0, 0, sizes.values)), g.contrib("QuickGelu", gate, alpha=1.0))
         return self._normed(gated)
 
@@ -473,8 +471,27 @@ def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows:
     assert spec.state is not None and recurrent is not None
     mapped = decoder.linear(g, normed, rows, layer, spec.family.conv_in)
     norm = decoder.norm_weights(g, part_name(decoder, layer, recurrent.norm))[0]
-    weights = *decay_weights(decoder, g, layer), norm, *tap_weights(decoder, g, layer)
-    return native.gated_delta_rule(g, mapped, layer, spec.state, recurrent.eps or spec.eps, spec.largest_step, weights)
+    own, limits = [norm], {} if spec.largest_step == 1.0 else {"largest_step": spec.largest_step}
+    if recurrent.skip:
+        own = [skip_weight(decoder, g, layer), norm, taps_bias(decoder, g, layer)]
+        limits = {"least": spec.step_limits[0]} | ({"most": spec.step_limits[1]} if spec.step_limits[1] < inf else {})
+    weights = *decay_weights(decoder, g, layer), *own, *tap_weights(decoder, g, layer)
+    return native.recurrent(g, recurrent.kind, mapped, layer, spec.state, recurrent.eps or spec.eps, weights, **limits)
+
+
+def skip_weight(decoder: Decoder, g: Scope, layer: int) -> str:
+    """[heads, 1, 1]: how much of its values a row of a state space returns as they are."""
+    assert decoder.spec.family.recurrent is not None
+    name = part_name(decoder, layer, decoder.spec.family.recurrent.skip)
+    return g.store.once(name, lambda: decoder.source.weight(name)[:, None, None])
+
+
+def taps_bias(decoder: Decoder, g: Scope, layer: int) -> str:
+    """The bias [inputs] of the convolution; '' where it has none."""
+    assert decoder.spec.family.recurrent is not None
+    name = f"{part_name(decoder, layer, decoder.spec.family.recurrent.taps)}.bias"
+    bias = decoder.source.bias(name)
+    return "" if bias is None else g.store.once(name, lambda: bias)
 
 
 def decay_weights(decoder: Decoder, g: Scope, layer: int) -> tuple[str, str]:

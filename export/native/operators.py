@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec, StateSizes
-from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT
+from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT, STATE_SPACE
 from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, TREE_MASK, past, present
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
 TAPS = 8  # of a short convolution, at most
+RULES = {RECURRENT: "GatedDeltaRule", STATE_SPACE: "StateSpace"}  # of layers with a recurrent state
 
 
 @runtime_checkable
@@ -187,27 +188,29 @@ class NativeOps:
         """Whether layers with recurrent states of this `kind` of `LAYER_KINDS` and these sizes, after a convolution of
         `taps` rows, are one operator."""
         return (
-            kind == RECURRENT
+            kind in RULES
             and taps <= TAPS
             and all(width % LANES == 0 and width <= WIDEST for width in (sizes.key_width, sizes.width))
         )
 
-    def gated_delta_rule(
+    def recurrent(
         self,
         g: Scope,
+        kind: str,
         mapped: str,
         layer: int,
         sizes: StateSizes,
         eps: float,
-        largest_step: float,
         weights: Sequence[str],
+        **attributes: float,
     ) -> str:
-        """What the output map of a layer with a recurrent state reads [1, n, values], of the call's rows `mapped` by
-        the input maps; writes its cache. `weights`: bias and rate of decays, of the norm, and the convolution's, of the
-        row itself, of that before it, .."""
-        parts = LAYER_KINDS[RECURRENT].parts
+        """What the output map of a layer with a recurrent state of this `kind` reads [1, n, values], of the call's rows
+        `mapped` by the input maps; writes its cache. `weights`: bias and rate of decays; of a state space the skip; of
+        the norm; of a state space the convolution's bias or ''; and its weights of the row itself, of that before it,
+        .."""
+        parts = LAYER_KINDS[kind].parts
         outputs = g.ops(
-            "GatedDeltaRule",
+            RULES[kind],
             mapped,
             TREE_MASK,
             PAST_LENGTH,
@@ -216,8 +219,8 @@ class NativeOps:
             out=(None, *(present(layer, part) for part in parts)),
             domain=NATIVE,
             eps=float(eps),
-            **({} if largest_step == 1.0 else {"largest_step": largest_step}),
             **sizes._asdict(),
+            **attributes,
         )
         return outputs[0]
 

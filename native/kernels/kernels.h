@@ -104,8 +104,10 @@ struct StateRow {
 };
 
 // A layer with a recurrent state, of `rows` rows over rings of `slots` slots
-// (export/layers/recurrent_state.py has the equations): the gated delta rule.
+// (export/layers/recurrent_state.py has the equations): the gated delta rule, where what rows add
+// is `solved`, or a state space.
 struct RecurrentState {
+    bool solved;
     size_t rows, past_length, slots;
     size_t key_heads, heads, key_width, width, tap_count;
     float eps;           // of the norm
@@ -116,9 +118,11 @@ struct RecurrentState {
     const float* taps[kMaxTaps];           // [channels] each: of the row, of that before it, ..
     const float* taps_bias;                // [channels], or null
     const float *decay_bias, *decay_rate;  // [heads]
-    const float* norm;                     // [width]
+    const float* norm;                     // solved: [width]; else [heads * width], or null
+    const float* skip;                     // of a state space: [heads], what returns a row's values
+    float least, most;                     // and limits of its steps
     float* keys;                           // [key_heads, slots, key_width]
-    float *values, *updates;               // [heads, slots, width]: d and w
+    float *values, *updates;               // [heads, slots, width]: d and, where solved, w
     float *inputs, *decays;                // [slots, channels]; [slots, 2, heads]: g and b
     float* states;                         // [slots, heads * key_width * width / 64]
     float* mixed;                          // [rows, heads * width]
@@ -144,9 +148,10 @@ struct Kernels {
     // update. Any may be null but x, weight and y.
     void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width,
                  size_t from, size_t to, float* sum, float* y);
-    // The gated delta rule of all rows, heads [from, to) of one key head. `scratch`:
-    // state_scratch() floats.
+    // All rows of heads [from, to) of one key head, by the gated delta rule or, before the norm, by
+    // a state space. `scratch`: state_scratch() floats.
     void (*delta_rule)(const RecurrentState&, size_t from, size_t to, float* scratch);
+    void (*state_space)(const RecurrentState&, size_t from, size_t to, float* scratch);
     // The place of the first of the largest of x [width]; what is no number is none of them. 0
     // where none is above -infinity.
     size_t (*argmax)(const float* x, size_t width);
@@ -163,20 +168,23 @@ static inline size_t channels_of(const RecurrentState& d) {
     return 2 * d.key_heads * d.key_width + d.heads * d.width;
 }
 static inline size_t packed_width(const RecurrentState& d) {
-    return channels_of(d) + d.heads * (d.width + 2);
+    return channels_of(d) + d.heads * (d.width + (d.solved ? 2 : 1));
 }
 // Where a packed row has what belongs to the first head: inputs of the convolution (queries, keys
-// and values, of these inputs), gates of values, steps and decays.
+// and values, of these inputs), gates of values, steps and, where solved, decays.
 struct StateLayout {
     size_t inputs, queries, keys, values, gates, steps;
 };
 static inline StateLayout layout_of(const RecurrentState& d) {
-    const size_t keys = d.key_heads * d.key_width, channels = channels_of(d);
-    return {0, 0, keys, 2 * keys, channels, channels + d.heads * d.width};
+    const size_t keys = d.key_heads * d.key_width, values = d.heads * d.width;
+    const size_t channels = channels_of(d);
+    if (d.solved) return {0, 0, keys, 2 * keys, channels, channels + values};
+    return {values, values + keys, values, 0, 0, values + channels};
 }
 static inline size_t state_scratch(const RecurrentState& d) {
     const size_t columns = round_up(d.past_length % kStateBlock + d.rows, kLanes);
-    return 2 * columns + d.rows * (4 * columns + 2 * d.key_width + 3 * d.width) +
+    const size_t sides = d.solved ? 2 : 1;  // that are looked for
+    return 2 * columns + d.rows * (sides * (2 * columns + d.width) + 2 * d.key_width + d.width) +
            2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/delta_rule.inl.h"
 #include "kernels/linear.inl.h"
 #include "kernels/rows.inl.h"
+#include "kernels/state_space.inl.h"
 
 namespace streamspec::STREAMSPEC_ISA {
 
@@ -19,6 +20,7 @@ const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA),
                           attend,
                           norm,
                           delta_rule,
+                          state_space,
                           argmax};
 
 }  // namespace streamspec::STREAMSPEC_ISA

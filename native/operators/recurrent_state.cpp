@@ -1,4 +1,4 @@
-// GatedDeltaRule, over rings of float32.
+// GatedDeltaRule and StateSpace, over rings of float32.
 #include <algorithm>
 #include <cstring>
 
@@ -8,6 +8,7 @@ namespace streamspec {
 namespace {
 
 constexpr size_t kMaxHeads = 1024, kRun = 8;
+constexpr size_t kHeadsOfTask = 12;  // of a state space, at most
 // Inputs after packed rows, tree mask and past length.
 enum Ring : size_t { kKeys, kValues, kUpdates, kInputs, kDecays, kStates, kMarks, kRings };
 
@@ -19,20 +20,23 @@ struct Tree {
     int parents[kStateBlock];
 };
 
-// Inputs: packed rows, tree mask, past length, the rings, bias and rate of decays, weight of the
-// norm, taps of the convolution: of the row, of that before it, ... Outputs: values of rows, the
-// rings.
-struct GatedDeltaRuleKernel {
-    static constexpr const char* kName = "GatedDeltaRule";
+// Inputs: packed rows, tree mask, past length, the rings, bias and rate of decays, a state space's
+// skip, weight of the norm, a state space's bias of the convolution, its taps: of the row, of that
+// before it, ... Outputs: values of rows, the rings. A state space has no ring of updates; its norm
+// and bias may be left out.
+template <bool kSolved>
+struct RecurrentStateKernel {
+    static constexpr const char* kName = kSolved ? "GatedDeltaRule" : "StateSpace";
+    static constexpr size_t kParts = kSolved ? kRings : kRings - 1;
     RecurrentState node{};  // what the attributes say
 
-    explicit GatedDeltaRuleKernel(const ort::KernelInfo* info) {
+    explicit RecurrentStateKernel(const ort::KernelInfo* info) {
+        node.solved = kSolved;
         node.key_heads = size_attribute(kName, info, "key_heads");
         node.heads = size_attribute(kName, info, "heads");
         node.key_width = size_attribute(kName, info, "key_width");
         node.width = size_attribute(kName, info, "width");
         node.eps = finite_attribute(kName, info, "eps", 1e-6f);
-        node.largest_step = finite_attribute(kName, info, "largest_step", 1.0f);
         if (node.key_heads == 0 || node.heads == 0 || node.heads > kMaxHeads ||
             node.heads % node.key_heads != 0)
             fail(kName,
@@ -44,9 +48,19 @@ struct GatedDeltaRuleKernel {
                 fail(kName, "a head width of " + std::to_string(width),
                      "a multiple of 16 up to " + std::to_string(kMaxHeadWidth));
         if (node.eps < 0.0f) fail(kName, "a negative eps", "a number from 0");
-        if (!(node.largest_step > 0.0f && node.largest_step <= 2.0f))
-            fail(kName, "steps up to " + std::to_string(node.largest_step),
-                 "a number above 0 and up to 2");
+        if (kSolved) {
+            node.largest_step = finite_attribute(kName, info, "largest_step", 1.0f);
+            if (!(node.largest_step > 0.0f && node.largest_step <= 2.0f))
+                fail(kName, "steps up to " + std::to_string(node.largest_step),
+                     "a number above 0 and up to 2");
+            return;
+        }
+        node.least = finite_attribute(kName, info, "least", 0.0f);
+        node.most = attribute(kName, info, "most", INFINITY);
+        if (!(node.least <= node.most))
+            fail(kName,
+                 "steps of " + std::to_string(node.least) + " to " + std::to_string(node.most),
+                 "a least one up to the most");
     }
 
     void compute(const Call& call) const {
@@ -70,11 +84,7 @@ struct GatedDeltaRuleKernel {
         const size_t block = d.past_length / kStateBlock;
         float* mark = block ? rings[kMarks] + (block * kStateBlock - 1) % d.slots : nullptr;
         d.due = mark && !(*mark >= 1.0f);
-        const size_t group = d.heads / d.key_heads;
-        call.parallel(d.key_heads, [&](size_t head) {
-            kernels().delta_rule(d, head * group, (head + 1) * group,
-                                 scratch<Scratch::kTask>(state_scratch(d)));
-        });
+        run_heads(call, d);
         // The last row of the newest whole block says that its state is there; rows that are
         // written lose such marks.
         if (mark) *mark = 1.0f;
@@ -83,6 +93,26 @@ struct GatedDeltaRuleKernel {
     }
 
   private:
+    // A task: heads of one key head. Few key heads of a state space are split among threads, which
+    // compute the keys anew.
+    static void run_heads(const Call& call, const RecurrentState& d) {
+        const size_t group = d.heads / d.key_heads;
+        const size_t parts = kSolved ? 1 : (group + kHeadsOfTask - 1) / kHeadsOfTask;
+        call.parallel(d.key_heads * parts, [&](size_t task) {
+            const size_t first = task / parts * group, part = task % parts;
+            const auto run = kSolved ? kernels().delta_rule : kernels().state_space;
+            run(d, first + group * part / parts, first + group * (part + 1) / parts,
+                scratch<Scratch::kTask>(state_scratch(d)));
+        });
+        if (kSolved || !d.norm) return;
+        const size_t width = group * d.width;  // of what has one norm
+        call.parallel_rows(d.rows, [&](size_t from, size_t to) {
+            for (size_t i = from * d.key_heads; i < to * d.key_heads; i++)
+                kernels().norm(d.mixed + i * width, nullptr, d.norm + i % d.key_heads * width,
+                               d.eps, width, 0, 1, nullptr, d.mixed + i * width);
+        });
+    }
+
     static void set_past_length(const Tensor& past, const Tensor& keys, RecurrentState& d) {
         if (past.type != ort::kInt64 || past.count() != 1)
             fail(kName, "a past length " + to_text(past), "one int64");
@@ -98,17 +128,28 @@ struct GatedDeltaRuleKernel {
     }
 
     static void set_weights(const Call& call, RecurrentState& d) {
-        size_t i = 3 + kRings;
-        const auto weight = [&](const char* what, size_t count) {
+        size_t i = 3 + kParts;
+        const auto weight = [&](const char* what, const Dims& dims) {
             const Tensor tensor = call.input(i++);
-            expect(kName, what, tensor, ort::kFloat, {count});
+            expect(kName, what, tensor, ort::kFloat, dims);
             return tensor.floats();
         };
-        d.decay_bias = weight("a bias of decays", d.heads);
-        d.decay_rate = weight("a rate of decays", d.heads);
-        d.norm = weight("a norm", d.width);
+        d.decay_bias = weight("a bias of decays", {d.heads});
+        d.decay_rate = weight("a rate of decays", {d.heads});
+        if (!kSolved) d.skip = weight("a skip", {d.heads, 1, 1});
+        const auto optional = [&](const char* what, const Dims& dims) {
+            if (call.input(i).exists()) return weight(what, dims);
+            i++;
+            return static_cast<const float*>(nullptr);
+        };
+        if (kSolved) {
+            d.norm = weight("a norm", {d.width});
+        } else {
+            d.norm = optional("a norm", {d.heads * d.width});
+            d.taps_bias = optional("a bias of taps", {channels_of(d)});
+        }
         while (d.tap_count < kMaxTaps && call.input(i).exists())
-            d.taps[d.tap_count++] = weight("a tap", channels_of(d));
+            d.taps[d.tap_count++] = weight("a tap", {channels_of(d)});
         if (d.tap_count == 0) fail(kName, "no taps", "one to 8");
     }
 
@@ -124,11 +165,13 @@ struct GatedDeltaRuleKernel {
                                    {1, 1, d.slots, 1}};
         const char* const names[kRings] = {"keys",   "values", "updates", "inputs",
                                            "decays", "states", "marks"};
-        for (size_t i = 0; i < kRings; i++)
-            expect(kName, names[i], call.input(3 + i), ort::kFloat, dims[i]);
+        size_t part = 0;
         for (size_t i = 0; i < kRings; i++) {
-            const Tensor past = call.input(3 + i);
-            rings[i] = call.output<float>(1 + i, dims[i]);
+            rings[i] = nullptr;
+            if (!kSolved && i == kUpdates) continue;
+            const Tensor past = call.input(3 + part++);
+            expect(kName, names[i], past, ort::kFloat, dims[i]);
+            rings[i] = call.output<float>(part, dims[i]);
             if (rings[i] != past.data)
                 std::memmove(rings[i], past.data, past.count() * sizeof(float));
         }
@@ -187,12 +230,13 @@ struct GatedDeltaRuleKernel {
     // Where the inputs of the rows before each row lie: in the call, in the ring, or nowhere.
     static void set_sources(const RecurrentState& d, Tree& tree) {
         const size_t channels = channels_of(d), stride = packed_width(d);
+        const float* inputs = d.packed + layout_of(d).inputs;
         for (size_t row = 0; row < d.rows; row++) {
             int at = static_cast<int>(row);
             for (size_t tap = 0; tap < d.tap_count; tap++) {
                 const size_t back = tap - tree.depths[row];  // of committed rows
                 if (at >= 0)
-                    tree.rows[row].sources[tap] = d.packed + static_cast<size_t>(at) * stride;
+                    tree.rows[row].sources[tap] = inputs + static_cast<size_t>(at) * stride;
                 else if (back <= d.past_length)
                     tree.rows[row].sources[tap] =
                         d.inputs + (d.past_length - back) % d.slots * channels;
@@ -206,10 +250,17 @@ struct GatedDeltaRuleKernel {
 
 std::vector<const ort::CustomOp*> recurrent_operators() {
     using ort::kFloat, ort::kInt64;
-    Signature signature{{kFloat, kFloat, kInt64}, std::vector<int>(1 + kRings, kFloat), 7 + kRings};
-    signature.inputs.resize(3 + kRings + 3 + kMaxTaps, kFloat);
-    static const Op<GatedDeltaRuleKernel> op(signature);
-    return {&op};
+    const auto signature = [](size_t parts, size_t weights, size_t required) {
+        Signature out{{kFloat, kFloat, kInt64}, std::vector<int>(1 + parts, kFloat), 3 + parts};
+        out.inputs.resize(3 + parts + weights + kMaxTaps, kFloat);
+        out.required_inputs += required;
+        return out;
+    };
+    using Rule = RecurrentStateKernel<true>;
+    using Space = RecurrentStateKernel<false>;
+    static const Op<Rule> rule(signature(Rule::kParts, 3, 4));
+    static const Op<Space> space(signature(Space::kParts, 5, 3));
+    return {&rule, &space};
 }
 
 }  // namespace streamspec

@@ -118,6 +118,7 @@ OPERATORS = {
             "LinearInt6",
             "LinearInt8",
             "SkipRmsNorm",
+            "StateSpace",
         ]
     ),
 }

@@ -9,7 +9,7 @@ import pytest
 from streamspec.runtime.hardware import native_library
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def library() -> Path:
     found = native_library.library()
     if found is None:

@@ -340,13 +340,14 @@ void attention(const Choices& choices, Random random) {
     }
 }
 
-// ---- gated delta rule
+// ---- recurrent states
 
 struct Rings {
     std::vector<float> keys, values, updates, inputs, decays, states, mixed;
 };
 
-Rings remember(const Kernels& kernels, RecurrentState d, Rings rings) {
+// Heads of a key head from `part` on apart, as if by another thread.
+Rings remember(const Kernels& kernels, RecurrentState d, Rings rings, size_t part) {
     d.keys = rings.keys.data();
     d.values = rings.values.data();
     d.updates = rings.updates.data();
@@ -356,16 +357,21 @@ Rings remember(const Kernels& kernels, RecurrentState d, Rings rings) {
     d.mixed = rings.mixed.data();
     std::vector<float> scratch(state_scratch(d));
     const size_t group = d.heads / d.key_heads;
-    for (size_t head = 0; head < d.heads; head += group)
-        kernels.delta_rule(d, head, head + group, scratch.data());
+    const auto run = d.solved ? kernels.delta_rule : kernels.state_space;
+    for (size_t head = 0; head < d.heads; head += group) {
+        run(d, head, head + part, scratch.data());
+        if (part < group) run(d, head + part, head + group, scratch.data());
+    }
     return rings;
 }
 
 // Rows of a text.
-void delta_rule(const Choices& choices, Random random) {
+void recurrent_state(const Choices& choices, Random random) {
     RecurrentState d{};
+    d.solved = random.chance(50);
     d.key_heads = random.between(1, 2);
-    d.heads = d.key_heads * random.between(1, 3);
+    const size_t group = random.between(1, 3);
+    d.heads = d.key_heads * group;
     d.key_width = kLanes * random.between(1, 5);
     d.width = kLanes * random.between(1, 5);
     d.tap_count = random.between(1, 4);
@@ -374,19 +380,25 @@ void delta_rule(const Choices& choices, Random random) {
     d.past_length = random.below(500);
     d.due = d.past_length >= kStateBlock && random.chance(50);
     d.eps = 1e-6f;
-    where = std::to_string(d.heads) + "/" + std::to_string(d.key_heads) + " heads of " +
-            std::to_string(d.key_width) + " x " + std::to_string(d.width) + ", " +
-            std::to_string(d.rows) + " rows after " + std::to_string(d.past_length);
+    d.largest_step = 1.5f;
+    d.least = 0.01f;
+    d.most = 2.0f;
+    where = std::string(d.solved ? "delta rule, " : "state space, ") + std::to_string(d.heads) +
+            "/" + std::to_string(d.key_heads) + " heads of " + std::to_string(d.key_width) + " x " +
+            std::to_string(d.width) + ", " + std::to_string(d.rows) + " rows after " +
+            std::to_string(d.past_length);
     const size_t channels = channels_of(d), size = d.heads * d.key_width * d.width;
     const auto packed = random.floats(d.rows * packed_width(d), 2.0f),
-               taps = random.floats(d.tap_count * channels), bias = random.floats(d.heads),
-               norm = random.floats(d.width);
+               taps = random.floats(d.tap_count * channels), taps_bias = random.floats(channels),
+               bias = random.floats(d.heads), norm = random.floats(d.width);
     auto rate = random.floats(d.heads);
     for (float& x : rate) x = -std::fabs(x);
     d.packed = packed.data();
     d.decay_bias = bias.data();
     d.decay_rate = rate.data();
     d.norm = norm.data();
+    d.skip = bias.data();
+    d.taps_bias = d.solved ? nullptr : taps_bias.data();
     for (size_t tap = 0; tap < d.tap_count; tap++) d.taps[tap] = taps.data() + tap * channels;
     const size_t committed = d.past_length % kStateBlock;
     std::vector<StateRow> rows(d.rows);
@@ -403,7 +415,7 @@ void delta_rule(const Choices& choices, Random random) {
         out.committed_in_run = begin ? 0 : std::min(committed, at % 8 - out.in_run);
         out.continued = at % kStateBlock == kStateBlock - 1 && row + 1 < d.rows;
         for (size_t tap = 0; tap < std::min(d.tap_count, row + 1); tap++)
-            out.sources[tap] = packed.data() + (row - tap) * packed_width(d);
+            out.sources[tap] = packed.data() + (row - tap) * packed_width(d) + layout_of(d).inputs;
     }
     d.of_rows = rows.data();
     Rings rings;
@@ -415,16 +427,16 @@ void delta_rule(const Choices& choices, Random random) {
     for (float& x : rings.decays) x = -std::fabs(x);
     rings.states = random.floats(d.slots * size / kStateBlock);
     rings.mixed.assign(d.rows * d.heads * d.width, 7.0f);
-    const Rings truth = remember(*choices.of[choices.count - 1], d, rings);
+    const Rings truth = remember(*choices.of[choices.count - 1], d, rings, group);
     note(truth.values);
     note(truth.mixed);
     for (size_t i = 0; i < choices.count; i++) {
-        const Rings found = remember(*choices.of[i], d, rings);
+        const Rings found = remember(*choices.of[i], d, rings, random.between(1, group));
         expect(same(found.keys, truth.keys) && same(found.values, truth.values) &&
                    same(found.updates, truth.updates) && same(found.inputs, truth.inputs) &&
                    same(found.decays, truth.decays) && same(found.states, truth.states),
-               choices.of[i]->name, "a ring of the delta rule");
-        expect(same(found.mixed, truth.mixed), choices.of[i]->name, "a result of the delta rule");
+               choices.of[i]->name, "a ring of a state");
+        expect(same(found.mixed, truth.mixed), choices.of[i]->name, "a result of a state");
     }
 }
 
@@ -439,7 +451,7 @@ int main(int count, char** arguments) {
         norm(choices, Random{random.next()});
         argmax(choices, Random{random.next()});
         attention(choices, Random{random.next()});
-        delta_rule(choices, Random{random.next()});
+        recurrent_state(choices, Random{random.next()});
     }
     if (!equal) return 1;
     std::string names;

@@ -74,6 +74,12 @@ def fitting(kind: str) -> OperatorCase:
         {"bias": zeros(4, F), "rate": zeros(4, F), "norm": zeros(32, F), "tap0": zeros(192, F), "tap1": zeros(192, F)},
         {"key_heads": 2, "heads": 4, "key_width": 16, "width": 32},
     )
+    feeds, constants, attributes = made["GatedDeltaRule"]
+    made["StateSpace"] = (
+        {name: x for name, x in feeds.items() if name != "updates"} | {"packed": zeros((1, 9, 324), F)},
+        constants | {"skip": zeros((4, 1, 1), F), "norm": zeros(128, F), "shift": zeros(192, F)},
+        attributes,
+    )
     feeds, constants, attributes = made[kind.removesuffix("Float16")]
     return OperatorCase(kind, feeds, constants, dict[str, Any](attributes))
 
@@ -90,7 +96,8 @@ MAPS = (*LINEAR, *TABLES)
 BLOCKS = ("LinearBlocks", "EmbeddingBlocks")
 WITHOUT = dict.fromkeys(("multipliers", "minima", "minimum_multipliers"))
 CACHED = ("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16")
-WRITES, READS, STATES = CACHED[:2], CACHED[2:], ("GatedDeltaRule",)
+WRITES, READS = CACHED[:2], CACHED[2:]
+STATES = RULE, SPACE = ("GatedDeltaRule", "StateSpace")
 # Two sequences of 4 and 5 rows
 SEVERAL = {"keys": "two", "values": "two", "past": np.array([3, 21]), "counts": np.array([4, 5])}
 WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
@@ -235,8 +242,9 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (STATES, {"key_width": 24}, "a head width of 24, expected a multiple of 16 up to 1024"),
     (STATES, {"width": 2**40}, "a head width of 1099511627776"),
     (STATES, {"eps": -1.0}, "a negative eps"),
-    (STATES, {"largest_step": 2.5}, "steps up to 2.5"),
-    (STATES, {"packed": z(1, 9, 327)}, r"packed rows float32 \[1, 9, 327\], expected float32 \[1, 9, 328\]"),
+    ((RULE,), {"largest_step": 2.5}, "steps up to 2.5"),
+    ((RULE,), {"packed": z(1, 9, 327)}, r"packed rows float32 \[1, 9, 327\], expected float32 \[1, 9, 328\]"),
+    ((SPACE,), {"packed": z(1, 9, 328)}, r"packed rows float32 \[1, 9, 328\], expected float32 \[1, 9, 324\]"),
     (STATES, {"packed": z(1, 65, 328)}, "65 rows, expected up to 64"),
     (STATES, {"mask": z(9, 8)}, r"a tree mask float32 \[9, 8\], expected float32 \[9, 9\]"),
     (STATES, {"mask": z(9, 9)}, "a mask of row 0, expected that of a tree: the row itself and what its parent sees"),
@@ -253,6 +261,12 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (STATES, {"bias": z(3)}, r"a bias of decays float32 \[3\], expected float32 \[4\]"),
     (STATES, {"rate": z(4, 1)}, r"a rate of decays float32 \[4, 1\]"),
     (STATES, {"norm": z(16)}, r"a norm float32 \[16\]"),
+    ((SPACE,), {"norm": z(32)}, r"a norm float32 \[32\], expected float32 \[128\]"),
+    ((SPACE,), {"skip": z(4, 1)}, r"a skip float32 \[4, 1\], expected float32 \[4, 1, 1\]"),
+    ((SPACE,), {"shift": z(191)}, r"a bias of taps float32 \[191\], expected float32 \[192\]"),
+    ((SPACE,), {"least": 2.0, "most": 1.0}, "steps of 2.000000 to 1.000000, expected a least one up to the most"),
+    ((SPACE,), {"most": float("nan")}, "steps of 0.000000 to nan"),
+    ((SPACE,), {"least": float("inf")}, "least inf, expected a finite number"),
     (STATES, {"tap1": z(191)}, r"a tap float32 \[191\], expected float32 \[192\]"),
     (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
 ]

@@ -33,6 +33,8 @@ WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias",
 BESIDE = ("multipliers", "minima", "minimum_multipliers", "table")  # of stored blocks
 OPTIONAL = ("cos", "sin", "query_norm", "key_norm")  # and sinks, at the end
 RINGS = ("keys", "values", "updates", "inputs", "decays", "states", "marks")  # of recurrent layers
+PARTS = {"GatedDeltaRule": RINGS, "StateSpace": tuple(name for name in RINGS if name != "updates")}
+TAPS = tuple(f"tap{i}" for i in range(8))
 INPUTS = {
     **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
     "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
@@ -46,7 +48,8 @@ INPUTS = {
     "ArgMax": ("x",),
     **{f"Attention{half}": (*WRITES, *OPTIONAL, "counts", "sinks") for half in ("", "Float16")},
     **{f"DraftAttention{half}": (*READS, *OPTIONAL, "sinks") for half in ("", "Float16")},
-    "GatedDeltaRule": ("packed", "mask", "past", *RINGS, "bias", "rate", "norm", *(f"tap{i}" for i in range(8))),
+    "GatedDeltaRule": ("packed", "mask", "past", *RINGS, "bias", "rate", "norm", *TAPS),
+    "StateSpace": ("packed", "mask", "past", *PARTS["StateSpace"], "bias", "rate", "skip", "norm", "shift", *TAPS),
 }
 
 
@@ -65,8 +68,8 @@ class OperatorCase:
 
     @property
     def outputs(self) -> int:
-        if self.kind == "GatedDeltaRule":
-            return 1 + len(RINGS)
+        if self.kind in PARTS:
+            return 1 + len(PARTS[self.kind])
         return 3 if self.kind.startswith("Attention") else 2 if "update" in self.feeds else 1
 
     def changed(self, **inputs: Array | None) -> OperatorCase:
@@ -282,17 +285,18 @@ def random_mask(rng: Random, n: int) -> Array:
     return np.where(seen, 0.0, HIDDEN).astype(np.float32)
 
 
-def delta_rule(rng: Random) -> OperatorCase:
+def recurrent(rng: Random, kind: str) -> OperatorCase:
     """Rings whose every block has a state, the newest whole one sometimes none yet."""
     key_heads, n = int(rng.integers(1, 4)), int(rng.choice([1, 1, 2, 5, 9, 33, 64]))
-    heads, past = key_heads * int(rng.choice([1, 2, 3])), int(rng.choice([0, 1, 8, 60, 63, 64, 100, 128, 250, 1000]))
+    group = int(rng.choice([1, 2, 3] if kind == "GatedDeltaRule" else [1, 3, 13]))
+    heads, past = key_heads * group, int(rng.choice([0, 1, 8, 60, 63, 64, 100, 128, 250, 1000]))
     key_width, width = (16 * int(rng.choice([1, 2, 4, 5])) for _ in range(2))
     channels, taps = 2 * key_heads * key_width + heads * width, int(rng.choice([1, 2, 4, 8]))
     slots = past + n if past + n < 256 and maybe(rng, 50) else 256
     keys = floats(rng, 1, key_heads, slots, key_width)
     decays = np.concatenate([-np.exp(rng.uniform(-6, 1, (slots, heads))), rng.random((slots, heads))], 1)
     feeds = {
-        "packed": floats(rng, 1, n, channels + heads * (width + 2)),
+        "packed": floats(rng, 1, n, channels + heads * (width + (2 if kind == "GatedDeltaRule" else 1))),
         "mask": random_mask(rng, n),
         "past": np.array(past).reshape([(), (1,)][rng.integers(2)]),
         "keys": keys / np.linalg.norm(keys, axis=-1, keepdims=True),
@@ -304,10 +308,17 @@ def delta_rule(rng: Random) -> OperatorCase:
         "marks": rng.integers(2, size=(1, 1, slots, 1)).astype(np.float32),
     }
     constants = {"bias": floats(rng, heads), "rate": -np.exp(rng.uniform(-6, 1, heads)).astype(np.float32)}
-    constants |= {"norm": floats(rng, width), **{f"tap{i}": floats(rng, channels) for i in range(taps)}}
+    constants |= {name: floats(rng, channels) for name in TAPS[:taps]}
     attributes = {"key_heads": key_heads, "heads": heads, "key_width": key_width, "width": width, "eps": 1e-5}
-    attributes |= {"largest_step": float(rng.choice([1.0, 2.0]))}
-    return OperatorCase("GatedDeltaRule", feeds, constants, attributes)
+    if kind == "GatedDeltaRule":
+        attributes |= {"largest_step": float(rng.choice([1.0, 2.0]))}
+        return OperatorCase(kind, feeds, constants | {"norm": floats(rng, width)}, attributes)
+    del feeds["updates"]
+    constants |= {"skip": floats(rng, heads, 1, 1)}
+    constants |= {"norm": floats(rng, heads * width)} if maybe(rng, 70) else {}
+    constants |= {"shift": floats(rng, channels)} if maybe(rng, 50) else {}
+    limits: dict[str, Any] = {"least": 0.1, "most": 1.5} if maybe(rng, 50) else {}
+    return OperatorCase(kind, feeds, constants, attributes | limits)
 
 
 def together(cases: Sequence[OperatorCase], rng: Random) -> OperatorCase:
@@ -345,7 +356,7 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "AttentionFloat16": lambda rng: attention(rng, True, True),
     "DraftAttention": lambda rng: attention(rng, False, False),
     "DraftAttentionFloat16": lambda rng: attention(rng, False, True),
-    "GatedDeltaRule": delta_rule,
+    **{kind: lambda rng, kind=kind: recurrent(rng, kind) for kind in PARTS},
 }
 
 

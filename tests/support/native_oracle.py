@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.support.native_cases import RINGS, Array, OperatorCase, outputs_of_tiles
+from tests.support.native_cases import PARTS, Array, OperatorCase, outputs_of_tiles
 
 DOUBT = 1e-3  # of a code: float32 may round what is this near to a tie the other way
 
@@ -244,13 +244,14 @@ def attention(case: OperatorCase, found: Sequence[Array]) -> None:
     within(found[0][0], mixed.reshape(n, -1), np.broadcast_to(2e-6 * size * most, mixed.shape).reshape(n, -1))
 
 
-def delta_rule(case: OperatorCase, found: Sequence[Array]) -> None:
+def recurrent(case: OperatorCase, found: Sequence[Array]) -> None:
     """The rule one row after the other, from the state after the newest block and the rows that follow it."""
     own, feeds, past = case.attributes, case.feeds, int(case.feeds["past"].reshape(()))
     key_heads, heads, key_width, width = (own[name] for name in ("key_heads", "heads", "key_width", "width"))
     packed, keys, group = feeds["packed"][0].astype(np.float64), key_heads * key_width, heads // key_heads
     channels, slots, n = 2 * keys + heads * width, feeds["keys"].shape[2], len(packed)
-    rings = {name: feeds[name].astype(np.float64) for name in RINGS}
+    solved, constants = case.kind == "GatedDeltaRule", case.constants
+    rings = {name: feeds[name].astype(np.float64) for name in PARTS[case.kind]}
     rings["keys"] = np.repeat(rings["keys"], group, 1)
 
     def added(state: Array, slot: int) -> Array:
@@ -278,40 +279,53 @@ def delta_rule(case: OperatorCase, found: Sequence[Array]) -> None:
         since = since * np.exp(rings["decays"][0, 0, number % slots, :heads])
         state = added(state, number % slots)
     sees, after = feeds["mask"] == 0, list[tuple[Array, Array, Array]]()
-    wanted = []
+    wanted, values = [], heads * width
+    inputs, gates = (packed[:, :channels], packed[:, channels:]) if solved else (packed[:, values:], packed)
+    inputs = inputs[:, :channels]
     for row in range(n):
         path = np.flatnonzero(sees[row])
         position, slot = past + len(path) - 1, (past + row) % slots
         before, run, faded = (state, start, since) if len(path) == 1 else after[path[-2]]
         run, faded = (before, np.ones(heads)) if position % 8 == 0 else (run, faded)
-        taps = [packed[at, :channels] for at in path[::-1]]
+        taps = [inputs[at] for at in path[::-1]]
         taps += [rings["inputs"][0, 0, at % slots] for at in range(past - 1, max(-1, past - 9), -1)]
-        mixed = sum(case.constants[f"tap{i}"] * x for i, x in enumerate(taps) if f"tap{i}" in case.constants)
-        mixed = activate(1, mixed)
-        q, k, v = np.split(mixed, [keys, 2 * keys])
+        mixed = sum(constants[f"tap{i}"] * x for i, x in enumerate(taps) if f"tap{i}" in constants)
+        mixed = activate(1, mixed + constants.get("shift", 0.0))
+        order = (mixed, [keys, 2 * keys]) if solved else (np.roll(mixed, -values), [keys, 2 * keys])
+        q, k, v = np.split(*order)
+        q, k = (q, k) if solved else (k, q)
         q, k = (side.reshape(key_heads, key_width) for side in (q, k))
-        q, k = (side / np.sqrt((side * side).sum(-1, keepdims=True) + 1e-6) for side in (q, k))
+        if solved:
+            q, k = (side / np.sqrt((side * side).sum(-1, keepdims=True) + 1e-6) for side in (q, k))
+            q = q / np.sqrt(key_width)
         q, k, v = np.repeat(q, group, 0), np.repeat(k, group, 0), v.reshape(heads, width)
-        gate, b, a = np.split(packed[row, channels:], [heads * width, heads * (width + 1)])
-        log = case.constants["rate"] * np.log1p(np.exp(a + case.constants["bias"]))
-        step, left, faded = (
-            own["largest_step"] / (1 + np.exp(-b)),
-            before * np.exp(log)[:, None, None],
-            faded * np.exp(log),
-        )
-        rings["inputs"][0, 0, slot] = packed[row, :channels]
+        gate, numbers = activate(1, gates[row, :values]), packed[row, values + channels :]
+        steps = np.log1p(np.exp(numbers[-heads:] + constants["bias"]))
+        steps = np.clip(steps, own.get("least", 0), own.get("most", np.inf))
+        log = constants["rate"] * steps
+        step = own["largest_step"] / (1 + np.exp(-numbers[:heads])) if solved else steps
+        left, faded = before * np.exp(log)[:, None, None], faded * np.exp(log)
+        rings["inputs"][0, 0, slot] = inputs[row]
         rings["decays"][0, 0, slot] = np.concatenate([log, step])
         rings["keys"][0, :, slot] = k
-        new = step[:, None] * (v - np.einsum("hkw,hk->hw", left, k))
+        new = step[:, None] * (v - solved * np.einsum("hkw,hk->hw", left, k))
         rings["values"][0, :, slot] = new
-        rings["updates"][0, :, slot] = step[:, None] * (v - np.einsum("hkw,hk->hw", run, k) * faded[:, None])
         after.append((left + k[..., None] * new[:, None], run, faded))
-        y = np.einsum("hkw,hk->hw", after[-1][0], q) / np.sqrt(key_width)
-        wanted.append(normalised(y, case.constants["norm"], own["eps"]).reshape(-1) * activate(1, gate))
+        y = np.einsum("hkw,hk->hw", after[-1][0], q)
+        if solved:
+            found_in_run = np.einsum("hkw,hk->hw", run, k) * faded[:, None]
+            rings["updates"][0, :, slot] = step[:, None] * (v - found_in_run)
+            wanted.append(normalised(y, constants["norm"], own["eps"]).reshape(-1) * gate)
+        else:
+            y = ((y + constants["skip"][:, 0] * v).reshape(-1) * gate).reshape(key_heads, -1)
+            wanted.append(y.reshape(-1))
+            if "norm" in constants:
+                weight = constants["norm"].reshape(key_heads, -1)
+                wanted[-1] = normalised(y, weight, own["eps"]).reshape(-1)
         rings["marks"][0, 0, slot] = 0.0
     rings["keys"] = rings["keys"][:, ::group]
     within(found[0][0], np.stack(wanted), 1e-4 * np.abs(wanted).max())
-    for side, name in zip(found[1:], RINGS, strict=True):
+    for side, name in zip(found[1:], PARTS[case.kind], strict=True):
         within(side, rings[name], 2e-5 * np.abs(rings[name]).max())
 
 
@@ -330,6 +344,6 @@ COMPARE = {
     **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6", "EmbeddingBlocks"), embedding),
     "SkipRmsNorm": norm,
     "ArgMax": argmax,
-    "GatedDeltaRule": delta_rule,
+    **dict.fromkeys(PARTS, recurrent),
     **dict.fromkeys(("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16"), attention),
 }

@@ -138,13 +138,14 @@ def tree_with(path: int, rows: int, rng: np.random.Generator) -> tuple[DraftTree
 
 
 def test_a_layer_is_one_native_operator_where_its_heads_are_whole_vectors(bundles: dict[tuple[str, str], Path]) -> None:
-    for precision in ("int8", "int4"):
-        graph = onnx.load(bundles[DELTA, precision] / "native.onnx", load_external_data=False).graph
-        assert [node.op_type for node in graph.node].count("GatedDeltaRule") == 3
+    for family, kind in ((DELTA, "GatedDeltaRule"), (MAMBA, "StateSpace")):
+        for precision in ("int8", "int4"):
+            graph = onnx.load(bundles[family, precision] / "native.onnx", load_external_data=False).graph
+            assert [node.op_type for node in graph.node].count(kind) == 3
     ops = NativeOps(TiledInt8())
     assert ops.remembers(RECURRENT, StateSizes(2, 6, 16, 32), 8)
     assert not ops.remembers(RECURRENT, StateSizes(2, 6, 8, 32), 4)
-    assert not ops.remembers(STATE_SPACE, StateSizes(2, 6, 16, 32), 4)
+    assert ops.remembers(STATE_SPACE, StateSizes(2, 6, 16, 32), 4)
     assert not ops.remembers(RECURRENT, StateSizes(2, 6, 16, 32), 9)
 
 
