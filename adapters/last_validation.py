@@ -83,15 +83,15 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     run.budget.speeds.measured(ANSWERS, made, seconds[0] + each * min(length, config.max_new_tokens))
 
 
-def learning_seconds(run: Run, model: TargetModel, kind: str) -> float | None:
+def learning_seconds(run: Run, model: TargetModel, kind: str, unread: float = 1.0) -> float | None:
     """Seconds in which a text is learnt from, by what the passes of this `kind` over one were measured to take; None
-    where they were not.
+    where they were not. `unread`: the share of texts that the target has still to pass over.
     """
     read, passed = run.budget.speeds.cost(TEXTS, 1), run.budget.speeds.cost(kind, 1)
     if passed is None:
         return None
     unlearnt = min(read or 0.0, passed) if model.frozen else 0.0  # the way back ends at a frozen target
-    return unlearnt + LEARNING * (passed - unlearnt)
+    return unread * unlearnt + LEARNING * (passed - unlearnt)
 
 
 def last_work(run: Run) -> dict[str, float]:

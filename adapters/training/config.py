@@ -185,6 +185,12 @@ class SelfDistillationOptions:
         "with a target adapter: who answers instead of PyTorch, the target's own exported bundle (its folder, "
         "installed name, or of an untouched target the base) or an OpenAI-compatible server of it (http://127.0.0.1:8080/v1)",
     )
+    states_gb: float = option(
+        10.0,
+        "with --answers, on a CPU: gigabytes at most of the target's states that are kept beside that file "
+        "(FILE.states) for later runs; 0: none",
+        minimum=0,
+    )
     max_new_tokens: int = option(128, "tokens per regenerated answer", minimum=1)
     answer_temperature: float = option(
         0.0, "above 0: every second answer is sampled at it, so that the drafter also suits sampling", minimum=0
