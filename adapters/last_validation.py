@@ -13,6 +13,7 @@ from torch import Tensor
 
 from streamspec.adapters.answers.completion_file import up_to_end
 from streamspec.adapters.answers.self_distillation import answer_batch
+from streamspec.adapters.checks import without_answers
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -130,7 +131,9 @@ def exact_match(run: Run, answers: Sequence[TokenRow]) -> dict[str, Any]:
     references: dict[tuple[int, ...], list[list[str]]] = {}
     for index in range(0 if run.config.answer_temperature else len(run.val_prompts)):
         opening = run.val_prompts.opening(index)
-        if tuple(opening) in said and not (row := run.val_prompts[index]).loss_mask[len(opening) - 1]:
+        if tuple(opening) not in said or without_answers([row := run.val_prompts[index]]):
+            continue
+        if not row.loss_mask[len(opening) - 1]:
             references.setdefault(tuple(opening), []).append(words(row.input_ids[len(opening) :]))
     if not references:
         return {}

@@ -40,7 +40,7 @@ class RunInputs:
     prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
     rows: TokenRows
     val_prompts: TokenRows
-    val_rows: TokenRows
+    val_rows: Sequence[TokenRow]
     ns: int  # MSA layers
     data: dict[str, str]  # hashes of the data by file name
     source: AnswerSource | None  # who answers instead of the target as PyTorch computes it

@@ -278,6 +278,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         return None if str(self.target_adapter) == UNTOUCHED else self.target_adapter
 
     @property
+    def answers_itself(self) -> bool:
+        """Tells whether a target that is there before the run answers all prompts: the data need no answers."""
+        return self.target_adapter is not None and self.regenerate_rows > 0
+
+    @property
     def begins_with(self) -> Path | None:
         """The adapter whose drafter is where training begins."""
         return self.continue_ or self.warm_start
