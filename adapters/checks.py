@@ -4,10 +4,10 @@ gradient. `early_checks.py` checks all that needs neither.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.config import AUTO, TrainConfig
@@ -103,9 +103,14 @@ def within(rows: TokenRows, longest: int) -> TokenRows:
     return rows.select(short & rows.has_targets())
 
 
-def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int) -> None:
+def without_answers(rows: Iterable[TokenRow]) -> bool:
+    """Tells whether of all answers nothing but the end is there."""
+    return all(sum(row.loss_mask[1:]) <= 1 for row in rows)
+
+
+def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int, own: bool = False) -> None:
     """Refuses data `prompts` of which `rows`, those of at most `longest` tokens with something to learn, are none, or
-    whose answers are all empty; says which of these it is.
+    whose answers are all empty, unless the target's `own` ones take their place; says which of these it is.
     """
     if not len(rows):
         shortest = int(prompts.lengths.min()) if len(prompts) else 0
@@ -115,7 +120,7 @@ def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int
             )
         fitting = f" of at most {longest} tokens" * bool(len(prompts) and int(prompts.lengths.max()) > longest)
         raise DataError(f"{name} has no row{fitting} with something to learn", "rows with answers", "check --columns")
-    if all(sum(row.loss_mask[1:]) <= 1 for row in rows[:SAMPLED]):
+    if not own and without_answers(rows[:SAMPLED]):
         raise DataError(
             f"{name} has empty answers alone: only their end would be learnt", "rows with answers", "check --columns"
         )

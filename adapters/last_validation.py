@@ -13,6 +13,7 @@ from torch import Tensor
 
 from streamspec.adapters.answers.completion_file import up_to_end
 from streamspec.adapters.answers.self_distillation import answer_batch
+from streamspec.adapters.checks import without_answers
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -83,15 +84,15 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     run.budget.speeds.measured(ANSWERS, made, seconds[0] + each * min(length, config.max_new_tokens))
 
 
-def learning_seconds(run: Run, model: TargetModel, kind: str) -> float | None:
+def learning_seconds(run: Run, model: TargetModel, kind: str, unread: float = 1.0) -> float | None:
     """Seconds in which a text is learnt from, by what the passes of this `kind` over one were measured to take; None
-    where they were not.
+    where they were not. `unread`: the share of texts that the target has still to pass over.
     """
     read, passed = run.budget.speeds.cost(TEXTS, 1), run.budget.speeds.cost(kind, 1)
     if passed is None:
         return None
     unlearnt = min(read or 0.0, passed) if model.frozen else 0.0  # the way back ends at a frozen target
-    return unlearnt + LEARNING * (passed - unlearnt)
+    return unread * unlearnt + LEARNING * (passed - unlearnt)
 
 
 def last_work(run: Run) -> dict[str, float]:
@@ -130,7 +131,9 @@ def exact_match(run: Run, answers: Sequence[TokenRow]) -> dict[str, Any]:
     references: dict[tuple[int, ...], list[list[str]]] = {}
     for index in range(0 if run.config.answer_temperature else len(run.val_prompts)):
         opening = run.val_prompts.opening(index)
-        if tuple(opening) in said and not (row := run.val_prompts[index]).loss_mask[len(opening) - 1]:
+        if tuple(opening) not in said or without_answers([row := run.val_prompts[index]]):
+            continue
+        if not row.loss_mask[len(opening) - 1]:
             references.setdefault(tuple(opening), []).append(words(row.input_ids[len(opening) :]))
     if not references:
         return {}

@@ -90,14 +90,15 @@ def read_inputs(
     prompt_format = chosen_format(config, base, target, {example.shape for example in sample})
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
     formatter = Formatter.of(base, prompt_format, target.path if target else None)
+    formatter.prompts_alone = config.answers_itself
     if warning := joined_words(sample, prompt_format):
         say(warning)
     if note := formatter.unended_turn():
         say(note)
     prompts, val_prompts = read_rows_of(config, formatter, data, val, say)
     rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
-    check_learnable(prompts, rows, "the data", config.max_length)
-    check_learnable(val_prompts, val_rows, "the validation data", config.max_length)
+    check_learnable(prompts, rows, "the data", config.max_length, config.answers_itself)
+    check_learnable(val_prompts, val_rows, "the validation data", config.max_length, config.answers_itself)
     if config.warm_start is not None:
         check_warm_start(config, ns)
         read_adapter(config.warm_start).check_base(base.id, base.sha256)

@@ -5,6 +5,7 @@ A stage that is finished is not repeated when the run is resumed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_t
 from streamspec.adapters.training.device import return_memory
 from streamspec.adapters.training.hidden_state_cache import STATES, HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
-from streamspec.adapters.training_run import Run, answers_made_by
+from streamspec.adapters.training_run import Run, answers_made_by, target_of
 from streamspec.atomic import write_text
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
@@ -94,22 +95,26 @@ def fit_drafter(
     gradient and no next-token loss.
     """
     config, done = run.config, run.work / f"{name}.safetensors"
-    keeps = config.recipe == "staged" and config.epochs > 1 and HiddenStateCache.serves(drafter)
+    folder, again = states_folder(run), config.epochs > 1 or states_folder(run) != run.work / STATES
+    states = None
+    if config.recipe == "staged" and again and HiddenStateCache.serves(drafter):
+        states = opened_states(run, drafter, folder)
     if run.state.finished(name):
         load_trainable(drafter, read_tensors(done))
-        if keeps and (run.work / STATES).exists():
-            drafter.kept = HiddenStateCache(drafter, run.work / STATES)
+        drafter.kept = states
         return
-    measure_drafter(run, drafter, vocabulary)
-    if keeps:
-        keep_states(run, name, drafter, rows, vocabulary, stage_end(run, share))
+    ahead, unread = list[int](), 1.0
+    if states is None:
+        measure_drafter(run, drafter, vocabulary)
+    else:
+        ahead, unread = keep_states(run, name, drafter, states, rows, vocabulary, stage_end(run, share))
     if config.gradient_checkpointing and not drafter.frozen:
         drafter.checkpoint_layers()
     check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
     end = stage_end(run, share)
     loss = drafter_loss(run, drafter, vocabulary)
-    batch = planned_batch(run, name, drafter, RANKED, rows, config.drafter_batch, end)
-    stage = Stage(name, drafter, loss, rows, lr, batch, end, run.note, check)
+    batch = planned_batch(run, name, drafter, RANKED, rows, config.drafter_batch, end, unread)
+    stage = Stage(name, drafter, loss, rows, lr, batch, end, run.note, check, ahead)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
@@ -119,40 +124,76 @@ def keep_states(
     run: Run,
     name: str,
     drafter: DraftingModel,
+    states: HiddenStateCache,
     rows: Sequence[TokenRow],
     vocabulary: Tensor | None,
     until: Deadline,
-) -> None:
-    """Computes the target's states of all texts of a stage once, unless its time is over before each is learnt from.
-    Frees the layers that nobody reads any more.
+) -> tuple[list[int], float]:
+    """Computes the target's states of all texts of a stage once: before the first step, or each at its first use where
+    the time is over before all are learnt from. Frees the layers that nobody reads any more. Returns the rows to begin
+    with, whose states are there where others have to be computed in steps, and the share of those.
     """
-    time = StageTime(until.left(), learning_seconds(run, drafter, RANKED))
-    if processes.from_first(time.texts() < len(rows)):
-        say(f"{name}: the target's states are not kept: the time is over before each text is learnt from")
-        return
-    states = HiddenStateCache(drafter, run.work / STATES)
-    whole = states.fill([rows, run.val_rows, checked_rows(run, drafter)], name, until)
-    drafter.kept = states
-    if whole:
-        freed = drafter.free_layers()
-        if run.lower_layers is not None:
-            run.lower_layers.close()
-        return_memory()
-        if freed:
-            size = f"{freed / 1e6:,.0f} MB of memory are free"
-            say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
+    texts = [run.val_rows, checked_rows(run, drafter), rows]
+    known, first = len(states.kept_rows(rows)), run.work / f"ahead-{name}.json"
+    complete = processes.from_first(states.keeps(texts))
+    if not complete:
+        measure_drafter(run, drafter, vocabulary)
+    time = StageTime(until.left(), learning_seconds(run, drafter, RANKED, 1 - known / len(rows)))
+    before = complete or processes.from_first(time.texts() >= len(rows))
+    if not before:
+        say(f"{name}: the time is over before each text is learnt from: texts whose states are kept come first")
+    drafter.kept, whole = states, states.fill(texts, name, until, before)
+    kept = states.kept_rows(rows)
+    if processes.is_first() and not first.exists():  # else as when the run began
+        write_text(first, json.dumps([] if whole else kept))
+    ahead = processes.from_first(json.loads(first.read_text(encoding="utf-8")) if processes.is_first() else [])
+    if not whole:
+        return ahead, 1 - len(kept) / len(rows)
+    freed = drafter.free_layers()
+    if run.lower_layers is not None:
+        run.lower_layers.close()
+    return_memory()
+    if freed:
+        size = f"{freed / 1e6:,.0f} MB of memory are free"
+        say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
     run.budget.speeds.forget(TEXTS, RANKED, DESCRIBED)
     measure_drafter(run, drafter, vocabulary)
+    return ahead, 1.0
+
+
+def states_folder(run: Run) -> Path:
+    """Where the target's states are kept: beside the answers of several runs, or for this run alone."""
+    file = run.config.answers
+    return run.work / STATES if file is None or not run.config.states_gb else file.with_name(f"{file.name}.{STATES}")
+
+
+def opened_states(run: Run, drafter: DraftingModel, folder: Path) -> HiddenStateCache:
+    """The states of the run's target that `folder` holds; those that a bundle computes are of that bundle."""
+    if folder == run.work / STATES:
+        return HiddenStateCache(drafter, folder)
+    target = target_of(run.config, run.base) | {"bits": run.config.base_bits}
+    if run.lower_layers is not None and run.source is not None:
+        target |= run.source.made_by() | {"layers": drafter.lowest_layer(run, drafter.decoder)}
+    owner = hashlib.blake2b(str(run.config.out.absolute()).encode(), digest_size=6).hexdigest()
+    return HiddenStateCache(drafter, folder, target, f"{owner}-", run.config.states_gb * 1e9)
 
 
 def planned_batch(
-    run: Run, name: str, model: TargetModel, kind: str, rows: Sequence[TokenRow], asked: int, until: Deadline
+    run: Run,
+    name: str,
+    model: TargetModel,
+    kind: str,
+    rows: Sequence[TokenRow],
+    asked: int,
+    until: Deadline,
+    unread: float = 1.0,
 ) -> int:
     """Returns the texts that all processes read at once, `asked` by each or fewer, and says what the stage is about to
-    do. A run that goes on takes as many as before. `kind`: of validation, whose passes are those of learning.
+    do. A run that goes on takes as many as before. `kind`: of validation, whose passes are those of learning; `unread`:
+    the share of rows that the target has still to pass over.
     """
     config, part = run.config, f"plan_{name}"
-    time = StageTime(until.left(), learning_seconds(run, model, kind))
+    time = StageTime(until.left(), learning_seconds(run, model, kind, unread))
     if not run.state.finished(part):
         batches = run.in_step(config.accumulate)
         batch = batch_in_time(asked, batches, time)

@@ -18,6 +18,7 @@ import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish, load_drafter, write_task_lora
+from streamspec.adapters.checks import without_answers
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
@@ -35,6 +36,7 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
+from streamspec.errors import DataError
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
@@ -116,6 +118,13 @@ def train_joint(run: Run) -> dict[str, Any]:
     return finish_drafter(run, drafter, model, vocabulary)
 
 
+def answered_or_refused(rows: Sequence[TokenRow]) -> Sequence[TokenRow]:
+    """The rows, unless they are prompts alone of which none was answered in its time. Raises DataError for those."""
+    if without_answers(rows):
+        raise DataError("prompts without answers, and no time to answer one", "answers", "raise --max-minutes")
+    return rows
+
+
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the drafter starts, which cannot change it."""
     config, state = run.config, run.state
@@ -127,11 +136,14 @@ def train_staged(run: Run) -> dict[str, Any]:
     model = load_target(run, task)
     # Its answers stay the same, so their time is known before the drafter begins.
     until = run.budget.until(used + VALIDATION_SHARE * (1 - used))
-    own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
+    validating = own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
+    if without_answers(run.val_rows):
+        run.val_rows = answered_or_refused(validating)
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
         until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until) or run.rows
+        answered_or_refused(rows)
     vocabulary = choose_vocabulary(run, run.rows, rows)
     set_seed(config.seed)  # a resumed run begins here as well
     network = drafter_class(config)

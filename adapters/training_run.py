@@ -40,7 +40,7 @@ class RunInputs:
     prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
     rows: TokenRows
     val_prompts: TokenRows
-    val_rows: TokenRows
+    val_rows: Sequence[TokenRow]
     ns: int  # MSA layers
     data: dict[str, str]  # hashes of the data by file name
     source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
@@ -118,16 +118,21 @@ class Run(RunInputs):
 
 def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None) -> dict[str, Any]:
     """Base, target, source and sampling that regenerated answers depend on, besides their prompts."""
+    settings = target_of(config, base) | {"max_new_tokens": config.max_new_tokens}
+    settings |= source.made_by() if source is not None else {}
+    sampling = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
+    return settings | sampling if config.answer_temperature else settings
+
+
+def target_of(config: TrainConfig, base: Base) -> dict[str, Any]:
+    """Base and task LoRA of a run's target, by the hashes of their files."""
     target = "trained in this run"
     if config.target_adapter is not None:
         task = config.target_lora
         target = (
             UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
         )
-    settings = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
-    settings |= source.made_by() if source is not None else {}
-    sampling = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
-    return settings | sampling if config.answer_temperature else settings
+    return {"base": base.sha256, "target": target}
 
 
 def preview(run: Run) -> str:

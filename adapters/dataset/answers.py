@@ -69,13 +69,20 @@ class ChatTurns:
             thought = (answer["content"] or "").rpartition(self.tags.end)[0].rpartition(self.tags.begin)[2]
         return str(thought).strip()
 
-    def _turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
-        *before, answer = messages
+    def opening(self, messages: Sequence[Message], tools: Tools, where: str) -> str:
+        """The text that generation begins with, for a row of data. Raises DataError where the template leaves out
+        tools, calls or results.
+        """
         try:
-            prompt = self.prompt(before, tools)
+            prompt = self.prompt(messages, tools)
         except DataError as error:
             raise DataError(f"{where}: {error.found}", error.expected, error.fix) from None
-        self._check_results(prompt, before, tools, where)
+        self._check_results(prompt, messages, tools, where)
+        return prompt
+
+    def _turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
+        *before, answer = messages
+        prompt = self.opening(before, tools, where)
         whole = self.layout.render(
             messages, self.template, self.specials, tools=tools, add_generation_prompt=False, control=self.control
         )

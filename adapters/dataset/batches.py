@@ -17,11 +17,11 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 
 class LengthGroupedOrder(Sampler[int]):
     """Shuffled order with rows of similar length side by side; a function of (seed, epoch), so a resumed run sees the
-    same batches.
+    same batches. The first epoch begins with the rows `ahead`.
     """
 
-    def __init__(self, rows: Sequence[TokenRow], batch_size: int, seed: int) -> None:
-        self.lengths = row_lengths(rows)
+    def __init__(self, rows: Sequence[TokenRow], batch_size: int, seed: int, ahead: Sequence[int] = ()) -> None:
+        self.lengths, self.ahead = row_lengths(rows), frozenset(ahead)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -33,7 +33,8 @@ class LengthGroupedOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + 1000 * self.epoch)
-        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+        order = get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
+        return iter(order if self.epoch else sorted(order, key=lambda index: index not in self.ahead))
 
 
 def row_lengths(rows: Sequence[TokenRow]) -> list[int]:

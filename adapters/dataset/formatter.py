@@ -32,7 +32,8 @@ class PromptedRow(NamedTuple):
 class Formatter:
     """Tokenises examples in one prompt format with one Hugging Face tokenizer.
 
-    `ends`: texts of further tokens that end an answer, beside the tokenizer's own. Raises BaseModelError for a
+    `ends`: texts of further tokens that end an answer, beside the tokenizer's own. `prompts_alone`: takes rows without
+    an answer, as if it were empty. Raises BaseModelError for a
     tokenizer without end-of-text, DataError for chat without a template.
     """
 
@@ -55,6 +56,7 @@ class Formatter:
             backend = getattr(tokenizer, "backend_tokenizer", None)
             control = None if backend is None else ControlTokens(backend, self.template, type(backend).from_str)
             self.chat = ChatTurns(prompt_format, self.template, specials, self.ends, control)
+        self.prompts_alone = False
         before, after, both = self._ids(["\n", "ab", "\nab"], False)
         self._spaced = both != before + after  # the tokenizer puts a blank before each text
 
@@ -110,19 +112,25 @@ class Formatter:
         return PromptedRow(TokenRow(ids, [False] + [True] * (len(ids) - 1)), same)
 
     def _turns(self, example: Example) -> list[Turn]:
-        if isinstance(example.prompt, str) and example.completion is not None and self.chat is None:
-            return [Turn(self.format.render(example.prompt), str(example.completion), True)]
+        known = example.completion is not None
+        if isinstance(example.prompt, str) and (known or self.prompts_alone) and self.chat is None:
+            return [Turn(self.format.render(example.prompt), str(example.completion) if known else "", True)]
         messages = _messages(example)
         first = len(example.prompt) if example.shape == "message_lists" else 0  # of a prompt nothing counts
         answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-        if not answers:
-            advice = "use rows with answers to train"
+        if not answers and not self.prompts_alone:
+            advice = "use rows with answers to train, or --target-adapter, whose target answers them"
             raise DataError(f"{example.where} has no completion", "prompt and completion", advice)
+        unanswered = not answers
         answers = [i for i in answers if _counts(messages[i])]
         if self.chat is not None:
+            if unanswered:
+                return [Turn(self.chat.opening(messages, example.tools, example.where), "", True)]
             return [self.chat.turn(messages[: i + 1], example.tools, example.where) for i in answers]
         if example.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
             raise DataError(f"{example.where} has tools", "--format chat: raw text knows none", "use it")
+        if unanswered:
+            return [Turn(self.format.render(messages), "", True)]
         return [Turn(self.format.render(messages[:i]), messages[i]["content"], True) for i in answers]
 
     def _answers(self, turns: Sequence[Turn], prompts: Sequence[list[int]]) -> list[list[int]]:

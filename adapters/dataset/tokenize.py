@@ -132,6 +132,7 @@ def key(formatter: Formatter, columns: Mapping[str, str] | None, digest: str) ->
         sorted((columns or {}).items()),
         hashlib.sha256(text.encode()).hexdigest(),
         [formatter.format.kind, formatter.format.separator, formatter.template, formatter.ends, tokenizer.bos_token],
+        formatter.prompts_alone,
     ]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:24]
 

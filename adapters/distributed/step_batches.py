@@ -39,8 +39,8 @@ class StepBatches(Sampler[list[Pick]]):
     would read.
     """
 
-    def __init__(self, rows: Sequence[TokenRow], total: int, seed: int) -> None:
-        self.order, self.total = LengthGroupedOrder(rows, total, seed), total
+    def __init__(self, rows: Sequence[TokenRow], total: int, seed: int, ahead: Sequence[int] = ()) -> None:
+        self.order, self.total = LengthGroupedOrder(rows, total, seed, ahead), total
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose batches the next iteration gives."""
@@ -88,9 +88,9 @@ class StepLoader(DataLoader[PickedRow]):
         self.batch_sampler.set_epoch(epoch)
 
 
-def step_loader(rows: Sequence[TokenRow], total: int, seed: int) -> StepLoader:
-    """Loads `total` rows a step over all processes."""
-    batches = StepBatches(rows, total, seed)
+def step_loader(rows: Sequence[TokenRow], total: int, seed: int, ahead: Sequence[int] = ()) -> StepLoader:
+    """Loads `total` rows a step over all processes, first those at the indices `ahead`."""
+    batches = StepBatches(rows, total, seed, ahead)
     return StepLoader(StepRows(rows, seed), batch_sampler=batches, collate_fn=collate_step)  # type: ignore[arg-type]
 
 

@@ -131,6 +131,7 @@ class TargetModel(nn.Module):
         self.first = len(self.decoder.layers) - 1 if first is None else first
         self.tapped = tapped or (self.first,)
         self.kept: Callable[[Tensor, Tensor], MainPass] | None = None  # answers in place of a frozen target's layers
+        self._gathered: tuple[Any, ...] = (None, None, None)  # of a frozen head: vocabulary, weight, rows
 
     def checkpoint_layers(self) -> None:
         """From now on layers whose K/V nobody reads keep no activations while they learn: the backward pass computes
@@ -209,11 +210,17 @@ class TargetModel(nn.Module):
         """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
         if vocabulary is None:
             return self.decoder.logits(hidden)
-        bias = self.decoder.lm_head.bias
-        logits = nn.functional.linear(
-            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
-        )
-        return self.decoder.finish_logits(logits)
+        return self.decoder.finish_logits(nn.functional.linear(hidden, *self._head_rows(vocabulary)))
+
+    def _head_rows(self, vocabulary: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight [D, E] and bias [D] of the LM head's rows `vocabulary`; of a frozen head they are gathered once."""
+        weight, bias = self.decoder.lm_head.weight, self.decoder.lm_head.bias
+        known, state, rows = self._gathered
+        if known is not vocabulary or state != (weight.data_ptr(), weight._version) or weight.requires_grad:
+            rows = weight[vocabulary], None if bias is None else bias[vocabulary]
+            if not weight.requires_grad:
+                self._gathered = vocabulary, (weight.data_ptr(), weight._version), rows
+        return rows
 
 
 class DraftingModel(TargetModel, ABC):

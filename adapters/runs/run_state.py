@@ -16,7 +16,7 @@ from streamspec.errors import AdapterError, ConfigError
 from streamspec.option_fields import flag
 
 # options that a resumed run need not repeat
-MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard")
+MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard", "states_gb")
 MAY_GROW = ("max_minutes", "epochs")  # options of which a resumed run may have more
 
 

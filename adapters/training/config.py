@@ -185,6 +185,12 @@ class SelfDistillationOptions:
         "with a target adapter: who answers instead of PyTorch, the target's own exported bundle (its folder, "
         "installed name, or of an untouched target the base) or an OpenAI-compatible server of it (http://127.0.0.1:8080/v1)",
     )
+    states_gb: float = option(
+        10.0,
+        "with --answers, on a CPU: gigabytes at most of the target's states that are kept beside that file "
+        "(FILE.states) for later runs; 0: none",
+        minimum=0,
+    )
     max_new_tokens: int = option(128, "tokens per regenerated answer", minimum=1)
     answer_temperature: float = option(
         0.0, "above 0: every second answer is sampled at it, so that the drafter also suits sampling", minimum=0
@@ -270,6 +276,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def target_lora(self) -> Path | None:
         """Folder of the given task LoRA; None for the untouched base, and where the run trains one."""
         return None if str(self.target_adapter) == UNTOUCHED else self.target_adapter
+
+    @property
+    def answers_itself(self) -> bool:
+        """Tells whether a target that is there before the run answers all prompts: the data need no answers."""
+        return self.target_adapter is not None and self.regenerate_rows > 0
 
     @property
     def begins_with(self) -> Path | None:

@@ -25,7 +25,7 @@ from streamspec.option_fields import flag
 OWN = {
     *("base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume", "answers"),
     *("answers_from", "threads", "save_steps", "tensorboard", "max_minutes", "epochs", "clock", "allow_base_mismatch"),
-    "base_bits",
+    *("base_bits", "states_gb"),
 }
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
 SAME = [

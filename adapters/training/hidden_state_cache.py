@@ -1,4 +1,4 @@
-"""Keeps the hidden states of a frozen target in the run's folder: its layers read each text once, not in every epoch.
+"""Keeps the hidden states of a frozen target on disk: its layers read each text once, not in every epoch or run.
 
 Most of a drafter's training step on a CPU is the target's pass (docs/lab/decisions).
 """
@@ -6,11 +6,13 @@ Most of a drafter's training step on a CPU is the target's pass (docs/lab/decisi
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from streamspec.adapters.runs.budget import ENDLESS, Deadline
 from streamspec.adapters.runs.failures import FULL
 from streamspec.adapters.training.device import has_bf16
 
-STATES = "states"  # folder in that of an unfinished run
+STATES = "states"  # folder in that of an unfinished run, or by that suffix beside a file of answers
 MOST_DISK = 0.5  # of what is free
 TEXT = np.dtype([("key", "V16"), ("tokens", "<i8")])  # of a text whose states are kept
 
@@ -38,8 +40,18 @@ class HiddenStateCache:
     them: states depend on the text alone, and a resumed run gives the results of an uninterrupted one.
     """
 
-    def __init__(self, drafter: DraftingModel, folder: Path) -> None:
-        """`folder`: holds the files, and what an earlier attempt left there of such states is found."""
+    def __init__(
+        self,
+        drafter: DraftingModel,
+        folder: Path,
+        target: Mapping[str, Any] | None = None,
+        owner: str = "",
+        most: float = math.inf,
+    ) -> None:
+        """`folder`: holds the files, and what an earlier attempt or run left there of such states is found. `target`:
+        what states depend on besides layers and tokens. `owner`: names the only run that writes the files of that name.
+        `most`: bytes of all files in the folder.
+        """
         self.drafter = drafter
         decoder, first = drafter.decoder, drafter.first
         self.inside = [layer for layer in dict.fromkeys(drafter.tapped) if layer < len(decoder.layers)]
@@ -50,8 +62,10 @@ class HiddenStateCache:
         self.dtype = torch.bfloat16 if exact else torch.float16
         self.width = 1 + sum(map(math.prod, self.shapes))
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = folder, f"{str(self.dtype).removeprefix('torch.')}-{self.width}"
-        self.own = folder / f"{self.files[1]}-{processes.index()}.bin"
+        depends = [target, self.inside, self.sources, str(self.dtype), has_bf16(), self.width]
+        layout = hashlib.blake2b(json.dumps(depends).encode(), digest_size=8).hexdigest()
+        self.files, self.most, self.room = (folder, layout), most, 0  # bytes that may still be written
+        self.own = folder / f"{layout}-{owner}{processes.index()}.bin"
         self.kept: dict[bytes, tuple[Path, int, int]] = {}  # file, first token, tokens
         self._find()
 
@@ -65,29 +79,34 @@ class HiddenStateCache:
         return 2 * self.width * tokens
 
     @torch.no_grad()
-    def fill(self, texts: Sequence[Sequence[TokenRow]], name: str, until: Deadline = ENDLESS) -> bool:
-        """Computes and keeps the states of all `texts` that are missing, until the time is over or half of the free
-        disk full; says on behalf of the stage `name` how much that is. Tells whether all are there.
+    def fill(
+        self, texts: Sequence[Sequence[TokenRow]], name: str, until: Deadline = ENDLESS, ahead: bool = True
+    ) -> bool:
+        """Computes and keeps the states of all `texts` that are missing, until the time is over or there is no room;
+        without `ahead` each at its first use. Says on behalf of the stage `name` how much that is. Tells whether all
+        are there.
         """
         missing, tokens = processes.from_first(self._missing(texts))
-        room, needed = int(shutil.disk_usage(self.own.parent).free * MOST_DISK), self.bytes_of(tokens)
-        if missing:
-            count = f"{len(missing):,} text{'s' * (len(missing) > 1)}"
-            some = f"; {room / 1e6:,.0f} MB are used, half of what is free: the others pass again"
-            size = f"{needed / 1e6:,.0f} MB of disk{some * (needed > room)}"
-            say(f"{name}: the target's states of {count}, computed once, take {size}")
-        room //= processes.count()
-        mine = processes.dealt(list(missing.items()))
+        room = processes.from_first(self._announced(name, missing, tokens, ahead))
+        self.room = room // processes.count()
+        mine = processes.dealt(list(missing.items())) if ahead else []
         with processes.counted(f"{name}: the target's states", len(mine)) as add:
             for key, (part, index) in mine:
                 numbers = self._packed(torch.tensor(texts[part][index].input_ids))
-                room -= numbers.nbytes
-                if room < 0 or until.over() or not self._keep(key, numbers):
+                if until.over() or not self._keep(key, numbers):
                     break
                 add(1)
         processes.gathered(None)  # all have written
         self._find()
         return missing.keys() <= self.kept.keys()
+
+    def keeps(self, texts: Sequence[Sequence[TokenRow]]) -> bool:
+        """Tells whether the states of all `texts` are there."""
+        return not self._missing(texts)[0]
+
+    def kept_rows(self, rows: Sequence[TokenRow]) -> list[int]:
+        """The indices of the rows whose states are there."""
+        return [index for index, row in enumerate(rows) if key_of(row.input_ids) in self.kept]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
@@ -100,6 +119,24 @@ class HiddenStateCache:
         keys, values = ([heads[source][side] for source in self.sources] for side in (0, 1))
         entry = torch.cat([entered.get(layer, final) for layer in self.drafter.tapped], dim=-1)
         return MainPass(input_ids, entry, final, keys, values)
+
+    def _announced(self, name: str, missing: Mapping[bytes, object], tokens: int, ahead: bool) -> int:
+        """The bytes that may be written. Says how many missing texts there are, what they take, and what is there."""
+        folder, layout = self.files
+        sizes = {file.name: file.stat().st_size for file in folder.glob("*.bin")}
+        free, left = shutil.disk_usage(folder).free, max(self.most - sum(sizes.values()), 0)
+        room, needed = int(min(free * MOST_DISK, left)), self.bytes_of(tokens)
+        if self.kept:
+            say(f"{name}: the target's states of {len(self.kept):,} text{'s' * (len(self.kept) > 1)} are in {folder}")
+        if others := sum(size for file, size in sizes.items() if not file.startswith(layout)):
+            say(f"{name}: {others / 1e6:,.0f} MB of {folder} are states of another target or other layers: not read")
+        if missing:
+            count = f"{len(missing):,} text{'s' * (len(missing) > 1)}"
+            why = "half of what is free" if free * MOST_DISK < left else "what --states-gb leaves"
+            some = f"; {room / 1e6:,.0f} MB are used, {why}: the others pass again"
+            size = f"{needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB are free{some * (needed > room)}"
+            say(f"{name}: the target's states of {count}, computed {'once' if ahead else 'at first use'}, take {size}")
+        return room
 
     def _missing(self, texts: Sequence[Sequence[TokenRow]]) -> tuple[dict[bytes, tuple[int, int]], int]:
         """Where the texts stand that are not kept, each once, by their keys; and how many tokens they have."""
@@ -134,6 +171,7 @@ class HiddenStateCache:
         place = self.kept.get(key_of(ids.tolist()))
         if place is None:
             numbers = self._packed(ids)
+            self._keep(key_of(ids.tolist()), numbers)
         else:
             file, start, tokens = place
             numbers = np.fromfile(file, np.int16, tokens * self.width, offset=self.bytes_of(start))
@@ -143,7 +181,11 @@ class HiddenStateCache:
         return [part.reshape(len(ids), *shape).to(dtype) for part, shape, dtype in wanted]
 
     def _keep(self, key: bytes, numbers: np.ndarray) -> bool:
-        """Appends a text to this process's file, and then its key; tells whether the disk had room for it."""
+        """Appends a text to this process's file, and once that is on disk its key; tells whether there was room."""
+        self.room -= numbers.nbytes
+        if self.room < 0:
+            return False
+        start = self.own.stat().st_size if self.own.exists() else 0
         try:
             for file, content in (
                 (self.own, numbers.tobytes()),
@@ -151,10 +193,14 @@ class HiddenStateCache:
             ):
                 with file.open("ab") as opened:
                     opened.write(content)
+                    opened.flush()
+                    os.fsync(opened.fileno())
         except OSError as error:
             if error.errno not in FULL:
                 raise
+            self.room = 0
             return False
+        self.kept[key] = self.own, start // self.bytes_of(1), len(numbers)
         return True
 
     def _find(self) -> None:

@@ -59,7 +59,7 @@ class Stage:
     """One stage: model, rows, loss and end. `loss(batch, draw)` returns scalar losses by name, "total" among them:
     means over the batches of all processes. `draw` is the step's random number in [0, 1). `batch_size` is that of all
     processes together. `note` is called now and then, to write down the time used; `check` measures the model on a few
-    validation texts.
+    validation texts. `ahead`: indices of rows that the first epoch begins with.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Stage:
     until: Deadline
     note: Callable[[], None] = lambda: None
     check: Callable[[], dict[str, float]] | None = None
+    ahead: Sequence[int] = ()
 
 
 def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dict[str, float]], float]:
@@ -266,7 +267,7 @@ class _StageTrainer(Trainer):
 
     def get_train_dataloader(self) -> StepLoader:
         """Loads this process's share of each step; not accelerate's, which repeats rows to fill the last one."""
-        return step_loader(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed)
+        return step_loader(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed, self.stage.ahead)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Saves nothing: random numbers are functions of the step, whatever the number of processes."""

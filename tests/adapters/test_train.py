@@ -149,6 +149,26 @@ def test_staged_on_the_untouched_base_has_no_task_lora(base: Path, data: Path, t
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
+def test_an_untouched_base_answers_prompts_alone(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, small = tmp_path / "prompts.jsonl", {"epochs": 1.0, "draft_vocab": 0}
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+    learnt = []
+    monkeypatch.setattr(train_module, "fit_drafter", lambda run, name, drafter, rows, *_: learnt.append((rows, run)))
+    for name in (data, prompts):
+        summary = train(options(base, name, tmp_path / name.stem, target_adapter="base", **small))
+    (with_answers, _), (alone, run) = learnt
+    assert alone == with_answers and run.val_rows and all(sum(row.loss_mask) > 1 for row in run.val_rows)
+    assert "tau" in summary and "val_em" not in summary
+    with pytest.raises(DataError, match="has no completion"):
+        train(options(base, prompts, tmp_path / "joint", **small))
+    monkeypatch.setattr(train_module, "own_answers", lambda *_: [])
+    with pytest.raises(DataError, match=r"no time to answer one.*--max-minutes"):
+        train(options(base, prompts, tmp_path / "late", target_adapter="base", **small))
+
+
 def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     tiny_model("llama", seed=5).save_pretrained(other)

@@ -106,6 +106,13 @@ def test_order_is_a_function_of_seed_and_epoch_and_visits_each_row_once() -> Non
     assert list(again) == list(order)
 
 
+def test_the_first_epoch_begins_with_the_rows_ahead() -> None:
+    order = LengthGroupedOrder([TokenRow([1] * (n % 5 + 1), [True]) for n in range(40)], 4, 7, ahead=[3, 31, 12])
+    assert set(list(order)[:3]) == {3, 31, 12} and sorted(order) == list(range(40))
+    order.set_epoch(1)
+    assert set(list(order)[:3]) != {3, 31, 12}
+
+
 def test_draft_vocabulary_keeps_the_most_frequent_and_the_end() -> None:
     rows = [TokenRow([5, 5, 5, 9, 9, 30], [True] * 6)]
     assert draft_vocabulary([rows], 3, 64, [2]) == [2, 5, 9]

@@ -164,8 +164,20 @@ def test_turns_without_words_or_weight_are_not_trained(tmp_path: Path) -> None:
 def test_a_conversation_that_ends_with_a_question_is_trained_up_to_it(tmp_path: Path) -> None:
     (row,) = rows(PLAIN, {"messages": [*TALK[4:], TALK[0]]}, tmp_path)
     assert trained(row) == ["Bye<|im_end|>"]
-    with pytest.raises(DataError, match="has no completion"):
+    with pytest.raises(DataError, match="has no completion.*--target-adapter"):
         rows(PLAIN, {"messages": [TALK[0]]}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["chat", "raw"])
+@pytest.mark.parametrize("row", [{"prompt": "Rain?"}, {"messages": [TALK[0]]}, {"prompt": [TALK[0]]}], ids=str)
+def test_prompts_alone_end_after_what_generation_begins_with(kind: str, row: dict[str, Any], tmp_path: Path) -> None:
+    formatter = Formatter(tokenizer(PLAIN), PromptFormat(kind))
+    formatter.prompts_alone = True
+    (tmp_path / "data.jsonl").write_text(json.dumps(row))
+    ((found, opening),) = formatter.all_rows(list(iterate_examples(tmp_path / "data.jsonl")))[0]
+    begun = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n" if kind == "chat" else "Rain?"
+    assert formatter.tokenizer.decode(found.input_ids) == begun + "<|im_end|>"
+    assert opening == len(found.input_ids) - 1 == found.loss_mask.index(True)
 
 
 def test_the_end_of_a_turn_that_is_no_end_of_text(tmp_path: Path) -> None:

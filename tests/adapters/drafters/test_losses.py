@@ -94,6 +94,20 @@ def test_a_head_is_chunked_whether_it_learns_or_not(
     test_losses_in_chunks_are_the_losses_and_hold_few_logits(drafter, None, monkeypatch)
 
 
+def test_the_rows_of_a_frozen_head_are_gathered_once_and_follow_its_weights(drafter: StreamingModel) -> None:
+    head = drafter.decoder.lm_head.weight.requires_grad_(False)
+    states = torch.randn(3, head.shape[1])
+    drafter.head(states, VOCABULARY)
+    gathered = drafter._head_rows(VOCABULARY)[0]
+    assert drafter._head_rows(VOCABULARY)[0] is gathered
+    assert drafter._head_rows(VOCABULARY.flip(0))[0] is not gathered
+    with torch.no_grad():
+        head.mul_(2)
+    torch.testing.assert_close(drafter.head(states, VOCABULARY), drafter.head(states, None)[:, VOCABULARY])
+    head.requires_grad_(True)
+    assert drafter.head(states, VOCABULARY).requires_grad
+
+
 def test_ranks_in_chunks_are_the_ranks(drafter: StreamingModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         TokenRow(ids[mask.bool()].tolist(), [False] * 3 + [True] * (int(mask.sum()) - 3))

@@ -192,6 +192,31 @@ def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     assert passes == [12, 15] and states.own.stat().st_size == states.bytes_of(6 + 9)
 
 
+def test_states_of_another_target_are_not_read_and_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = DRAFTERS["draft layer"]()
+    first = HiddenStateCache(drafter, tmp_path, {"base": "a"}, "one-")
+    most = first.bytes_of(6 + 9 + 16)
+    assert first.fill([ROWS[:2]], "streams") and "not read" not in capsys.readouterr().err
+    assert HiddenStateCache(drafter, tmp_path, {"base": "a"}, "two-").kept_rows(ROWS) == [0, 1]
+    other = HiddenStateCache(drafter, tmp_path, {"base": "b"}, "one-", most)
+    assert not other.kept_rows(ROWS) and not other.fill([ROWS], "streams") and other.kept_rows(ROWS) == [0, 1]
+    said = capsys.readouterr().err
+    assert f"MB of {tmp_path} are states of another target or other layers: not read" in said
+    assert "what --states-gb leaves: the others pass again" in said
+    assert sum(file.stat().st_size for file in tmp_path.glob("*.bin")) <= most
+
+
+def test_states_computed_at_first_use_are_kept(tmp_path: Path, passes: list[int]) -> None:
+    drafter = DRAFTERS["draft layer"]()
+    states = HiddenStateCache(drafter, tmp_path)
+    assert not states.fill([ROWS], "streams", ahead=False) and passes == [1]
+    batch = collate(ROWS[1:3])
+    first = states(batch["input_ids"], batch["attention_mask"])
+    again = states(batch["input_ids"], batch["attention_mask"])
+    assert passes == [1, 9, 12] and torch.equal(first.entry, again.entry)
+    assert states.kept_rows(ROWS) == HiddenStateCache(drafter, tmp_path).kept_rows(ROWS) == [1, 2]
+
+
 STAGED = {"threads": 1, "recipe": "staged", "target_adapter": "base", "epochs": 3.0}
 
 
@@ -200,7 +225,7 @@ def adapter(out: Path) -> tuple[dict[str, Tensor], Any]:
     return load_file(out / "streamspec.safetensors"), json.loads((out / "training.json").read_text())["metrics"]
 
 
-def test_a_run_reads_each_text_once_and_ends_as_one_whose_disk_is_full(
+def test_runs_read_each_text_once_and_end_as_one_whose_disk_is_full(
     base: Path,
     data: Path,
     tmp_path: Path,
@@ -208,17 +233,25 @@ def test_a_run_reads_each_text_once_and_ends_as_one_whose_disk_is_full(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    train(options(base, data, tmp_path / "kept", **STAGED))
+    answers = tmp_path / "answers.jsonl"
+    train(options(base, data, tmp_path / "kept", answers=answers, **STAGED))
     said, once = capsys.readouterr().err, len(passes)
     assert "streams: the target's first 2 layers are no longer needed" in said
     assert not (tmp_path / "kept" / "run").exists()
     passes.clear()
+    train(options(base, data, tmp_path / "later", answers=answers, **STAGED))
+    said, later = capsys.readouterr().err, len(passes)
+    assert "texts are in" in said and "computed once" not in said and "no longer needed" in said
+    assert later < once / 3  # of the streams' start alone
+    passes.clear()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 0}))
-    train(options(base, data, tmp_path / "full", **STAGED))
+    train(options(base, data, tmp_path / "full", answers=answers, states_gb=0.0, **STAGED))
     assert "no longer needed" not in capsys.readouterr().err and len(passes) > 2 * once
-    (kept, figures), (full, others) = adapter(tmp_path / "kept"), adapter(tmp_path / "full")
-    assert kept.keys() == full.keys() and all(torch.equal(kept[name], full[name]) for name in kept)
-    assert figures == others
+    kept, figures = adapter(tmp_path / "kept")
+    for name in ("later", "full"):
+        same, others = adapter(tmp_path / name)
+        assert kept.keys() == same.keys() and all(torch.equal(kept[tensor], same[tensor]) for tensor in kept)
+        assert figures == others
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 1e6])
@@ -233,4 +266,4 @@ def test_states_are_kept_where_the_time_allows_an_epoch(
     monkeypatch.setattr(recipe_stages, "learning_seconds", lambda *_: seconds)
     train(options(base, data, tmp_path / "out", max_minutes=5.0, **STAGED))
     said = capsys.readouterr().err
-    assert ("no longer needed" in said) == (seconds < 1) != ("states are not kept: the time" in said)
+    assert ("no longer needed" in said) == (seconds < 1) != ("computed at first use" in said)
