@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
-from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
 from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
@@ -274,14 +273,8 @@ class HFDecoder:
 
     def linear_names(self, first: int) -> list[str]:
         """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""
-        per_layer = self.family.per_layer_input
-        skipped = () if per_layer is None else (per_layer.gate, per_layer.up)
-        router = self.family.mixture and f"{self.family.mixture.router}."
-        return [
-            f"{index}.{name}"
-            for index in range(first, len(self.layers))
-            for name, module in self.layers[index].named_modules()
-            if isinstance(module, (nn.Linear, Conv1D))
-            and name not in skipped
-            and not (router and f"{name}.".startswith(router))
-        ]
+        family, shared = self.family, self.family.mixture.shared if self.family.mixture else ()
+        groups = (family.qkv, family.out, family.up, family.down, family.conv_in, family.conv_out, *shared)
+        maps = {name for group in groups for name in group}
+        layers = range(first, len(self.layers))
+        return [f"{layer}.{name}" for layer in layers for name, _ in self.layers[layer].named_modules() if name in maps]

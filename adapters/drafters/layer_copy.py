@@ -2,8 +2,8 @@
 
 The family's description says which part is where (`streamspec.model_families.Family.draft_layer_parts`); the modules
 are the family's own, linear maps always `nn.Linear` [out, in]. In place of a mixture of experts there is an MLP with as
-many channels as a row's experts have together. They start as those of the first experts and add nothing: which experts
-a row of the target chooses differs from row to row. Those of an MLP for all rows are beside them, as they are.
+many channels as a row's experts have together. They are drawn and add nothing at first: rows choose other experts, and
+channels of a few of them draft no better (docs/lab/decisions/2026-11-26-mixtures-of-experts.md).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import activation
-from streamspec.adapters.base_models.experts import expert_tensor, experts_of
+from streamspec.adapters.base_models.experts import experts_of
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.model_families import switched
-from streamspec.model_families.family import Mixture
 
 PARTS = ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")  # beside the MLP's weights
 Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
@@ -69,7 +68,7 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
     if mixture and experts is not None:
-        maps = _dense(layer, whole, mixture, int(getattr(config, mixture.active)))
+        maps = _drawn(decoder, getattr(config, mixture.active) * getattr(config, mixture.width))
     else:
         maps = [_affine(layer.get_submodule(name)) for name in (*family.up, family.down[0])]
     *up, down = maps
@@ -89,19 +88,11 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     return LayerCopy(parts, mlp, switched(config, family.parallel))
 
 
-def _dense(layer: nn.Module, whole: nn.Module, mixture: Mixture, active: int) -> list[Affine]:
-    """The maps gate, up and down [out, in] of the MLP in place of a mixture of the layer `whole`, whose other parts
-    `layer` has as plain maps. `active`: experts of a row."""
-    known = dict(layer.named_modules())
-    shared = [known[name].weight.detach() for side in mixture.shared for name in side if name in known]
-    shared = [*shared[0].chunk(2), shared[1]] if len(shared) == 2 else shared
-    own = [
-        [expert_tensor(whole, f"{mixture.experts}.{number}.{part}_proj", "weight") for number in range(active)]
-        for part in ("gate", "up")
-    ]
-    gate, up = (torch.cat([*shared[i : i + 1], *own[i]]) for i in (0, 1))
-    zeros = gate.new_zeros(gate.shape[1], len(gate) - sum(side.shape[1] for side in shared[2:]))
-    return [(weight, None) for weight in (gate, up, torch.cat([*shared[2:], zeros], dim=1))]
+def _drawn(decoder: HFDecoder, channels: int) -> list[Affine]:
+    """The maps gate, up and down of an MLP that adds nothing."""
+    zeros = torch.zeros(channels, decoder.hidden_size, device=decoder.embedding.weight.device)
+    gate, up = (torch.randn_like(zeros) * decoder.hidden_size**-0.5 for _ in range(2))
+    return [(gate, None), (up, None), (zeros.T, None)]
 
 
 def weighted(norm: nn.Module, decoder: HFDecoder) -> nn.Module:

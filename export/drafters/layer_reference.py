@@ -69,16 +69,6 @@ def tapped_states(model: ReferenceModel, case: DraftedTree, entries: Sequence[in
     """The inputs [T + n, taps * hidden] of the layers `entries`, of a context and a tree after it; after the last one
     the finished states."""
     tokens, positions, sees = tree_rows(case.context, case.drafted, case.tree)
-    seen, decoder = dict[int, Tensor](), model.decoder
-
-    def around(layer: int) -> Any:
-        def keep(module: Any, args: Any, kwargs: Any) -> None:
-            seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach()[0]
-
-        entered = decoder.layer(layer)
-        if decoder.conv(layer) is not None:  # its parts are called one by one
-            entered = entered.get_submodule(str(decoder.family.attention_norm))
-        return entered.register_forward_pre_hook(keep, with_kwargs=True)
-
-    seen[len(decoder.layers)] = model.states(tokens, positions, sees, around).final[0]
-    return torch.cat([seen[layer] for layer in entries], dim=-1)
+    entered: dict[int, Tensor] = {}
+    entered[model.layers] = model.states(tokens, positions, sees, entered=entered).final
+    return torch.cat([entered[layer][0] for layer in entries], dim=-1)

@@ -45,12 +45,19 @@ class ReferenceModel:
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
     @torch.no_grad()
-    def states(self, tokens: Array, positions: Array, sees: Array, around: Around | None = None) -> ReferenceOutput:
+    def states(
+        self,
+        tokens: Array,
+        positions: Array,
+        sees: Array,
+        around: Around | None = None,
+        entered: dict[int, Tensor] | None = None,
+    ) -> ReferenceOutput:
         """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per
-        layer). Each layer is called within `around` of it.
+        layer). Each layer is called within `around` of it; its input [1, T, H] becomes that of its number in `entered`.
         """
-        cache = _Record({})
-        final, entry = self._run(torch.as_tensor(tokens)[None], torch.as_tensor(positions), sees, cache, around)
+        cache, ids = _Record({}), torch.as_tensor(tokens)[None]
+        final, entry = self._run(ids, torch.as_tensor(positions), sees, cache, around, entered)
         keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
         return ReferenceOutput(final, entry, keys, values)
 
@@ -91,7 +98,13 @@ class ReferenceModel:
             torch.set_float32_matmul_precision(before)
 
     def _run(
-        self, tokens: Tensor, positions: Tensor, sees: Array, cache: Any, around: Around | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        sees: Array,
+        cache: Any,
+        around: Around | None,
+        entered: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Finished states, and those that enter the first layer of streams, [B, T, H] of tokens [B, T]."""
         where = positions.expand(len(tokens), -1)
@@ -101,6 +114,8 @@ class ReferenceModel:
         for layer in track(range(self.layers), "layers of the reference", self.layers):
             if layer == self.first:
                 entry = hidden
+            if entered is not None:
+                entered[layer] = hidden
             mask = self.mask(torch.as_tensor(sees), positions, positions, self.decoder.window(layer))
             with around(layer) if around else nullcontext():
                 hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache, per_layer_inputs)

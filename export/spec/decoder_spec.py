@@ -238,9 +238,9 @@ class DecoderSpec:
 
     @property
     def draft_channels(self) -> int:
-        """Inner numbers of a draft layer's MLP, which starts as that of the last layer with attention."""
-        mixed = self.mixture is not None and self.mlp_kind(self.last_attention) != "dense"
-        return self.mixture.channels if self.mixture and mixed else self.intermediate
+        """Inner numbers of a draft layer's MLP: of the last layer with attention, or of a row's experts together."""
+        mixed = self.mixture and self.mlp_kind(self.last_attention) == "experts"
+        return self.mixture.active * self.mixture.width if self.mixture and mixed else self.intermediate
 
     def rotated(self, kind: int) -> int:
         """Leading numbers of each head that a kind of rotary embedding turns."""

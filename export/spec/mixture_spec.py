@@ -34,11 +34,6 @@ class MixtureSpec:
         """The fused maps of the MLP for all rows."""
         return self.names.shared if self.shared else ()
 
-    @property
-    def channels(self) -> int:
-        """Inner numbers of all MLPs that a row runs through, as many as those of a draft layer's."""
-        return self.active * self.width + self.shared
-
     def expert(self, number: int, part: str) -> str:
         """The name of a linear map of an expert, below a layer."""
         return f"{self.names.experts}.{number}.{part}"

@@ -47,13 +47,13 @@ def drafter(family: str, **shape: Any) -> DraftLayerModel:
 
 
 def without_experts(model: DraftLayerModel) -> None:
-    """The target's experts add nothing, as those of a fresh draft layer; an MLP for all rows stays."""
-    names = model.decoder.family.mixture
-    experts = names and experts_of(model.decoder.layers[model.decoder.last_attention], names.experts)
-    if names and experts is not None:
-        assert not model.experts.down[..., -EXPERTS["num_experts_per_tok"] * 64 // model.config.active :, :].any()
-        for name, parameter in experts.named_parameters():
-            if name.startswith("down"):
+    """The target's experts add nothing, as the channels that a fresh draft layer has in their place."""
+    layer, names = model.decoder.layers[model.decoder.last_attention], model.decoder.family.mixture
+    if names is not None and experts_of(layer, names.experts) is not None:
+        assert model.experts.up.shape[0] * model.experts.up.shape[1] == EXPERTS["num_experts_per_tok"] * 64
+        assert model.experts.up.any() and not model.experts.down.any()
+        for name, parameter in layer.named_parameters():
+            if "expert" in name and ".down_proj" in name:
                 parameter.zero_()
 
 

@@ -16,6 +16,7 @@ from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick_rows
 from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel, fit_start, stream_mask
 from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES as ALL_FAMILIES
 from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_models import tiny_model
@@ -154,7 +155,9 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
     with torch.no_grad():
         before = model(input_ids=IDS, attention_mask=MASK).logits
     decoder = HFDecoder(model)
-    lora = LoraConfig(r=4, target_modules=decoder.linear_names(2), init_lora_weights=False)
+    spec, names = describe(model), decoder.linear_names(2)
+    assert set(names) == {f"{layer}.{name}" for layer in (2, 3) for name in spec.modules(layer, streams=True)}
+    lora = LoraConfig(r=4, target_modules=names, init_lora_weights=False)
     inject_adapter_in_model(lora, decoder.layers, adapter_name="streams")
     streams = streaming(model, frozen=True)
     rows, roots = torch.tensor([[2], [1]]), torch.tensor([[12], [21]])
