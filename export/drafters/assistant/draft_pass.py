@@ -131,28 +131,33 @@ class AssistantPass(DraftLayerPass):
         return self.decoder.linear_map(g, g.op("Concat", embedded, states, axis=-1), rows, self._own(BEFORE))
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
-        """The assistant's own LM head over all tokens [m, V] of finished states [m, hidden]."""
-        return self.scaled(g, *self.decoder.writer.head(g, flat, rows, self._own(HEAD)))
+        """The assistant's own LM head over all tokens [m, V] of finished states [m, hidden]; of an ordered one those of
+        a cluster lie one after the other."""
+        weight, tensors = self._own(HEAD), self.spec.tensors
+        if self.spec.clusters:
+            weight = replace(weight, load=lambda: tensors[HEAD][tensors[ORDERING]])
+        return self.scaled(g, *self.decoder.writer.head(g, flat, rows, weight))
 
     def _propose_level(self, g: Scope, level: DraftLevel, path: str = "") -> None:
-        if not self.spec.clusters:
+        if not (clusters := self.spec.clusters):
             return super()._propose_level(g, level, path)
-        spec, tensors = self.spec, self.spec.tensors
-        tokens_of = tensors[ORDERING].reshape(len(tensors[CENTROIDS]), -1)  # [clusters, tokens of each]
-        count, hidden = spec.clusters * tokens_of.shape[1], self.decoder.spec.hidden
+        tensors = self.spec.tensors
+        size = len(tensors[ORDERING]) // len(tensors[CENTROIDS])  # tokens of a cluster
         centroids = g.store.once(f"{LABEL}{CENTROIDS}", lambda: np.ascontiguousarray(tensors[CENTROIDS].T))
+        ordering = g.store.once(f"{LABEL}{ORDERING}", lambda: tensors[ORDERING])
         flat = g.op("Squeeze", level.state, g.ints(0))
-        _, nearest = g.ops("TopK", g.op("MatMul", flat, centroids), g.ints(spec.clusters), out=(None, None), axis=-1)
-        ordering = g.store.once(f"{LABEL}{ORDERING}", lambda: tokens_of)
-        tokens = g.op("Reshape", g.op("Gather", ordering, nearest, axis=0), g.ints(-1, count))
-        table = self.decoder.look_up(g, g.op("Reshape", tokens, g.ints(1, -1)), self._own(HEAD, looked_up=True))
-        scored = g.op("MatMul", g.op("Reshape", table, g.ints(-1, count, hidden)), g.op("Unsqueeze", flat, g.ints(2)))
-        level.logits, level.path = g.op("Squeeze", scored, g.ints(2)), path
+        _, nearest = g.ops("TopK", g.op("MatMul", flat, centroids), g.ints(clusters), out=(None, None), axis=-1)
+        first = g.op("Mul", g.op("Unsqueeze", nearest, g.ints(2)), g.ints(size))
+        each = g.op("Add", first, g.store.constant(np.arange(size), np.int64))
+        places = g.op("Reshape", each, g.ints(-1, clusters * size))
+        # All tokens are scored: the chosen rows alone, gathered, took 23 ms, not 7 (4 levels, 131,072 tokens, int8).
+        logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
+        level.logits, level.path = g.op("GatherElements", logits, places, axis=1), path
         level.values, level.numbers = g.ops(
             "TopK", level.logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1
         )
-        level.tokens = g.op("GatherElements", tokens, level.numbers, axis=1)
+        level.tokens = g.op("Gather", ordering, g.op("GatherElements", places, level.numbers, axis=1), axis=0)
         return None
 
-    def _own(self, name: str, looked_up: bool = False) -> Weight:
-        return own_weight(f"{LABEL}{name}", self.spec.tensors[name], looked_up)
+    def _own(self, name: str) -> Weight:
+        return own_weight(f"{LABEL}{name}", self.spec.tensors[name])

@@ -24,10 +24,11 @@ from streamspec.export.drafters.published.tensors import checked_tensors
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.weights.model_spec import describe
 
-KIND, TARGET, FULL, SLIDING = "gemma4_assistant", "gemma4_text", "full_attention", "sliding_attention"
+KIND, TARGET = "gemma4_assistant", "gemma4_text"
 EMBEDDING, TOKENS = "embed_tokens.weight", 4  # drafted: each pass goes on from its own state
 FIELDS = frozenset({"text_config", "backbone_hidden_size", "use_ordered_embeddings", "num_centroids"})
 FIELDS |= {"centroid_intermediate_top_k"}
+UNDERSTOOD = "nothing that streamspec does not compute"
 ONLY: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,), "quantization_config": (None,)}
 
 
@@ -60,6 +61,9 @@ def _read_config(file: Path, raw: dict[str, Any]) -> Any:
         )
     from transformers import AutoConfig, PreTrainedConfig
 
+    faults = unread(raw, FIELDS | PreTrainedConfig().to_dict().keys(), "", ONLY)
+    if faults:
+        raise AdapterError(f"{file}: {'; '.join(faults)}", UNDERSTOOD, FETCH)
     try:
         config = AutoConfig.for_model(**raw)
         text = config.text_config
@@ -67,16 +71,12 @@ def _read_config(file: Path, raw: dict[str, Any]) -> Any:
     except Exception as error:  # transformers raises errors of every kind
         named = f"{file}: {type(error).__name__} {' '.join(str(error).split())[:200]}"
         raise AdapterError(named, "a configuration of an assistant", FETCH) from None
-    faults = unread(raw, FIELDS | PreTrainedConfig().to_dict().keys(), "", ONLY)
     if kind != TARGET:
-        faults.append(f"text_config of {kind!r} (only {TARGET})")
-    else:
-        try:
-            check_config(text)
-        except BaseModelError as error:
-            faults.append(f"text_config: {error.found}")
-    if faults:
-        raise AdapterError(f"{file}: {'; '.join(faults)}", "nothing that streamspec does not compute", FETCH)
+        raise wrong(file, "text_config", f"of {kind!r}", TARGET)
+    try:
+        check_config(text)
+    except BaseModelError as error:
+        raise AdapterError(f"{file}: text_config: {error.found}", UNDERSTOOD, FETCH) from None
     if config.use_ordered_embeddings:
         clusters = whole(file, "num_centroids", config.num_centroids, vocab)
         chosen = whole(file, "centroid_intermediate_top_k", config.centroid_intermediate_top_k, clusters)
@@ -97,11 +97,10 @@ def _check_target(folder: Path, config: Any, target: Any) -> None:
         "sliding window": (text.sliding_window, target.sliding_window),
     }
     lent = target.layer_types[: target.num_hidden_layers - (target.num_kv_shared_layers or 0)]
-    for kind in sorted({FULL, SLIDING, *text.layer_types}):
-        for one in (layer for layer, own in enumerate(text.layer_types) if own == kind):
-            at = max((layer for layer, own in enumerate(lent) if own == kind), default=None)
-            theirs = None if at is None else _keys(target, at)
-            pairs[f"keys of {kind} (heads, width)"] = _keys(text, one), theirs
+    for layer, kind in enumerate(text.layer_types):
+        at = max((number for number, other in enumerate(lent) if other == kind), default=None)
+        theirs = None if at is None else _keys(target, at)
+        pairs[f"keys of its layer {layer} of {kind} (heads, width)"] = _keys(text, layer), theirs
     other = [f"{name} {ours}, not {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     if other:
         raise AdapterError(f"{folder}: {'; '.join(other)}", "an assistant of this base", "name its own base")
@@ -119,7 +118,7 @@ def _shapes(config: Any) -> Shapes:
     from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
 
     with torch.device("meta"):
-        named = Gemma4AssistantForCausalLM(config).state_dict()
+        named = Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").state_dict()
     return {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
 
 
@@ -132,7 +131,7 @@ def _layers(config: Any) -> DecoderSpec:
     text = copy(config.text_config)
     text.num_kv_shared_layers = 0
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(text)
+        model = AutoModelForCausalLM.from_config(text, attn_implementation="eager")
     model.model.rotary_emb = type(model.model.rotary_emb)(text)  # its frequencies are numbers
     spec = describe(model)
     others = spec.family.qkv[1:]

@@ -158,7 +158,7 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"backbone_hidden_size": 128}, {}, "hidden size 128, not 64; expected an assistant of this base"),
     ({}, {"vocab_size": 192}, "vocabulary 192, not 96"),
     ({}, {"sliding_window": 7}, "sliding window 7, not 6"),
-    ({}, {"num_key_value_heads": 4}, r"keys of sliding_attention \(heads, width\) \(4, 24\), not \(2, 24\)"),
+    ({}, {"num_key_value_heads": 4}, r"its layer 0 of sliding_attention \(heads, width\) \(4, 24\), not"),
     ({}, {"hidden_activation": "swish2"}, "text_config: activation `swish2`"),
     ({}, {"num_kv_shared_layers": 2}, "expected a configuration of an assistant"),
 ]
