@@ -158,6 +158,7 @@ FAMILIES = {
     ),
     "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
+    "exaone": Family(),
     "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
     "glm": _GLM,
     "glm4": replace(_GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"),

@@ -21,6 +21,17 @@ def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 # Of Qwen2 and those after it: which layers are sparse the modules show.
 _QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
+# Of DeepSeek V3 and those after it, whose experts are in one group.
+_DEEPSEEK = Mixture(
+    scores="sigmoid",
+    bias="mlp.gate.e_score_correction_bias",
+    normalized="norm_topk_prob",
+    added=1e-20,
+    scale="routed_scaling_factor",
+    shared=_shared("mlp.shared_experts"),
+)
+_ONE_GROUP = {"n_group": 1, "topk_group": 1}
+_ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
 _SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
 
 
@@ -58,6 +69,17 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
                 scores="chosen",
                 normalized=False,
             ),
+        ),
+        "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
+        "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
+        "glm4_moe": like(
+            "mistral",
+            _DEEPSEEK,
+            *_ROUTED,
+            "num_mtp_layers",
+            head_norms=dense["qwen3"].head_norms,
+            head_norm_switch="use_qk_norm",
+            only=_ONE_GROUP,
         ),
         "gpt_oss": like(
             "mistral",

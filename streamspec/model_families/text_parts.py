@@ -24,6 +24,7 @@ class TextPart:
 # causal (PaliGemma's is not), and the whole model's logits those of the text model (Aya Vision's lack Cohere's
 # multiplier).
 TEXT_PARTS = {
+    "exaone4_5": TextPart(),
     "gemma3": TextPart(),
     "gemma4": TextPart(),
     "idefics3": TextPart("text_model"),

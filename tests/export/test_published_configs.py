@@ -78,7 +78,7 @@ def write_base(folder: Path, published: dict[str, Any]) -> Any:
             else:
                 parameter.normal_(0, 0.15)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.normal_(0, 0.3)
     model.save_pretrained(folder)
     if "quantization_config" in published:

@@ -46,6 +46,7 @@ NEAR: dict[str, dict[str, Any]] = {
     },
     "iquestcoder": {"head_dim": 24},
     "jais2": {},
+    "exaone": {"head_dim": 24, "mlp_bias": True},
     "internlm3": {"head_dim": 24, "bias": True, "qkv_bias": True},
     "ministral": {"head_dim": 24, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2},
     "ministral3": {

@@ -147,7 +147,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         for name, value in model.named_buffers():
             if name.endswith("layer_scalar"):
                 value.uniform_(0.5, 1.5)
-            elif name.endswith("expert_bias"):
+            elif name.endswith(("expert_bias", "e_score_correction_bias")):
                 value.normal_(0, 0.3)
     return with_memory(model).requires_grad_(False)
 

@@ -170,7 +170,9 @@ def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatc
     found, line = read(base, model)
     faults = r"of the wrong shape: norm.weight \(32,\), not \(64,\); unknown: embed_tokens.weight"
     assert found is None and re.search(faults, line)
-    mixed = tiny_model("ernie4_5_moe")
-    weights = save_base(tmp_path / "mixed", mixed).path / "model.safetensors"
-    save_file(load_file(weights) | {"model.mtp_emb_norm.0.weight": torch.ones(64)}, weights, {"format": "pt"})
-    assert read(weights.parent, mixed)[1].endswith("of ernie4_5_moe; expected one beside a model without experts")
+    names = {"ernie4_5_moe": "model.mtp_emb_norm.0.weight", "qwen3_next": "mtp.norm.weight"}
+    for family, name in names.items():
+        mixed = tiny_model(family)
+        weights = save_base(tmp_path / family, mixed).path / "model.safetensors"
+        save_file(load_file(weights) | {name: torch.ones(64)}, weights, {"format": "pt"})
+        assert read(weights.parent, mixed)[1].endswith(f"of {family}; expected one beside a model without experts")
