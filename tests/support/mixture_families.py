@@ -1,5 +1,5 @@
-"""Tiny models with mixtures of experts: no drafter is trained or exported over them, so that tests over all drafters
-leave them out."""
+"""Tiny models with mixtures of experts. No bundles but those of any shapes for CPUs are made of them, so that tests
+over all kinds of bundles leave them out."""
 
 from __future__ import annotations
 
