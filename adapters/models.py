@@ -40,14 +40,16 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
         with text_lora(config.continue_) as folder, quiet():
             tuned = PeftModel.from_pretrained(load_base(run, run.dtype), folder, is_trainable=True)
         return tuned, tuned.base_model.model
+    model = load_base(run, run.dtype)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.lora_alpha or config.rank,
         target_modules="all-linear",
+        exclude_modules=list(HFDecoder(model).family.untuned) or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=run.base.id,
     )
-    peft = get_peft_model(load_base(run, run.dtype), lora)
+    peft = get_peft_model(model, lora)
     return peft, peft.base_model.model
 
 

@@ -69,11 +69,14 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     family, (before, after) = spec.family, spec.mixer(layer)
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
     bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
-    groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
+    groups = [] if bent or not before else [Group(after, before[-1], values=not spec.taps[layer])]
     if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
         return [*groups, Group(before, family.attention_norm)] if family.attention_norm else groups
+    if layer in spec.no_mlp:
+        return [*groups, Group(before, family.attention_norm)] if family.attention_norm else groups
     if family.attention_norm and spec.mlp_norm:
-        groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
+        groups += [Group(before, family.attention_norm)] if before else []
+        groups += [Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:
         groups += [Group((*before, *family.up), family.attention_norm)]
     if family.gated or spec.activation in POWERS:

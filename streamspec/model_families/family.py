@@ -13,6 +13,7 @@ from typing import Any
 from streamspec.layer_cache import RECURRENT, STATE_SPACE
 
 STATE_LAYER = "linear_attention"  # in the config's `layer_types`: one that keeps a recurrent state
+MLP_LAYER = "mlp"  # one that is an MLP alone
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RecurrentState:
     decay_bias: str = "dt_bias"
     norm: str = "norm"  # of what a head returns, before its gate
     skip: str = ""  # of each head: the factor of its values that is added to what it returns
-    limits: str = ""  # config field: the least and the largest step
+    activation: str = "hidden_act"  # config field: of the convolution
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class StateSpace(RecurrentState):
     widths: tuple[str, str] = ("mamba_d_state", "mamba_d_head")
     norm: str = "norm"  # of what the heads of a group return, after their gates
     skip: str = "D"
-    limits: str = "time_step_limit"
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,13 @@ class Family:
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
+    untuned: tuple[str, ...] = ()  # maps for which PEFT refuses a LoRA, in models of the family
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
-    # Of the config's `layer_types`; where there are short convolutions, they are the second.
+    # Of the config's `layer_types`; where there are short convolutions, they are the second, and layers that are an MLP
+    # alone the third. Where there are such, the others have no MLP.
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
@@ -167,6 +169,11 @@ class Family:
         """Whether layers of the model with this config have a short convolution in place of attention."""
         return self.conv is not None and self.layer_kinds[1] in (getattr(config, "layer_types", None) or ())
 
+    @property
+    def halved(self) -> bool:
+        """Whether a layer is either what mixes rows or an MLP."""
+        return MLP_LAYER in self.layer_kinds
+
     def remembers(self, config: Any) -> bool:
         """Whether layers of the model with this config keep a recurrent state."""
         return self.recurrent is not None and self.convolves(config)
@@ -176,6 +183,8 @@ class Family:
         no bundle but plain ones for CPUs is made; None without."""
         if self.remembers(config):
             return "keep a recurrent state"
+        if self.halved:
+            return "are attention or an MLP alone"
         if self.sinks is not None:
             return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"

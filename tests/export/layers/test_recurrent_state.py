@@ -29,10 +29,11 @@ from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support import tiny_exports
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-DELTA, MAMBA = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba"
+DELTA, MAMBA, HALVED = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "nemotron_h"
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 MADE = [(DELTA, "fp32"), (DELTA, "int8"), (DELTA, "int4"), (MAMBA, "fp32"), (MAMBA, "int8"), (MAMBA, "int4")]
+MADE += [(HALVED, "fp32"), (HALVED, "int8"), (HALVED, "int4")]
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -65,6 +66,8 @@ RUNS = [
     (DELTA, "int4", "native"),
     (MAMBA, "int8", "cpu"),
     (MAMBA, "int4", "native"),
+    (HALVED, "int8", "native"),
+    (HALVED, "int4", "cpu"),
 ]
 
 
@@ -238,7 +241,9 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize(("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"), [(DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False), (HALVED, False)]
+)
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
     tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
     steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
