@@ -41,15 +41,17 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
         with text_lora(config.continue_) as folder, quiet():
             tuned = PeftModel.from_pretrained(load_base(run, run.dtype), folder, is_trainable=True)
         return tuned, tuned.base_model.model
-    base = load_base(run, run.dtype)
+    model = load_base(run, run.dtype)
+    family = HFDecoder(model).family
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.lora_alpha or config.rank,
-        target_modules=task_maps(HFDecoder(base).family),
+        target_modules=task_maps(family),
+        exclude_modules=list(family.untuned) or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=run.base.id,
     )
-    peft = get_peft_model(base, lora)
+    peft = get_peft_model(model, lora)
     return peft, peft.base_model.model
 
 

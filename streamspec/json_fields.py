@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from streamspec.errors import BundleError, StreamspecError
 
@@ -129,15 +129,17 @@ def parse_json(
     error: type[StreamspecError] = BundleError,
     fix: str = "export the bundle again",
     most: int = MAX_JSON,
+    infinite: bool = False,
 ) -> Any:
     """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys, halves of surrogate pairs and absurd nesting
-    are refused.
+    are refused. `infinite`: infinities are taken, which transformers writes into configs.
     """
     if len(data) > most:
         raise error(f"{where} has {len(data)} bytes", f"at most {most}", fix)
     try:
+        constant = _infinity if infinite else _refuse_constant
         value = json.loads(
-            data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+            data.decode("utf-8"), parse_constant=constant, parse_float=_finite, object_pairs_hook=_unique
         )
         _refuse_odd(value, MAX_DEPTH)
         return value
@@ -145,9 +147,11 @@ def parse_json(
         raise error(f"{where}: {problem}", "JSON", fix) from None
 
 
-def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str) -> dict[str, Any]:
+def parse_object(
+    data: bytes, where: str, error: type[StreamspecError], fix: str, infinite: bool = False
+) -> dict[str, Any]:
     """Parses JSON that must be an object. Errors as in `parse_json`."""
-    return Fields(parse_json(data, where, error, fix), where, error, fix).values
+    return Fields(parse_json(data, where, error, fix, infinite=infinite), where, error, fix).values
 
 
 def read_note(file: Path) -> dict[str, Any]:
@@ -159,8 +163,12 @@ def read_note(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
+
+
+def _infinity(name: str) -> float:
+    return float(name) if name != "NaN" else _refuse_constant(name)
 
 
 def _refuse_odd(value: object, depth: int) -> None:

@@ -54,7 +54,8 @@ def base_names(base: Base) -> set[str]:
     """The names of a base: its id, its folder, and the name in its configuration."""
     names = {base.id, SAME_WEIGHTS.get(base.id, base.id), str(base.path)}
     file = base.path / "config.json"
-    configured = parse_object(file.read_bytes(), str(file), AdapterError, "fetch the base again").get("_name_or_path")
+    config = parse_object(file.read_bytes(), str(file), AdapterError, "fetch the base again", infinite=True)
+    configured = config.get("_name_or_path")
     return names | ({configured} if isinstance(configured, str) else set())
 
 

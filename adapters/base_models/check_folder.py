@@ -62,7 +62,7 @@ def _check_fields(folder: Path, config: BaseConfig, say: Callable[[str], None]) 
 def left_out(folder: Path, family: str) -> tuple[str, ...]:
     """Returns the modules of a multimodal checkpoint that are neither of its text model, of the `family`, nor a drafter
     of that; none of a text model."""
-    source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN)
+    source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN, infinite=True)
     if (model_type := str(source.get("model_type"))) not in TEXT_PARTS:
         return ()
     stack, drafter = TEXT_PARTS[model_type].stack, family_of(family, f"{folder} is").mtp or ""

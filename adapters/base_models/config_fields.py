@@ -27,6 +27,7 @@ from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
 from streamspec.layer_cache import SUM_BLOCK
 from streamspec.model_families import FAMILIES, Family, family_of, switched, turned_back
+from streamspec.model_families.family import MLP_LAYER
 
 BaseConfig: TypeAlias = Any  # of transformers, a PreTrainedConfig; or a CompletedConfig
 ACTIVATIONS = {  # of Hugging Face -> of the graph
@@ -40,7 +41,7 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
 }
 CONVOLVED = "silu"  # the activation of the convolution before a recurrent state
 LEARNED = {"xielu": "xielu"}  # those with parameters, in families that say where these are
-ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
+ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
 # Of a head's size. Narrow heads of other sizes, such as 12 or 36, give other last bits for one row than for several.
@@ -69,6 +70,7 @@ UNDERSTOOD = frozenset(
         "layer_types",
         "max_position_embeddings",
         "mlp_bias",
+        "mlp_hidden_act",
         "num_attention_heads",
         "num_hidden_layers",
         "num_key_value_heads",
@@ -172,7 +174,7 @@ def _other_values(config: BaseConfig) -> list[str]:
     usable = activations(family)
     if (function := activation(config)) not in usable:
         faults.append(f"activation `{function}` (only {', '.join(usable)} are supported)")
-    faults += _wrong_states(config, family, function)
+    faults += _wrong_states(config, family)
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
@@ -204,16 +206,19 @@ def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
     faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     supported = ", ".join(family.layer_kinds)
     unknown = sorted(kinds - set(family.layer_kinds))
-    if family.convolves(config) and len(kinds) == 1:
+    if family.convolves(config) and family.layer_kinds[0] not in kinds:
         faults.append("no layer of attention")
+    if family.halved and list(config.layer_types)[:1] == [MLP_LAYER]:
+        faults.append("an MLP as its first layer, where the cache begins")
     return faults + [f"layers of kind `{kind}` (only {supported} are supported)" for kind in unknown]
 
 
-def _wrong_states(config: BaseConfig, family: Family, function: str) -> list[str]:
+def _wrong_states(config: BaseConfig, family: Family) -> list[str]:
     """The faults of layers with a recurrent state."""
     if family.recurrent is None or not family.remembers(config):
         return []
     keys, values = (int(getattr(config, name)) for name in family.recurrent.widths)
+    function = getattr(config, family.recurrent.activation)
     faults = [] if function == CONVOLVED else [f"convolutions under `{function}` (only {CONVOLVED} is supported)"]
     if keys > SUM_BLOCK or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
         sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {SUM_BLOCK}"

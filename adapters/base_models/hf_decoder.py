@@ -23,6 +23,7 @@ from streamspec.adapters.base_models.config_fields import layer_rotates, layer_w
 from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
 from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
+from streamspec.model_families.family import MLP_LAYER, STATE_LAYER
 
 # Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.
 CACHE_ARGUMENTS = "cache", "past_key_values", "layer_past"
@@ -127,11 +128,21 @@ class HFDecoder:
 
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
-        return None if self._attends(index) else getattr(self.layer(index), str(self.family.conv))
+        if self._attends(index) or index in self.mlps:
+            return None
+        return getattr(self.layer(index), str(self.family.conv))
+
+    @property
+    def mlps(self) -> tuple[int, ...]:
+        """The layers that are an MLP alone."""
+        kinds = self.model.config.layer_types if self.family.halved else ()
+        return tuple(index for index, kind in enumerate(kinds) if kind == MLP_LAYER)
 
     def _attends(self, index: int) -> bool:
         """By the module at rest: `layer` may compute all of its weights."""
         name = self.family.conv
+        if self.family.halved:
+            return bool(self.model.config.layer_types[index] not in (MLP_LAYER, STATE_LAYER))
         return name is None or getattr(self.layers[index], name, None) is None
 
     def new_cache(self) -> DynamicCache:
@@ -184,6 +195,8 @@ class HFDecoder:
         normed = layer.get_submodule(first)(hidden)
         mixing = partial(RULES[family.recurrent.kind], family=family) if family.recurrent else short_conv
         hidden = hidden + mixing(conv, hidden=normed, mask=mask, cache=cache, index=index) * self.residual_scale
+        if family.halved:
+            return hidden
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
         updated: Tensor = mlp(layer.get_submodule(second)(hidden)) * self.residual_scale
         return hidden + updated

@@ -63,6 +63,8 @@ def readers(group: type) -> tuple[str, ...]:
 
 def check_drafted(method: str, base: BaseConfig) -> None:
     """Raises ConfigError for the drafter of a method that is not made over the layers of a base with this config."""
-    if (layers := DRAFTERS[method].not_over(FAMILIES[base.model_type], base)) is not None:
+    family = FAMILIES[base.model_type]
+    if (layers := DRAFTERS[method].not_over(family, base)) is not None:
         found = f"--method {method} for {base.model_type}, whose layers {layers}"
-        raise ConfigError(found, "a drafter that reads states alone", "take --method eagle")
+        simple = "medusa" if family.halved else "eagle"
+        raise ConfigError(found, "a drafter that reads states alone", f"take --method {simple}")

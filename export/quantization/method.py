@@ -32,9 +32,8 @@ def weights_in_layers(spec: DecoderSpec) -> int:
 
 
 def _of_layer(spec: DecoderSpec, layer: int) -> int:
-    if spec.mixture is None or spec.mlp_kind(layer) == "dense":
-        return sum(map(math.prod, spec.widths.values()))
-    return sum(math.prod(spec.widths[module]) for module in spec.modules(layer)) + spec.mixture.weights(spec.hidden)
+    experts = spec.mixture.weights(spec.hidden) if spec.mixture and spec.mlp_kind(layer) == "experts" else 0
+    return sum(math.prod(spec.widths[module]) for module in spec.modules(layer)) + experts
 
 
 def told(spec: DecoderSpec, precision: str, method: str | None) -> str:

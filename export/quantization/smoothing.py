@@ -69,11 +69,14 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     family, norms, (before, after) = spec.family, spec.norms(layer), spec.mixer(layer)
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
     bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
-    groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
+    groups = [] if bent or not before else [Group(after, before[-1], values=not spec.taps[layer])]
     if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
         return [*groups, Group(before, norms.attention)] if norms.attention else groups
+    if layer in spec.no_mlp:
+        return [*groups, Group(before, norms.attention)] if norms.attention else groups
     if norms.attention and norms.mlp:
-        groups += [Group(before, norms.attention), Group(family.up, norms.mlp)]
+        groups += [Group(before, norms.attention)] if before else []
+        groups += [Group(family.up, norms.mlp)]
     elif norms.attention:
         groups += [Group((*before, *family.up), norms.attention)]
     if family.gated or spec.activation in POWERS:

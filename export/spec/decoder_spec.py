@@ -150,7 +150,7 @@ class DecoderSpec:
     sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
     numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
-    no_attention: tuple[int, ...] = ()  # layers of a short graph that are their MLP alone
+    no_attention: tuple[int, ...] = ()  # layers that are their MLP alone, of the model or of a short graph
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     step_limits: tuple[float, float] = (0.0, inf)  # of a state space
@@ -198,7 +198,7 @@ class DecoderSpec:
         """The modules in the groups that are computed as one map."""
         names = self.family.per_layer_input
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
-        return *self.mixer(layer), *self.mlp_maps(layer), *per_layer
+        return *filter(None, (*self.mixer(layer), *self.mlp_maps(layer))), *per_layer
 
     def mlp_kind(self, layer: int) -> str:
         """The kind of MLP of a layer, by its name in `MLPS`."""
@@ -207,6 +207,8 @@ class DecoderSpec:
 
     def mlp_maps(self, layer: int) -> tuple[tuple[str, ...], ...]:
         """The fused maps that all rows of a layer run through in the MLP's place."""
+        if layer in self.no_mlp:
+            return ()
         if self.mixture and self.mlp_kind(layer) == "experts":
             return self.mixture.shared_maps
         return self.family.up, self.family.down
@@ -226,6 +228,8 @@ class DecoderSpec:
     def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
         family = self.family
+        if layer in self.no_attention:
+            return (), ()
         if any(self.taps[layer : layer + 1]):
             return family.conv_in, family.conv_out
         widths = self.at(layer).widths
@@ -234,7 +238,8 @@ class DecoderSpec:
     @property
     def last_attention(self) -> int:
         """The last layer that attends to keys of its own; draft layers are like it."""
-        return max(layer for layer, count in enumerate(self.taps) if not count and self.source(layer) == layer)
+        attending = (layer for layer, count in enumerate(self.taps) if not count and layer not in self.no_attention)
+        return max(layer for layer in attending if self.source(layer) == layer)
 
     @property
     def draft_channels(self) -> int:

@@ -35,7 +35,7 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    taps = _taps(decoder)
+    taps, mlps = _taps(decoder), decoder.mlps
     last = layers[decoder.last_attention]
     sizes, widths, kv_heads = _map_sizes(decoder, taps)
     rotaries, rotary_of, length = _rotaries(decoder)
@@ -76,13 +76,15 @@ def describe(model: Any) -> DecoderSpec:
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(taps) else None,
-        step_limits=_step_limits(family, config),
+        step_limits=_step_limits(decoder),
         largest_step=2.0 if family.recurrent and switched(config, family.recurrent.doubled) else 1.0,
+        no_attention=mlps,
+        no_mlp=tuple(layer for layer in range(len(layers)) if layer not in mlps) if family.halved else (),
         mixture=_mixture(decoder),
     )
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
-    attending = (layer for layer, count in zip(layers, taps, strict=True) if not count)
+    attending = (layer for i, layer in enumerate(layers) if not taps[i] and i not in mlps)
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
 
@@ -106,8 +108,10 @@ def _state(family: Family, config: Any) -> StateSizes | None:
     return StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
 
 
-def _step_limits(family: Family, config: Any) -> tuple[float, float]:
-    limits = getattr(config, family.recurrent.limits, None) if family.recurrent else None
+def _step_limits(decoder: HFDecoder) -> tuple[float, float]:
+    """The least and the largest step, as the modules have them."""
+    convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
+    limits = next((found for conv in convolutions if (found := getattr(conv, "time_step_limit", None))), None)
     least, most = limits or (0.0, inf)
     return float(least), float(most)
 
@@ -121,7 +125,7 @@ def _map_sizes(
     heads = config.num_attention_heads
     sizes = tuple(_sizes(layer, family, heads) for layer in layers) if family.shared_kv is not None else ()
     widths = dict((sizes[last] if sizes else _sizes(layers[last], family, heads)).widths)
-    if family.mixture is not None:
+    if family.mixture is not None or family.halved:
         widths |= _mlp_widths(layers, family)
     if any(taps):
         convolving = layers[taps.index(max(taps))]

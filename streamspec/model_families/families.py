@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
+from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
 from streamspec.model_families.mixtures import mixtures
 
 NEAR = 3  # names in an error
@@ -201,6 +201,42 @@ FAMILIES = {
     "ministral": Family(),
     "ministral3": Family(query_growth="llama_4_scaling_beta"),
     "nemotron": Family(layernorm=True, one_added=True, up=("mlp.up_proj",), gated=False),
+    "nemotron_h": Family(
+        embedding="embeddings",
+        final_norm="norm_f",
+        rotary=None,
+        attention="mixer",
+        attention_norm="norm",
+        mlp_norm="norm",
+        qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+        out=("mixer.o_proj",),
+        up=("mixer.up_proj",),
+        down=("mixer.down_proj",),
+        gated=False,
+        activation="relu2",
+        conv="mixer",
+        conv_in=("mixer.in_proj",),
+        conv_out=("mixer.out_proj",),
+        recurrent=StateSpace(
+            heads=("n_groups", "mamba_num_heads"),
+            widths=("ssm_state_size", "mamba_head_dim"),
+            activation="mamba_hidden_act",
+        ),
+        untuned=("mixer.out_proj",),
+        layer_kinds=("full_attention", STATE_LAYER, MLP_LAYER),
+        ignored=frozenset(
+            {
+                *("chunk_size", "conv_kernel", "layer_norm_epsilon", "layers_block_type", "num_logits_to_keep"),
+                *("mamba_head_dim", "mamba_hidden_act", "mamba_num_heads", "n_groups", "ssm_state_size"),
+                *("rescale_prenorm_residual", "use_bias", "use_conv_bias", "use_mamba_kernels"),
+                *(f"time_step_{name}" for name in ("floor", "max", "min")),
+                # Of experts, whose layers are refused by their kind.
+                *("moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "n_group"),
+                *("n_routed_experts", "norm_topk_prob", "num_experts_per_tok", "num_local_experts", "topk_group"),
+                "routed_scaling_factor",
+            }
+        ),
+    ),
     "vaultgemma": replace(_GEMMA, attention_out_norm=None, mlp_out_norm=None),
     "seed_oss": Family(ignored=frozenset({"attention_out_bias", "pretraining_tp", "residual_dropout"})),
     "smollm3": Family(
@@ -319,7 +355,6 @@ _MAMBA_2 = "layers with a recurrent state (Mamba-2)"
 RECURRENT = {
     "falcon_h1": f"{_MAMBA_2} beside attention in the same layers",
     "mamba2": f"{_MAMBA_2} and none of attention",
-    "nemotron_h": f"{_MAMBA_2}, and layers that are an MLP alone",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 from streamspec.layer_cache import RECURRENT, STATE_SPACE
 
 STATE_LAYER = "linear_attention"  # in the config's `layer_types`: one that keeps a recurrent state
+MLP_LAYER = "mlp"  # one that is an MLP alone
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class RecurrentState:
     eps: float | None = None  # of that norm, where it is not that of the others
     doubled: str | None = None  # config switch: steps up to 2, not 1, so that a state may change its sign
     skip: str = ""  # of each head: the factor of its values that is added to what it returns
-    limits: str = ""  # config field: the least and the largest step
     by_key_head: bool = False  # each input map has side by side what it makes for a head of keys
+    activation: str = "hidden_act"  # config field: of the convolution
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ class StateSpace(RecurrentState):
     widths: tuple[str, str] = ("mamba_d_state", "mamba_d_head")
     norm: str = "norm"  # of what the heads of a group return, after their gates
     skip: str = "D"
-    limits: str = "time_step_limit"
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,13 @@ class Family:
     recurrent: RecurrentState | None = None  # that follows the convolution
     # Norms of what the halves of such layers read, where these are others than beside attention, with none after them.
     conv_norms: tuple[str, str] | None = None
+    untuned: tuple[str, ...] = ()  # maps for which PEFT refuses a LoRA, in models of the family
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
-    # Of the config's `layer_types`; where there are short convolutions, they are the second.
+    # Of the config's `layer_types`; where there are short convolutions, they are the second, and layers that are an MLP
+    # alone the third. Where there are such, the others have no MLP.
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
@@ -174,6 +176,11 @@ class Family:
         """Whether layers of the model with this config have a short convolution in place of attention."""
         return self.conv is not None and self.layer_kinds[1] in (getattr(config, "layer_types", None) or ())
 
+    @property
+    def halved(self) -> bool:
+        """Whether a layer is either what mixes rows or an MLP."""
+        return MLP_LAYER in self.layer_kinds
+
     def remembers(self, config: Any) -> bool:
         """Whether layers of the model with this config keep a recurrent state."""
         return self.recurrent is not None and self.convolves(config)
@@ -183,6 +190,8 @@ class Family:
         None without."""
         if self.remembers(config):
             return "keep a recurrent state"
+        if self.halved:
+            return "are attention or an MLP alone"
         if self.sinks is not None:
             return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"

@@ -65,6 +65,13 @@ def test_what_is_no_plain_json_is_refused(text: str) -> None:
 def test_size_and_kind_are_checked() -> None:
     with pytest.raises(BundleError, match="at most 3"):
         parse_json(b"[1, 2]", "file", most=3)
+
+
+def test_infinities_are_read_where_transformers_writes_them() -> None:
+    assert parse_json(b"[0.0, Infinity]", "file", infinite=True) == [0.0, float("inf")]
+    for text in (b"[NaN]", b"[1e999]"):
+        with pytest.raises(BundleError):
+            parse_json(text, "file", infinite=True)
     with pytest.raises(AdapterError, match="expected an object"):
         parse_object(b"[1]", "file", AdapterError, "mend it")
     assert parse_object(json.dumps(GOOD).encode(), "file", AdapterError, "mend it") == GOOD

@@ -49,6 +49,18 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "mamba_conv_bias": False,
         "mamba_proj_bias": True,
     },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", *["linear_attention"] * 2, "mlp"],
+        "head_dim": 24,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "use_bias": True,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "time_step_min": 0.1,
+    },
 }
 
 

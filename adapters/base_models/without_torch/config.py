@@ -106,7 +106,7 @@ def read_completed(folder: Path) -> CompletedConfig:
         data = file.read_bytes()
     except OSError as error:
         raise BaseModelError(f"{file} cannot be read ({error.strerror})", "a config of transformers", AGAIN) from None
-    return completed(parse_object(data, str(file), BaseModelError, AGAIN), str(file))
+    return completed(parse_object(data, str(file), BaseModelError, AGAIN, infinite=True), str(file))
 
 
 def completed(given: Values, where: str = "config.json") -> CompletedConfig:

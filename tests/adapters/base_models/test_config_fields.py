@@ -25,6 +25,7 @@ from tests.support.tiny_models import options
 USUAL: dict[str, dict[str, Any]] = {  # of the dense models of a family that also has others
     "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2},
     "bamba": {"attn_layer_indices": [9], "mamba_d_state": 128},
+    "nemotron_h": {"hybrid_override_pattern": "M-*"},
 }
 HARMLESS = {
     "cache_implementation": "hybrid",
@@ -95,6 +96,11 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
             "recurrent states of 256 x 64 (only multiples of",
         ),
         ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "mamba_d_state": 64}, "no layer of attention"),
+        ("nemotron_h", {"hybrid_override_pattern": "MEM*E"}, "layers of kind `moe` (only full_attention, linear_"),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, "an MLP as its first layer"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-M-"}, "no layer of attention"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*", "mamba_hidden_act": "gelu"}, "convolutions under `gelu`"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*", "mlp_hidden_act": "tanh"}, "activation `tanh`"),
         ("qwen3_5_text", {"hidden_act": "gelu"}, "convolutions under `gelu` (only silu"),
         ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
         ("mamba", {}, "of the family `mamba`"),

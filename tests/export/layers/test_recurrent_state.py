@@ -31,7 +31,7 @@ from tests.support import tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-DELTA, MAMBA, OLMO = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid"
+DELTA, MAMBA, OLMO, HALVED = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid", "nemotron_h"
 NEXT = "qwen3_next"  # with experts
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
@@ -39,6 +39,7 @@ TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (DELTA, "int4"): "medusa", (MAMBA, "fp32"): "hydra"}
 MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int8"): "jakiro"}
 MADE |= {(OLMO, "int4"): "hydra", (NEXT, "int8"): "medusa", (NEXT, "int4"): "eagle"}
+MADE |= {(HALVED, "fp32"): "medusa", (HALVED, "int8"): "medusa", (HALVED, "int4"): "medusa"}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -78,6 +79,8 @@ RUNS = [
     (OLMO, "int4", "native"),
     (NEXT, "int8", "native"),
     (NEXT, "int4", "cpu"),
+    (HALVED, "int8", "native"),
+    (HALVED, "int4", "cpu"),
 ]
 
 
@@ -259,7 +262,7 @@ def test_a_conversation_goes_on_in_the_other_graph(
     ("family", "tied"),
     [
         *((DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)),
-        *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False)),
+        *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False), (HALVED, False)),
     ],
 )
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
