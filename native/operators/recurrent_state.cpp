@@ -24,14 +24,14 @@ struct Tree {
 // skip, weight of the norm, a state space's bias of the convolution, its taps: of the row, of that
 // before it, ... Outputs: values of rows, the rings. A state space has no ring of updates; its norm
 // and bias may be left out.
-template <bool kSolved>
+template <bool Solved>
 struct RecurrentStateKernel {
-    static constexpr const char* kName = kSolved ? "GatedDeltaRule" : "StateSpace";
-    static constexpr size_t kParts = kSolved ? kRings : kRings - 1;
+    static constexpr const char* kName = Solved ? "GatedDeltaRule" : "StateSpace";
+    static constexpr size_t kParts = Solved ? kRings : kRings - 1;
     RecurrentState node{};  // what the attributes say
 
     explicit RecurrentStateKernel(const ort::KernelInfo* info) {
-        node.solved = kSolved;
+        node.solved = Solved;
         node.key_heads = size_attribute(kName, info, "key_heads");
         node.heads = size_attribute(kName, info, "heads");
         node.key_width = size_attribute(kName, info, "key_width");
@@ -48,7 +48,7 @@ struct RecurrentStateKernel {
                 fail(kName, "a head width of " + std::to_string(width),
                      "a multiple of 16 up to " + std::to_string(kMaxHeadWidth));
         if (node.eps < 0.0f) fail(kName, "a negative eps", "a number from 0");
-        if (kSolved) {
+        if (Solved) {
             node.largest_step = finite_attribute(kName, info, "largest_step", 1.0f);
             if (!(node.largest_step > 0.0f && node.largest_step <= 2.0f))
                 fail(kName, "steps up to " + std::to_string(node.largest_step),
@@ -97,14 +97,14 @@ struct RecurrentStateKernel {
     // compute the keys anew.
     static void run_heads(const Call& call, const RecurrentState& d) {
         const size_t group = d.heads / d.key_heads;
-        const size_t parts = kSolved ? 1 : (group + kHeadsOfTask - 1) / kHeadsOfTask;
+        const size_t parts = Solved ? 1 : (group + kHeadsOfTask - 1) / kHeadsOfTask;
         call.parallel(d.key_heads * parts, [&](size_t task) {
             const size_t first = task / parts * group, part = task % parts;
-            const auto run = kSolved ? kernels().delta_rule : kernels().state_space;
+            const auto run = Solved ? kernels().delta_rule : kernels().state_space;
             run(d, first + group * part / parts, first + group * (part + 1) / parts,
                 scratch<Scratch::kTask>(state_scratch(d)));
         });
-        if (kSolved || !d.norm) return;
+        if (Solved || !d.norm) return;
         const size_t width = group * d.width;  // of what has one norm
         call.parallel_rows(d.rows, [&](size_t from, size_t to) {
             for (size_t i = from * d.key_heads; i < to * d.key_heads; i++)
@@ -136,13 +136,13 @@ struct RecurrentStateKernel {
         };
         d.decay_bias = weight("a bias of decays", {d.heads});
         d.decay_rate = weight("a rate of decays", {d.heads});
-        if (!kSolved) d.skip = weight("a skip", {d.heads, 1, 1});
+        if (!Solved) d.skip = weight("a skip", {d.heads, 1, 1});
         const auto optional = [&](const char* what, const Dims& dims) {
             if (call.input(i).exists()) return weight(what, dims);
             i++;
             return static_cast<const float*>(nullptr);
         };
-        if (kSolved) {
+        if (Solved) {
             d.norm = weight("a norm", {d.width});
         } else {
             d.norm = optional("a norm", {d.heads * d.width});
@@ -168,7 +168,7 @@ struct RecurrentStateKernel {
         size_t part = 0;
         for (size_t i = 0; i < kRings; i++) {
             rings[i] = nullptr;
-            if (!kSolved && i == kUpdates) continue;
+            if (!Solved && i == kUpdates) continue;
             const Tensor past = call.input(3 + part++);
             expect(kName, names[i], past, ort::kFloat, dims[i]);
             rings[i] = call.output<float>(part, dims[i]);
