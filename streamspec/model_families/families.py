@@ -9,6 +9,7 @@ from typing import Any
 from streamspec.errors import BaseModelError
 from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
 from streamspec.model_families.mixtures import mixtures
+from streamspec.model_families.not_computed import NOT_COMPUTED
 
 NEAR = 3  # names in an error
 
@@ -371,7 +372,7 @@ def family_of(model_type: object, found: str) -> Family:
     to be of it.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        why = RECURRENT.get(str(model_type))
+        why = (RECURRENT | NOT_COMPUTED).get(str(model_type))
         raise BaseModelError(
             f"{found} of the family `{model_type}`{f', which has {why}' if why else ''}",
             supported(str(model_type)),

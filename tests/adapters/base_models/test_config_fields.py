@@ -19,13 +19,16 @@ from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import export_bundle, export_swappable
 from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES, family_of
+from streamspec.model_families.families import RECURRENT
+from streamspec.model_families.not_computed import NOT_COMPUTED
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
-USUAL: dict[str, dict[str, Any]] = {  # of the dense models of a family that also has others
+USUAL: dict[str, dict[str, Any]] = {  # what the defaults of transformers do not say as published models do
     "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2},
     "bamba": {"attn_layer_indices": [9], "mamba_d_state": 128},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
+    "glm4_moe": {"head_dim": 128},
 }
 HARMLESS = {
     "cache_implementation": "hybrid",
@@ -234,3 +237,9 @@ def test_a_family_that_is_not_supported_is_refused_with_the_nearest_names() -> N
 def test_a_config_reads_back(tmp_path: Path) -> None:
     config_of("qwen3", hidden_size=64).save_pretrained(tmp_path)
     assert read_config(tmp_path).hidden_size == 64
+
+
+def test_families_that_are_not_computed_are_refused_with_what_they_have() -> None:
+    assert not NOT_COMPUTED.keys() & {*FAMILIES, *RECURRENT}
+    with pytest.raises(BaseModelError, match=r"of the family `phimoe`, which has experts .*; expected phi, "):
+        family_of("phimoe", "a model")
