@@ -128,7 +128,13 @@ class AssistantPass(DraftLayerPass):
     def _pairs(self, g: Scope, tokens: str, states: str, rows: Rows) -> str:
         """The input of the layers [1, m, hidden] of tokens int64 [m] and states [1, m, H] of the target's width."""
         embedded = self.target.begin(g, g.op("Unsqueeze", tokens, g.ints(0)), "").stream
-        return self.decoder.linear_map(g, g.op("Concat", embedded, states, axis=-1), rows, self._own(BEFORE))
+        # Two products: nothing brings the halves to one size, and rows in int8 have one scale.
+        halves = zip((embedded, states), "eh", np.split(self.spec.tensors[BEFORE], 2, axis=1), strict=True)
+        parts = [
+            self.decoder.linear_map(g, half, rows, own_weight(f"{LABEL}{BEFORE}.{name}", weight))
+            for half, name, weight in halves
+        ]
+        return g.op("Add", *parts)
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The assistant's own LM head over all tokens [m, V] of finished states [m, hidden]; of an ordered one those of
