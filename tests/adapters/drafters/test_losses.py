@@ -101,6 +101,7 @@ def test_the_rows_of_a_frozen_head_are_gathered_once_and_follow_its_weights(draf
     gathered = drafter._head_rows(VOCABULARY)[0]
     assert drafter._head_rows(VOCABULARY)[0] is gathered
     assert drafter._head_rows(VOCABULARY.flip(0))[0] is not gathered
+    drafter.head(states, VOCABULARY)
     with torch.no_grad():
         head.mul_(2)
     torch.testing.assert_close(drafter.head(states, VOCABULARY), drafter.head(states, None)[:, VOCABULARY])
