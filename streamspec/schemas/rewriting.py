@@ -63,6 +63,8 @@ class Rewriting:
             except InexpressibleError as error:
                 self._leave_out(key, f"{path}/{key}", str(error))
                 continue
+            except (AttributeError, TypeError):  # a keyword within it has none of its values
+                raise refused(f"{key} of what is no schema ({path}/{key})") from None
             for part in parts:
                 new = part if part == {key: value} else self._schema(part, path)
                 if isinstance(new, dict) and new.keys() == {"anyOf"} and "anyOf" not in schema.keys() | out.keys():

@@ -49,8 +49,8 @@ class SchemaLogic:
                 raise InexpressibleError(f'"$ref": {reference!r:.80}')
             for name in reference[2:].split("/") if reference[2:] else ():
                 name = name.replace("~1", "/").replace("~0", "~")
-                inner = schema[int(name)] if isinstance(schema, list) and name.isdecimal() else None
-                schema = schema.get(name) if isinstance(schema, dict) else inner
+                inner = {str(i): each for i, each in enumerate(schema)} if isinstance(schema, list) else schema
+                schema = inner.get(name) if isinstance(inner, dict) else None
             if not isinstance(schema, (dict, bool)):
                 raise InexpressibleError(f'"$ref": {reference!r:.80}')
         raise InexpressibleError('a circle of "$ref"')
@@ -140,14 +140,14 @@ class SchemaLogic:
             return _no_number(parts)
         if kind == "object":
             names = {name for part in parts for name in _listed(part, "required") if isinstance(name, str)}
-            ways = [(self._property(one, name), self._property(other, name)) for name in sorted(names)]
+            ways = [(self.of_property(one, name), self.of_property(other, name)) for name in sorted(names)]
             return any(self.disjoint(a, b, depth - 1) for first, second in ways for a in first for b in second)
         if kind == "string":
             return self._empty([{key: part[key] for key in OF_TEXTS if key in part} for part in parts])
         least, most = _bounds(parts, "minItems", "maxItems")
         return kind == "array" and least > most
 
-    def _property(self, schema: Schema, name: str) -> list[Schema]:
+    def of_property(self, schema: Schema, name: str) -> list[Schema]:
         """Returns schemas that all hold for a property of `schema`."""
         found: list[Schema] = [True]
         for part in self.parts(schema):
@@ -374,7 +374,8 @@ def _listed(part: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _expanded(names: Sequence[Any]) -> set[str]:
-    return {*names, "integer"} if "number" in names else {name for name in names if isinstance(name, str)}
+    known = {name for name in names if isinstance(name, str)}
+    return known | {"integer"} if "number" in known else known
 
 
 def _no_number(parts: Sequence[Mapping[str, Any]]) -> bool:

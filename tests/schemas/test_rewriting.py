@@ -157,6 +157,12 @@ REFUSED: list[tuple[Schema, str]] = [
 ]
 
 
+@pytest.mark.parametrize("wrong", [5, {"type": 5}, {"anyOf": ["x"]}, {"properties": []}, {"pattern": 5}])
+def test_what_is_no_schema_is_refused_where_its_opposite_is_needed(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="not of what is no schema"):
+        Grammar.json_schema({"not": wrong})
+
+
 def validator(schema: Schema) -> Any:
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}

@@ -73,7 +73,7 @@ def test_recursive_schemas_come_to_an_end() -> None:
         logic(TREE).negated(TREE)
 
 
-@pytest.mark.parametrize("reference", ["other.json", "#anchor", "#/$defs/none", "#/$defs/a/b"])
+@pytest.mark.parametrize("reference", ["other.json", "#anchor", "#/$defs/none", "#/$defs/a/b", "#/$defs/a/0"])
 def test_a_reference_that_is_not_followed_is_said(reference: str) -> None:
     with pytest.raises(InexpressibleError, match=r"\$ref"):
         logic({"$defs": {"a": []}}).negated({"$ref": reference})
