@@ -10,8 +10,8 @@ import re
 import sys
 from typing import Any
 
-from streamspec.schemas.schema_logic import SchemaLogic
-from streamspec.schemas.text_patterns import InexpressibleError
+from streamspec.errors import ConfigError
+from streamspec.schemas.schema_logic import TYPES, SchemaLogic, kind_of
 from streamspec.serve.tools.call_form import Quoted, Tagged
 
 COLON = re.compile(r"\s*:\s*")
@@ -37,14 +37,16 @@ def arguments_at(text: str, at: int, style: Tagged | Quoted | None, schema: Any)
 
 
 def _tagged(text: str, at: int, style: Tagged, schema: Any) -> tuple[str, int]:
-    begin = re.compile(spaced(style.begin) + r"(?P<key>[^\n<>]*?)" + re.escape(style.colon.rstrip()) + r"\n?")
+    first, last = style.colon.endswith("\n"), style.end.startswith("\n")  # other line feeds are the value's
+    begin = spaced(style.begin) + r"(?P<key>[^\n<>]*?)" + re.escape(style.colon.rstrip()) + r"\n?" * first
+    begin = re.compile(begin)
     close, end = re.compile(spaced(style.close)), style.end.strip()
     found = dict[str, str]()
     while mark := begin.match(text, at):
         until = text.index(end, _json_end(text, mark.end(), end))
-        value = text[mark.end() : until].removesuffix("\n")
+        value = text[mark.end() : until].removesuffix("\n" * last)
         found[mark["key"].strip()] = _valued(value, mark["key"].strip(), schema)
-        at = until + len(end)
+        at = _after_blanks(text, until + len(end))
     if (over := close.match(text, at)) is None:
         raise ValueError("arguments without an end")
     return "{" + ", ".join(f"{_dumped(key)}: {value}" for key, value in found.items()) + "}", over.end()
@@ -62,17 +64,22 @@ def _json_end(text: str, at: int, end: str) -> int:
 def _valued(text: str, key: str, schema: Any) -> str:
     """Returns the JSON of the value that a text between tags stands for: a text, where its schema admits texts alone,
     or lists this one."""
-    inner = schema.get("properties", {}).get(key, {}) if isinstance(schema, dict) else {}
-    kinds, listed = _kinds(inner, schema, 0), inner.get("enum") if isinstance(inner, dict) else None
-    if kinds == {"string"} or (isinstance(listed, list) and text in listed):
+    logic = SchemaLogic(schema, 2020, lambda parts: False)
+    try:
+        inner = {"allOf": logic.of_property(schema, key)}
+        kinds, listed = logic.kinds(inner), logic.values(inner) or ()
+    except ConfigError:  # references that double; nothing was to keep to them
+        kinds, listed = set(TYPES), ()
+    if kinds == {"string"} or text in listed:
         return _dumped(text)
     for read in (STRICT.decode, ast.literal_eval):
         try:
             value = read(text.strip())
             written = text.strip() if read == STRICT.decode else _dumped(value)
+            kind = kind_of(STRICT.decode(written))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
-        if not (isinstance(value, str) or (kinds and "string" in kinds and _kind(value) not in kinds)):
+        if kind != "string" and (kind in kinds or "string" not in kinds):
             return written
     return _dumped(text)
 
@@ -81,37 +88,6 @@ def _dumped(value: Any) -> str:
     """Returns the JSON of a value, with halves of surrogate pairs, which no text can have, as they are escaped."""
     written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(value) if SURROGATE.search(written) else written
-
-
-def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
-    """Returns the types that a schema admits; nothing for any."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict) or depth > 20:
-        return set()
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(inner := schema.get(key), list):
-            every = [_kinds(each, root, depth + 1) for each in inner]
-            return set().union(*every) if all(every) else set()
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        return {_kind(value) for value in values}
-    kinds = schema.get("type", [])
-    return {kinds} if isinstance(kinds, str) else {*kinds}
-
-
-def resolved(schema: Any, root: Any) -> Any:
-    """Returns a schema, or the one within `root` that it refers to; {} for one that is not there."""
-    try:
-        return SchemaLogic(root, 2020, lambda parts: False).resolved(schema)
-    except InexpressibleError:
-        return {}
-
-
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    names = {str: "string", int: "integer", float: "number", list: "array", tuple: "array", dict: "object"}
-    return names[type(value)]
 
 
 def _quoted(text: str, at: int, quote: str) -> tuple[Any, int]:

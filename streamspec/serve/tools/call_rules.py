@@ -32,7 +32,7 @@ CONSTRAINTS = SIMPLE | SHAPE | LIST | {"$ref", "$dynamicRef", "$recursiveRef", "
 CONSTRAINTS |= {"patternProperties", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"}
 CONSTRAINTS |= {"dependencies", "unevaluatedProperties", "unevaluatedItems", "prefixItems", "additionalItems"}
 CONSTRAINTS |= {"contains", "uniqueItems"}
-MOST_LEVELS = 20  # of choices within each other
+MOST_LEVELS, MOST_CHOICES = 20, 1000  # of choices within each other, and of all for a value
 MOST_WORDS = 8  # messages of words before a call
 
 
@@ -97,7 +97,7 @@ class _Rules:
         self._style, self._specials = form.style, dict(form.specials)
         self._root: Schema = {}
         self._logic = _logic({})
-        self._known: dict[int, str] = {}  # rules of objects, by their properties
+        self._known: dict[tuple[Any, ...], str] = {}  # rules of objects and lists, by their properties or items
 
     def literal(self, text: str) -> str:
         """Returns a text of the template, with its special tokens as themselves; a call's id is any."""
@@ -121,14 +121,14 @@ class _Rules:
             raise ConfigError("parameters of a tool that are no object", '"type": "object"', "correct them")
         if self._style is None:
             return self._json(schema)
-        schema = self._resolved(schema)
+        schema = self._resolved({key: value for key, value in schema.items() if key != "type"})
         if wrong := (schema.keys() & CONSTRAINTS) - SHAPE:
             raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
         if isinstance(self._style, Quoted):
             return self._object(schema)
         parts = []
         for name, value, needed in self._members(schema, self._value):
-            _check_name(name, not set("<>\n") & set(name))
+            _check_name(name, not set("<>\n") & set(name) and name.strip() == name)
             begin = self.literal(self._style.begin + name + self._style.colon)
             parts.append(f"({begin} {value})" + ("" if needed else "?"))
         return self._rule(" ".join([*parts, self.literal(self._style.close)]))
@@ -156,10 +156,15 @@ class _Rules:
         return name
 
     def _resolved(self, schema: Any) -> Any:
+        """Returns what a `$ref` names, with what stands beside it; the schema itself where they cannot be joined."""
         try:
-            return self._logic.resolved(schema)
+            named = self._logic.resolved(schema)
         except InexpressibleError as error:
             raise ConfigError(f"{error} in the parameters of a tool", "one in their $defs", "correct it") from None
+        if named is schema or not schema.keys() & CONSTRAINTS - {"$ref"}:
+            return named
+        joined = self._joined([named, {key: value for key, value in schema.items() if key != "$ref"}])
+        return schema if joined is None else joined
 
     def _alternatives(self, schema: Any, level: int = 0) -> list[Schema]:
         """Returns the alternatives of a schema; one that says nothing is a text."""
@@ -176,9 +181,12 @@ class _Rules:
             joined = [self._joined(way) for way in ways]
             if None in joined:
                 return [schema]
-            apart = key != "oneOf" or all(map(self._logic.disjoint, *zip(*combinations(joined, 2), strict=True)))
-            if apart:
-                return [one for each in joined for one in self._alternatives(each, level + 1)]
+            if key != "oneOf" or all(self._logic.disjoint(*pair) for pair in combinations(joined, 2)):
+                found = [one for each in joined for one in self._alternatives(each, level + 1)]
+                if len(found) > MOST_CHOICES:
+                    count = f"{len(found)} choices for a value in a tool"
+                    raise ConfigError(count, f"at most {MOST_CHOICES}", "simplify them")
+                return found
         return [schema]
 
     def _joined(self, schemas: Sequence[Any]) -> Any:
@@ -203,7 +211,7 @@ class _Rules:
         for one in self._alternatives(schema):
             kinds = self._logic.kinds(one)
             told = one.keys() & CONSTRAINTS
-            if "string" in kinds and ("type" in told or told <= OF_TEXT | {"enum", "const"}):
+            if "string" in kinds and (told & {"type", "$ref"} or told <= OF_TEXT | {"enum", "const"}):
                 texts += self._texts(one)
             kinds -= {"string", "integer"} if "number" in kinds else {"string"}
             rest = [kind for kind in TYPES if kind in kinds]
@@ -216,7 +224,7 @@ class _Rules:
         """Returns the alternatives of an alternative that may be a text: one that is given, or a kind of text."""
         listed = [one["const"]] if "const" in one else one.get("enum")
         said = {key for key in one.keys() & OF_TEXT if key != "format" or not is_annotation(one[key], one)}
-        wrong = one.keys() & (CHOICES | {"not", "if", "$dynamicRef", "$recursiveRef"})
+        wrong = one.keys() & (CHOICES | {"not", "if", "$ref", "$dynamicRef", "$recursiveRef"})
         wrong |= said & {"pattern", "format"} if isinstance(listed, list) else set()
         if wrong:
             raise ConfigError(f"{min(wrong)} of a text in a tool of this template", "another keyword", "leave it out")
@@ -244,10 +252,11 @@ class _Rules:
     def _ended(self, text: Schema, end: str) -> str:
         if "const" in text:
             return self.literal(text["const"] + end)
-        last, tag = (_slashed(re.escape(each).replace("\\\n", "\n")) for each in (end, end.strip()))
+        whole = end.rstrip()
+        last, tag = (_slashed(re.escape(each).replace("\\\n", "\n")) for each in (whole, whole.lstrip()))
         name = f"T{len(self.lines)}"
         self.lines.append(f"{name}: /{_slashed(_pattern(text))}{last}/ & ~/(?s:.*){tag}(?s:.+)/")
-        return name
+        return f"{name} {self.literal(end[len(whole) :])}"
 
     # ---- arguments with quotes of their own
 
@@ -279,13 +288,18 @@ class _Rules:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return self._rule('"[]"')
+        known = id(schema["items"]), least, most
+        if known in self._known:
+            return self._known[known]
+        self._known[known] = rule = self._rule("")
         item = self._quoted(schema["items"])
         bounds = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
         some = f'{item} ("," {item}){bounds}'
-        return self._rule(f'"[" {some} "]"' + (' | "[]"' if not least else ""))
+        self.lines[int(rule[1:])] = f'{rule}: "[" {some} "]"' + (' | "[]"' if not least else "")
+        return rule
 
     def _object(self, schema: Schema) -> str:
-        known = id(schema.get("properties"))
+        known = (id(schema.get("properties")),)
         if known in self._known:
             return self._known[known]
         self._known[known] = rule = self._rule("")

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Grammar
+from streamspec.runtime.text.grammar import SEPARATORS
 from streamspec.schemas.rewriting import BY_NAME, VALUES
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.tools.call_form import CallForm
@@ -68,6 +69,8 @@ class Tools:
         parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
         several = MOST_CALLS if self.parallel and not self.named else 1
         try:
+            for name in kept if form.style is not None else ():  # the library knows what is no schema
+                grammars.make("json_schema", parameters[name], SEPARATORS, not self.lenient)
             rules, schemas = rules_of(form, parameters, several)
             start, trigger = ("calls", "") if self.forced else ("rest", form.trigger)
             if self.content is not None:
@@ -85,8 +88,8 @@ class Tools:
             function = tool["function"]
             try:
                 if function["name"] in kept:
-                    rules_of(form, {function["name"]: parameters_of(function)}, 1)
                     grammars.make("json_schema", parameters_of(function))
+                    rules_of(form, {function["name"]: parameters_of(function)}, 1)
             except StreamspecError as error:
                 return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
         return None

@@ -6,6 +6,7 @@ The templates here write calls as the published ones do, without the rest of the
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,10 @@ MINIMAX = (
     '<invoke name="{{ c.name }}">\n{% for k, v in c.arguments | items %}<parameter name="{{ k }}">'
     "{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n"
 )
+LINES = (  # what ends a value ends in a blank
+    "<call>{{ c.name }}{% for k, v in c.arguments | items %}<p={{ k }}>{{ v if v is string else v | tojson }}</p>\n"
+    "{% endfor %}</call>"
+)
 GEMMA = (
     "{% macro v(x) %}{% if x is string %}<|\"|>{{ x }}<|\"|>{% elif x is mapping %}{ {%- for k, y in x | dictsort %}"
     "{{ ',' if not loop.first }}{{ k }}:{{ v(y) }}{% endfor %}}{% elif x is sequence %}[{% for y in x %}"
@@ -92,6 +97,7 @@ FAMILIES: dict[str, tuple[str, list[str]]] = {
     "qwen coder": (template(XML, between="\n"), []),
     "glm": (template(GLM, between="\n"), ["<tool_call>"]),
     "minimax": (template(MINIMAX, "<minimax:tool_call>\n", "</minimax:tool_call>"), []),
+    "tags in lines": (template(LINES, between="\n"), []),
     "gemma 4": (
         GEMMA + template("<|tool_call>call:{{ c.name }}{{ v(c.arguments) }}<tool_call|>"),
         ["<|tool_call>", "<tool_call|>", '<|"|>'],
@@ -292,6 +298,22 @@ SHAPES: dict[str, tuple[Any, Any, Any]] = {  # parameters, arguments that satisf
         {"a": "x"},
         {},
     ),
+    "beside a reference": (
+        closed(a={"$ref": "#/$defs/s", "maxLength": 2}) | {"$defs": {"s": {"type": "string"}}},
+        {"a": "xy"},
+        {"a": "xyz"},
+    ),
+    "listed by a reference": (
+        {"$ref": "#/$defs/p", "$defs": {"p": closed(a={"$ref": "#/$defs/e"}), "e": {"enum": ["1", 2]}}},
+        {"a": "1"},
+        {"a": "3"},
+    ),
+    "lists of lists": (
+        closed(a={"$ref": "#/$defs/l"}) | {"$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}},
+        {"a": [[], [[]]]},
+        {"a": [1]},
+    ),
+    "one choice": (closed(a={"oneOf": [{"type": "integer"}]}), {"a": 1}, {"a": "x"}),
     "objects alone": ({**closed(a={"type": "integer"}), "type": ["object", "null"]}, {"a": 1}, {}),
 }  # fmt: skip
 
@@ -317,12 +339,12 @@ def test_arguments_keep_to_schemas_of_every_shape_in_each_way_to_write_them(name
 def test_arguments_between_tags_are_the_models_own_text() -> None:
     session = family("glm")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}}}}}
-    values = {"a": "1.50", "b": "8E999", "c": '["</arg_value>", "\\ud800"]', "d": "9" * 5000, "s": "1"}
+    values = {"a": "1.50", "b": "8E999", "c": '["</arg_value>", "\\ud800"]', "d": "9" * 5000, "s": "\n1\n"}
     tags = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items())
     parser = CallParser(CallForm.of(session), Tools([tool]))
     parser.push(f"<tool_call>f\n{tags}</tool_call>", True)
     (call,) = parser.calls
-    written = ", ".join(f'"{k}": {v}' for k, v in (values | {"s": '"1"'}).items())
+    written = ", ".join(f'"{k}": {v}' for k, v in (values | {"s": '"\\n1\\n"'}).items())
     assert call["function"]["arguments"] == "{" + written + "}"
     made = arguments_of(call)
     assert made is not None and json.dumps(made, ensure_ascii=False, allow_nan=False).encode() and made["a"] == 1.5
@@ -330,17 +352,35 @@ def test_arguments_between_tags_are_the_models_own_text() -> None:
 
 def test_what_a_form_cannot_write_is_refused() -> None:
     loop = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}}, **closed(x={"$ref": "#/$defs/a"})}
+    twofold = {f"c{i}": {"anyOf": [{"$ref": f"#/$defs/c{i + 1}"}] * 2} for i in range(10)} | {"c10": {}}
+    twofold = closed(x={"$ref": "#/$defs/c0"}) | {"$defs": twofold}
+    listed = {"$defs": {"l": {"type": ["string", "array"]}}}
     for name, schema, what in (
         ("glm", closed(**{"a<b": {}}), "a<b"),
         ("gemma 4", closed(**{"a:b": {}}), "a:b"),
         ("gemma 4", loop, "choices"),
-        ("glm", closed(x={"$ref": "#/$defs/none"}), "#/\\$defs/none"),
+        ("glm", closed(x={"$ref": "#/$defs/none"}), "/$defs/none"),
         ("hermes", {"type": "string"}, "no object"),
         ("glm", closed(x={"type": "string", "not": {"const": "x"}}), "not of a text"),
+        ("glm", closed(**{" a": {}}), "' a'"),
+        ("glm", twofold, "1024 choices"),
+        ("glm", closed(x={"$ref": "#/$defs/l", "items": {"type": "string"}}) | listed, "$ref of a text"),
+        ("glm", closed(x=["string"]), "object or boolean"),
+        ("gemma 4", closed(x={"anyOf": 5}), "anyOf"),
+        ("glm", closed(x={"type": "string", "pattern": 5}), "pattern"),
+        ("hermes", closed(x={"$ref": "#/required/7"}), "/required/7"),
     ):
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        with pytest.raises(ApiError, match=f"the parameters of the tool f: .*{what}"):
+        with pytest.raises(ApiError, match=f"the parameters of the tool f: .*{re.escape(what)}"):
             Tools([tool], forced=True).grammar(CallForm.of(family(name)), CheckedGrammars())
+
+
+def test_calls_are_read_whatever_stands_for_the_schema_of_their_arguments() -> None:
+    session = family("glm")
+    text = answer_of(session, ("f", {"a": 1}))
+    for wrong in ({"properties": None}, {"properties": {"a": {"type": 5}}}, closed(a={"$ref": "#/required/7"})):
+        tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
+        assert read(session, Tools([tool]), text, 3)[1] == [("f", {"a": 1})]
 
 
 def test_a_format_beside_calls_that_begin_like_it_is_refused() -> None:
