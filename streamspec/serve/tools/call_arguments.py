@@ -38,8 +38,8 @@ def arguments_at(text: str, at: int, style: Tagged | Quoted | None, schema: Any)
 
 def _tagged(text: str, at: int, style: Tagged, schema: Any) -> tuple[str, int]:
     first, last = style.colon.endswith("\n"), style.end.startswith("\n")  # other line feeds are the value's
-    begin = spaced(style.begin) + r"(?P<key>[^\n<>]*?)" + re.escape(style.colon.rstrip()) + r"\n?" * first
-    begin = re.compile(begin)
+    colon = re.escape(style.colon.rstrip()) + r"\n?" * first
+    begin = re.compile(spaced(style.begin) + r"(?P<key>[^\n<>]*?)" + colon)
     close, end = re.compile(spaced(style.close)), style.end.strip()
     found = dict[str, str]()
     while mark := begin.match(text, at):
