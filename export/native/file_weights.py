@@ -18,7 +18,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.file_blocks.block_kind import BlockKind
 from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.layout import TILE, Unpacked
-from streamspec.export.native.precisions import TILED, TiledInt8
+from streamspec.export.native.precisions import TILED, TiledInt8, tiles_of
 from streamspec.export.native.stored_blocks import SUPER, Tiles, in_parts
 from streamspec.export.ops.builder import Array, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation
@@ -144,7 +144,7 @@ class FileWeights(TiledInt8):
         names = {name: f"{codes}.{name}" for name in PARTS}
         if names["codes"] not in store:
             sides = list[Sequence[Array | None]]()
-            store.add_parts(names["codes"], -(-weight.rows // TILE), _codes(weight.parts or [weight], sides))
+            store.add_parts(names["codes"], tiles_of(weight), _codes(weight.parts or [weight], sides))
             for name, arrays in zip(PARTS[1:], zip(*sides, strict=True), strict=True):
                 if arrays[0] is not None:
                     store.add(names[name], np.concatenate(arrays))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from streamspec.errors import ConfigError
 from streamspec.export.native.layout import TILE, Unpacked, pack_blocks, pack_int4, pack_int6, pack_int8
 from streamspec.export.ops.builder import Array, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import CHUNK, quantize_rows, unpack
@@ -23,6 +24,13 @@ from streamspec.export.quantization.precisions import (
     mixed_inputs_of,
     updated,
 )
+
+
+def tiles_of(weight: Weight) -> int:
+    """Counts the tiles of a weight. Raises ConfigError for a stack of experts with a tile that two of them share."""
+    if weight.parts and (rows := weight.parts[0].rows) % TILE:
+        raise ConfigError(f"experts of {rows} outputs ({weight.name})", f"a multiple of {TILE}", "use --precision fp32")
+    return -(-weight.rows // TILE)
 
 
 class TiledInt8(Int8):
@@ -94,7 +102,7 @@ class TiledInt8(Int8):
                         found.append(scale)
                         yield self._packed(codes, weight.gated)
 
-            store.add_parts(quantized, -(-weight.rows // TILE), parts())
+            store.add_parts(quantized, tiles_of(weight), parts())
             store.add(scales, np.concatenate(found))
         return quantized, scales
 
@@ -186,7 +194,7 @@ class TiledInt4(TiledInt6):
                         side.append(pack_blocks(values, weight.gated))
                     yield pack_int4(packed.reshape(part.rows, -1), weight.gated)
 
-            store.add_parts(names[0], -(-weight.rows // TILE), codes())
+            store.add_parts(names[0], tiles_of(weight), codes())
             for name, side in zip(names[1:], others, strict=True):
                 store.add(name, np.concatenate(side))
         return names

@@ -16,6 +16,7 @@ from streamspec.export.deployment_target import Target
 from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.native.file_weights import FileWeights
 from streamspec.export.native.operators import NativeOps, native_ops
+from streamspec.export.native.precisions import TiledInt4, TiledInt8
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.runtime.hardware import native_library
@@ -62,11 +63,11 @@ def mapped(weight: Weight, bias: Array | None = None, activation: str = "") -> W
     return write
 
 
-def stack_of(*kinds: str, gated: bool = False) -> tuple[Weight, Array]:
-    """A stack of three weights of 32 rows for each kind, and its values [parts, out, in]."""
+def stack_of(*kinds: str, gated: bool = False, rows: int = 32) -> tuple[Weight, Array]:
+    """A stack of three weights of `rows` for each kind, and its values [parts, out, in]."""
     parts, every = [], []
     for i in range(3):
-        runs = [random_blocks(np.random.default_rng([i, j]), kind, 32, INPUTS) for j, kind in enumerate(kinds)]
+        runs = [random_blocks(np.random.default_rng([i, j]), kind, rows, INPUTS) for j, kind in enumerate(kinds)]
         every.append(np.concatenate([values(run) for run in runs]))
         load, stored = every[i].copy, lambda runs=runs: runs
         parts.append(Weight(f"w.{i}", len(every[i]), INPUTS, load, gated=gated, stored=stored))
@@ -150,6 +151,14 @@ def test_both_graphs_multiply_by_the_weights_of_chosen_experts(kinds: tuple[str,
     truth = np.take_along_axis(every + bias.reshape(3, -1), chosen[..., None], 2)
     near(run(NATIVE, write, x), np.prod(np.split(truth, 2, -1), 0) if gated and len(kinds) == 1 else truth, 1e-5)
     near(run(STANDARD, write, x)[0], np.concatenate([x[0, :2] @ whole[0].T, x[0, 2:] @ whole[2].T]), 0.03)
+
+
+def test_experts_that_would_share_a_tile_are_refused() -> None:
+    """Three of 24 outputs lie in three tiles, as if these were full."""
+    stack, _ = stack_of("Q8_0", rows=24)
+    for precision in (FileWeights(), TiledInt8(), TiledInt4()):
+        with pytest.raises(ConfigError, match="experts of 24 outputs"):
+            precision.operator(WeightStore(), stack)
 
 
 @pytest.mark.parametrize("native", [NATIVE, STANDARD])
