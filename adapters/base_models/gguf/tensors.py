@@ -102,7 +102,7 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
         if (tensor.name in TENSORS and row.rotary) or tensor.name.startswith(drafting):
             continue  # read as positions, or left out
         found = _named(tensor, row, config)
-        if not found:
+        if not found or any(parameter.name in made for parameter in found):  # or a second tensor for the same
             extra.append(tensor.name)
         made |= {parameter.name: parameter for parameter in found}
     for key, path in row.numbers.items():

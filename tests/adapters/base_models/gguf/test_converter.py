@@ -417,11 +417,14 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_by_name(case: str, tmp_
         ("ffn_gate_shexp", r"has the tensor blk\.0\.ffn_gate_shexp\.weight"),  # an MLP for all rows
         ("ffn_gate.0", r"has the tensor blk\.0\.ffn_gate\.0\.weight"),  # experts one by one, as of 2023
         ("ffn_up_exps", r"ffn_up_exps\.weight has the shape \[1, 64\]; expected \[experts, rows, columns\]"),
+        ("ffn_gate_up_exps", r"has the tensor blk\.0\.ffn_gate_up_exps\.weight"),  # beside those of gate and up
     ],
 )
 def test_tensors_of_other_mixtures_are_refused(name: str, message: str, tmp_path: Path) -> None:
     _, architecture, keys, tensors = made("mixtral")
-    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors | {f"blk.0.{name}.weight": ROW})
+    whole = np.concatenate([tensors[f"blk.0.ffn_{part}_exps.weight"] for part in ("gate", "up")], 1)
+    added = {f"blk.0.{name}.weight": whole if name == "ffn_gate_up_exps" else ROW}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors | added)
     assert re.search(message, found := refusal(tmp_path, path)), found
 
 
