@@ -74,8 +74,9 @@ class CallParser:
                 break
             end = mark.end()
         else:
-            begun = max(_overlap(held, tag) for tag in (*self._begins, *THOUGHT_TAGS, *THOUGHT_ENDS))
-            self._hear(held[end : len(held) - begun])
+            rest = held[end:]  # a tag is read once: a second end of a thought would be one without a beginning
+            begun = max(_overlap(rest, tag) for tag in (*self._begins, *THOUGHT_TAGS, *THOUGHT_ENDS))
+            self._hear(rest[: len(rest) - begun])
             end = len(held) - begun
         content = held if last and not self._calling else held[:end].rstrip()
         self._held = held[len(content) :]

@@ -223,6 +223,12 @@ def test_words_before_a_call_are_content_and_the_grammar_begins_with_the_call(na
     assert not allows(vocabulary.start(limited), ids[1]) and allows(vocabulary.start(limited), ids[0])
 
 
+def test_a_thought_after_words_is_read_alike_wherever_its_text_is_cut() -> None:
+    """JSON after words is no call in this form."""
+    session, text = family("llama"), 'Well.<think>Hm</think>{"name": "clock", "parameters": {}}'
+    assert all(read(session, Tools([CLOCK]), text, step)[:2] == (text, []) for step in (1, 3, 1000))
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
 def test_an_answer_keeps_to_its_format_or_calls(name: str) -> None:
     session = family(name)
