@@ -129,7 +129,7 @@ class SchemaLogic:
                     if options and all(self.disjoint(each, second, depth - 1) for each in options):
                         return True
             listed = self.values(first)
-            if listed is not None and all(self._rejects(second, value) for value in listed):
+            if listed is not None and all(self.rejects(second, value) for value in listed):
                 return True
         return all(self._apart(kind, one, other, depth) for kind in common)
 
@@ -160,12 +160,20 @@ class SchemaLogic:
                 found.append(part.get("additionalProperties", True))
         return found
 
-    def _rejects(self, schema: Schema, value: Any) -> bool:
-        """Whether a value is known not to satisfy `schema`."""
-        listed = self.values(schema)
-        return kind_of(value) not in self.kinds(schema) or (
-            listed is not None and all(not same(value, each) for each in listed)
-        )
+    def rejects(self, schema: Schema, value: Any, depth: int = DEPTH) -> bool:
+        """Tells whether a value is known not to satisfy `schema`."""
+        kind = kind_of(value)
+        for part in self.parts(schema) if depth >= 0 else ():
+            if not isinstance(part, dict):
+                continue
+            if (listed := _values(part)) is not None and all(not same(value, each) for each in listed):
+                return True
+            if kind in ("integer", "number") and _no_number([part, {"minimum": value, "maximum": value}]):
+                return True
+            options = (_listed(part, key) for key in ("anyOf", "oneOf"))
+            if any(each and all(self.rejects(one, value, depth - 1) for one in each) for each in options):
+                return True
+        return kind not in self.kinds(schema)
 
     # ---- the opposite
 

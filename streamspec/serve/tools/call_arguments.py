@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from streamspec.errors import ConfigError
-from streamspec.schemas.schema_logic import TYPES, SchemaLogic, kind_of
+from streamspec.schemas.schema_logic import TYPES, SchemaLogic
 from streamspec.serve.tools.call_form import Quoted, Tagged
 
 COLON = re.compile(r"\s*:\s*")
@@ -64,24 +64,29 @@ def _json_end(text: str, at: int, end: str) -> int:
 def _valued(text: str, key: str, schema: Any) -> str:
     """Returns the JSON of the value that a text between tags stands for: a text, where its schema admits texts alone,
     or lists this one."""
-    logic = SchemaLogic(schema, 2020, lambda parts: False)
+    logic = logic_of(schema)
     try:
-        inner = {"allOf": logic.of_property(schema, key)}
+        inner: Any = {"allOf": logic.of_property(schema, key)}
         kinds, listed = logic.kinds(inner), logic.values(inner) or ()
     except ConfigError:  # references that double; nothing was to keep to them
-        kinds, listed = set(TYPES), ()
+        logic, inner, kinds, listed = logic_of(True), True, set(TYPES), ()
     if kinds == {"string"} or text in listed:
         return _dumped(text)
     for read in (STRICT.decode, ast.literal_eval):
         try:
             value = read(text.strip())
             written = text.strip() if read == STRICT.decode else _dumped(value)
-            kind = kind_of(STRICT.decode(written))
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = STRICT.decode(written)
+            if not isinstance(value, str) and ("string" not in kinds or not logic.rejects(inner, value)):
+                return written
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, ConfigError):
             continue
-        if kind != "string" and (kind in kinds or "string" not in kinds):
-            return written
     return _dumped(text)
+
+
+def logic_of(root: Any) -> SchemaLogic:
+    """Returns what reasons about parts of the parameters `root`."""
+    return SchemaLogic(root, 2020, lambda parts: False)
 
 
 def _dumped(value: Any) -> str:

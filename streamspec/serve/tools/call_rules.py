@@ -13,8 +13,9 @@ from typing import Any
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import ThoughtTags
 from streamspec.schemas.formats import PATTERNS, is_annotation
-from streamspec.schemas.schema_logic import TYPES, SchemaLogic
+from streamspec.schemas.schema_logic import TYPES
 from streamspec.schemas.text_patterns import InexpressibleError
+from streamspec.serve.tools.call_arguments import logic_of
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
@@ -96,7 +97,7 @@ class _Rules:
         self.schemas: dict[str, Any] = {}
         self._style, self._specials = form.style, dict(form.specials)
         self._root: Schema = {}
-        self._logic = _logic({})
+        self._logic = logic_of({})
         self._known: dict[tuple[Any, ...], str] = {}  # rules of objects and lists, by their properties or items
 
     def literal(self, text: str) -> str:
@@ -116,7 +117,7 @@ class _Rules:
 
     def arguments(self, schema: Schema) -> str:
         """Returns the rule of a function's arguments."""
-        self._root, self._logic, self._known = schema, _logic(schema), {}
+        self._root, self._logic, self._known = schema, logic_of(schema), {}
         if "object" not in self._logic.kinds(schema):
             raise ConfigError("parameters of a tool that are no object", '"type": "object"', "correct them")
         if self._style is None:
@@ -315,10 +316,6 @@ class _Rules:
             ]
         self.lines[int(rule[1:])] = f'{rule}: "{{" {rest[0]}'
         return rule
-
-
-def _logic(root: Schema) -> SchemaLogic:
-    return SchemaLogic(root, 2020, lambda parts: False)
 
 
 def _check_name(name: str, right: bool) -> None:

@@ -314,6 +314,11 @@ SHAPES: dict[str, tuple[Any, Any, Any]] = {  # parameters, arguments that satisf
         {"a": "1"},
         {"a": "3"},
     ),
+    "listed in a choice": (
+        closed(a={"anyOf": [{"enum": ["7", 8]}, {"type": "integer", "maximum": 6}, {"type": "null"}]}),
+        {"a": "7"},
+        {"a": "9"},
+    ),
     "lists of lists": (
         closed(a={"$ref": "#/$defs/l"}) | {"$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}},
         {"a": [[], [[]]]},
