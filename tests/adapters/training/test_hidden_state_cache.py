@@ -162,6 +162,16 @@ def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> Non
     assert HiddenStateCache(states.drafter, tmp_path).fill([ROWS], "streams")
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_a_deleted_file_of_states_takes_its_texts_along(running: bool, tmp_path: Path) -> None:
+    states = HiddenStateCache(DRAFTERS["draft layer"](), tmp_path)
+    states.fill([ROWS[:2]], "streams")
+    states.own.unlink()
+    states = states if running else HiddenStateCache(states.drafter, tmp_path)
+    states.fill([ROWS[3:]], "streams")
+    assert states.kept_rows(ROWS) == HiddenStateCache(states.drafter, tmp_path).kept_rows(ROWS) == [3]
+
+
 @pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
 def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     full: str, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
