@@ -56,7 +56,7 @@ from streamspec.adapters.training.device import return_memory
 from streamspec.adapters.training.hidden_state_cache import STATES, HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
 from streamspec.adapters.training_run import Run, answers_made_by, target_of
-from streamspec.atomic import write_text
+from streamspec.atomic import sha256_file, write_text
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
 
@@ -168,10 +168,12 @@ def states_folder(run: Run) -> Path:
 
 
 def opened_states(run: Run, drafter: DraftingModel, folder: Path) -> HiddenStateCache:
-    """The states of the run's target that `folder` holds; those that a bundle computes are of that bundle."""
+    """The states of the run's target that `folder` holds; those that a bundle computes are of that bundle. They depend
+    on the base's configuration, too: its hash is of the weights alone."""
     if folder == run.work / STATES:
         return HiddenStateCache(drafter, folder)
     target = target_of(run.config, run.base) | {"bits": run.config.base_bits}
+    target |= {"config": sha256_file(run.base.path / "config.json")}
     if run.lower_layers is not None and run.source is not None:
         target |= run.source.made_by() | {"layers": drafter.lowest_layer(run, drafter.decoder)}
     owner = hashlib.blake2b(str(run.config.out.absolute()).encode(), digest_size=6).hexdigest()

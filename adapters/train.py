@@ -118,11 +118,12 @@ def train_joint(run: Run) -> dict[str, Any]:
     return finish_drafter(run, drafter, model, vocabulary)
 
 
-def answered_or_refused(rows: Sequence[TokenRow]) -> Sequence[TokenRow]:
-    """The rows, unless they are prompts alone of which none was answered in its time. Raises DataError for those."""
-    if without_answers(rows):
+def answered_or_refused(rows: Sequence[TokenRow], own: Sequence[TokenRow] = ()) -> Sequence[TokenRow]:
+    """Those of the rows that are more than a prompt, else the target's `own`. Raises DataError where that is none."""
+    found = [row for row in rows if not without_answers([row])] or own
+    if not found:
         raise DataError("prompts without answers, and no time to answer one", "answers", "raise --max-minutes")
-    return rows
+    return found
 
 
 def train_staged(run: Run) -> dict[str, Any]:
@@ -137,13 +138,14 @@ def train_staged(run: Run) -> dict[str, Any]:
     # Its answers stay the same, so their time is known before the drafter begins.
     until = run.budget.until(used + VALIDATION_SHARE * (1 - used))
     validating = own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
-    if without_answers(run.val_rows):
-        run.val_rows = answered_or_refused(validating)
+    if config.answers_itself:
+        run.val_rows = answered_or_refused(run.val_rows, validating)
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
         until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
-        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until) or run.rows
-        answered_or_refused(rows)
+        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
+        if not rows:
+            rows = answered_or_refused(run.rows) if config.answers_itself else run.rows
     vocabulary = choose_vocabulary(run, run.rows, rows)
     set_seed(config.seed)  # a resumed run begins here as well
     network = drafter_class(config)

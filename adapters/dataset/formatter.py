@@ -32,9 +32,9 @@ class PromptedRow(NamedTuple):
 class Formatter:
     """Tokenises examples in one prompt format with one Hugging Face tokenizer.
 
-    `ends`: texts of further tokens that end an answer, beside the tokenizer's own. `prompts_alone`: takes rows without
-    an answer, as if it were empty. Raises BaseModelError for a
-    tokenizer without end-of-text, DataError for chat without a template.
+    `ends`: texts of further tokens that end an answer, beside the tokenizer's own. `prompts_alone`: takes rows that end
+    without an answer, as if it were empty. Raises BaseModelError for a tokenizer without end-of-text, DataError for
+    chat without a template.
     """
 
     def __init__(self, tokenizer: Any, prompt_format: PromptFormat, ends: Sequence[str] = ()) -> None:
@@ -121,7 +121,8 @@ class Formatter:
         if not answers and not self.prompts_alone:
             advice = "use rows with answers to train, or --target-adapter, whose target answers them"
             raise DataError(f"{example.where} has no completion", "prompt and completion", advice)
-        unanswered = not answers
+        # The target answers the last question itself; answers of others before it are what it is asked with.
+        unanswered = not answers or (self.prompts_alone and messages[-1]["role"] != "assistant")
         answers = [i for i in answers if _counts(messages[i])]
         if self.chat is not None:
             if unanswered:

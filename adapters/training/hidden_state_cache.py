@@ -185,6 +185,9 @@ class HiddenStateCache:
         self.room -= numbers.nbytes
         if self.room < 0:
             return False
+        if not self.own.exists():  # not begun yet, or deleted: its keys would name the texts that come now
+            keys_of(self.own).unlink(missing_ok=True)
+            self.kept = {text: place for text, place in self.kept.items() if place[0] != self.own}
         start = self.own.stat().st_size if self.own.exists() else 0
         try:
             for file, content in (

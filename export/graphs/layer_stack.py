@@ -67,10 +67,11 @@ class LayerStack(ABC):
                     self._pass_attention(state)
                 else:
                     state.normed, state.residual = decoder.enter(g, state.residual, layer)
-                    self.entered.append(state.residual.stream)
-                    self.entering(layer, state)
-                    if layer in self.tapped:
-                        self.entries[layer] = state.residual.stream
+                self.entered.append(state.residual.stream)
+                self.entering(layer, state)
+                if layer in self.tapped:
+                    self.entries[layer] = state.residual.stream
+                if layer not in self.spec.no_attention:
                     state.mixed = self.mixed(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
@@ -92,7 +93,7 @@ class LayerStack(ABC):
             return states if self.joined is None else self.joined.end(g, states)
 
     def _pass_attention(self, state: LayerRows) -> None:
-        """A layer that is its MLP alone, of a graph without a drafter."""
+        """A layer that is its MLP alone."""
         residual = state.residual
         stream = self.g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
         state.normed, state.mixed, state.residual = stream, stream, Residual(stream)
@@ -154,7 +155,7 @@ class LayerStack(ABC):
         return mixed if self.joined is None else self.joined.mixed(self.g, layer, mixed, self.presents[layer])
 
     def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
-        """Called before attention; may leave rows out."""
+        """Called where a layer begins; may leave rows out."""
 
     def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called after attention; may leave rows out."""

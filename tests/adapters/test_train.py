@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.adapters import train as train_module
 from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.checks import joined_words
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.draft_layer import model as draft_layer
 from streamspec.adapters.train import train
 from streamspec.adapters.training import trainer
@@ -167,6 +168,12 @@ def test_an_untouched_base_answers_prompts_alone(
     monkeypatch.setattr(train_module, "own_answers", lambda *_: [])
     with pytest.raises(DataError, match=r"no time to answer one.*--max-minutes"):
         train(options(base, prompts, tmp_path / "late", target_adapter="base", **small))
+
+
+def test_prompts_alone_among_answered_rows_teach_no_empty_answer() -> None:
+    prompt, answered = TokenRow([5, 6, 2], [False, False, True]), TokenRow([5, 6, 7, 2], [False, False, True, True])
+    assert train_module.answered_or_refused([prompt, answered], [prompt]) == [answered]
+    assert train_module.answered_or_refused([prompt], [prompt]) == [prompt]  # its own answer is empty
 
 
 def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Path) -> None:

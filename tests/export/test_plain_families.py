@@ -16,15 +16,15 @@ from streamspec.export import Target, export_bundle, export_swappable
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_exports import save_base, tiny_model
 
-STATE, HYBRID = "keep a recurrent state", "granitemoehybrid+mamba"
+STATE, HYBRID, HALVES = "keep a recurrent state", "granitemoehybrid+mamba", "nemotron_h"
 FAMILIES = {"qwen3_5_text": STATE, HYBRID: STATE, "ernie4_5_moe": "have mixtures of experts"}
-FAMILIES["gpt_oss"] = "have attention sinks"
+FAMILIES |= {"gpt_oss": "have attention sinks", HALVES: STATE}
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"target": Target(static=True)}, "--static"),
     ({"target": Target("cuda")}, "--target cuda"),
     ({"self_draft": "1"}, "--self-draft"),
 ]
-CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family != HYBRID]
+CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family not in (HYBRID, HALVES)]
 CASES += [(family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID)]
 
 
@@ -55,13 +55,19 @@ def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "why"),
-    [*((family, "streaming", STATE) for family in ("qwen3_5_text", HYBRID)), ("gpt_oss", "dflash", "have mixtures")],
+    ("family", "method", "why", "instead"),
+    [
+        *((family, "streaming", STATE, "eagle") for family in ("qwen3_5_text", HYBRID)),
+        ("gpt_oss", "dflash", "have mixtures", "eagle"),
+        (HALVES, "streaming", STATE, "medusa"),
+        *((HALVES, method, "are attention or an MLP alone", "medusa") for method in ("jakiro", "dflash")),
+    ],
 )
 def test_drafters_that_are_not_made_over_such_layers_are_refused(
-    family: str, method: str, why: str, bases: dict[str, Path], tmp_path: Path
+    family: str, method: str, why: str, instead: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    data, told = tmp_path / "data.jsonl", f"--method {method} for {name(family)}, whose layers {why}.*--method eagle"
+    data = tmp_path / "data.jsonl"
+    told = f"^--method {method} for {name(family)}, whose layers {why}.*; take --method {instead}$"
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
     with pytest.raises(ConfigError, match=told):
         train(TrainConfig(base=str(bases[family]), data=data, out=tmp_path / "adapter", method=method))

@@ -9,13 +9,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from streamspec import load
-from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
@@ -24,6 +22,7 @@ from streamspec.adapters.drafters.draft_layer.start import fit_start
 from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.errors import AdapterError
 from streamspec.export import export_bundle
+from tests.support.tiny_drafters import save_random
 from tests.support.tiny_exports import VOCAB, save_base, tiny_model
 
 GAMMA = 3
@@ -60,25 +59,7 @@ def save_drafter(folder: Path, base: Base, model: Any, method: str, **changes: A
     layer = DraftLayerModel(model, config).eval()
     ids = torch.randint(3, VOCAB, (8, 24))
     fit_start(layer, [(ids, torch.ones_like(ids))])
-    tensors = layer.drafter_tensors()
-    with torch.no_grad():
-        for value in tensors.values():
-            value.add_(torch.randn_like(value) * 0.02)
-    described = {
-        "format_version": 1,
-        "method": method,
-        "recipe": "staged",
-        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
-        "prompt_format": {"kind": "raw", "separator": ""},
-        "streams": layer.described() | {"draft_vocab": None},
-    }
-    folder.mkdir()
-    (folder / "streamspec_config.json").write_text(json.dumps(described))
-    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "streamspec.safetensors")
-    Acceptance(GAMMA, 10, np.random.default_rng(0).integers(-1, 3, (4, 12, GAMMA)).tolist()).save(
-        folder / "acceptance.json"
-    )
-    return folder
+    return save_random(folder, base, layer, method)
 
 
 @pytest.mark.parametrize(("family", "method"), [*zip(KINDS, cycle(METHODS), strict=False)])

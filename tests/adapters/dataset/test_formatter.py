@@ -180,6 +180,16 @@ def test_prompts_alone_end_after_what_generation_begins_with(kind: str, row: dic
     assert opening == len(found.input_ids) - 1 == found.loss_mask.index(True)
 
 
+def test_a_last_question_that_the_target_answers_is_the_one_asked(tmp_path: Path) -> None:
+    formatter = Formatter(tokenizer(PLAIN), PromptFormat("chat"))
+    formatter.prompts_alone = True
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": [TALK[0], *TALK[3:5]]}))
+    ((found, opening),) = formatter.all_rows(list(iterate_examples(tmp_path / "data.jsonl")))[0]
+    assert trained(found) == ["<|im_end|>"]
+    asked = formatter.tokenizer.decode(found.input_ids[:opening])
+    assert "Yes." in asked and asked.endswith("Thanks<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_the_end_of_a_turn_that_is_no_end_of_text(tmp_path: Path) -> None:
     """As Gemma's: generation stops at a second token, which the generation config names, or else at the first."""
     template = PLAIN.replace("<|im_end|>", "<eos>")  # `<|im_end|>` is the tokenizer's own end, `<eos>` another token

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +163,16 @@ def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> Non
     assert HiddenStateCache(states.drafter, tmp_path).fill([ROWS], "streams")
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_a_deleted_file_of_states_takes_its_texts_along(running: bool, tmp_path: Path) -> None:
+    states = HiddenStateCache(DRAFTERS["draft layer"](), tmp_path)
+    states.fill([ROWS[:2]], "streams")
+    states.own.unlink()
+    states = states if running else HiddenStateCache(states.drafter, tmp_path)
+    states.fill([ROWS[3:]], "streams")
+    assert states.kept_rows(ROWS) == HiddenStateCache(states.drafter, tmp_path).kept_rows(ROWS) == [3]
+
+
 @pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
 def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     full: str, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -215,6 +226,21 @@ def test_states_computed_at_first_use_are_kept(tmp_path: Path, passes: list[int]
     again = states(batch["input_ids"], batch["attention_mask"])
     assert passes == [1, 9, 12] and torch.equal(first.entry, again.entry)
     assert states.kept_rows(ROWS) == HiddenStateCache(drafter, tmp_path).kept_rows(ROWS) == [1, 2]
+
+
+def test_states_are_of_one_configuration_of_the_base(tmp_path: Path) -> None:
+    config = options(tmp_path, tmp_path, tmp_path / "out", answers=tmp_path / "answers.jsonl", **STAGED)
+    base = SimpleNamespace(path=tmp_path, sha256="of the weights")
+    run: Any = SimpleNamespace(config=config, base=base, work=tmp_path / "out" / "run", lower_layers=None)
+
+    def opened() -> Path:
+        return recipe_stages.opened_states(run, DRAFTERS["medusa"](), recipe_stages.states_folder(run)).own
+
+    (tmp_path / "config.json").write_text('{"rope_theta": 10000.0}')
+    first = opened()
+    assert opened() == first
+    (tmp_path / "config.json").write_text('{"rope_theta": 500000.0}')
+    assert opened() != first
 
 
 STAGED = {"threads": 1, "recipe": "staged", "target_adapter": "base", "epochs": 3.0}
