@@ -181,6 +181,10 @@ def _other_values(config: BaseConfig) -> list[str]:
     if (mixture := family.mixture) is not None:
         if (width := int(getattr(config, mixture.width))) % EXPERT_MULTIPLE:
             faults.append(f"experts of {width} inner numbers (only multiples of {EXPERT_MULTIPLE} are supported)")
+        if config.hidden_size % EXPERT_MULTIPLE:
+            faults.append(
+                f"experts of {config.hidden_size} outputs (only multiples of {EXPERT_MULTIPLE} are supported)"
+            )
         if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
             faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]

@@ -34,7 +34,8 @@ MODEL, CONFIG = "model.onnx", "config.json"
 DATA = f"{MODEL}_data"  # as optimum names it
 SETTINGS, SPECIALS = "tokenizer_config.json", "special_tokens_map.json"
 NEW_CLASS, KNOWN_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"  # of transformers 5, and of all
-NOT_OURS = ("quantization_config", "auto_map")  # of the weights and the code that the base came with
+# Of the weights and the code that the base came with, and of layers that are none of a decoder's: it may be infinite.
+NOT_OURS = ("quantization_config", "auto_map", "time_step_limit")
 AGAIN = "fetch the base again"
 
 
@@ -91,7 +92,7 @@ def _check_family(described: DescribedBase) -> None:
 def _config(described: DescribedBase) -> dict[str, Any]:
     """The base's configuration, or its text part."""
     file = described.base.path / CONFIG
-    values = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN)
+    values = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN, infinite=True)
     if values.get("model_type") != described.config.model_type:
         values = values.get("text_config") or values
     return {name: value for name, value in values.items() if name not in NOT_OURS}

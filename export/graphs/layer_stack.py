@@ -63,16 +63,13 @@ class LayerStack(ABC):
         state = LayerRows("", start, decoder.rotary(g, positions), per_layer_inputs=inputs)
         for layer in track(range(self.spec.layers), "layers written", self.spec.layers):
             with g.named(f"layers.{layer}"):
-                if layer in self.spec.no_attention:
-                    self._pass_attention(state)
-                else:
-                    state.normed, state.residual = decoder.enter(g, state.residual, layer)
+                mixes = layer not in self.spec.no_attention
+                state.normed, state.residual = decoder.enter(g, state.residual, layer) if mixes else self._passed(state)
                 self.entered.append(state.residual.stream)
                 self.entering(layer, state)
                 if layer in self.tapped:
                     self.entries[layer] = state.residual.stream
-                if layer not in self.spec.no_attention:
-                    state.mixed = self.mixed(layer, state)
+                state.mixed = self.mixed(layer, state) if mixes else state.normed
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
                     g,
@@ -92,12 +89,12 @@ class LayerStack(ABC):
             states = g.op("Squeeze", finished, g.ints(0))
             return states if self.joined is None else self.joined.end(g, states)
 
-    def _pass_attention(self, state: LayerRows) -> None:
-        """A layer that is its MLP alone."""
+    def _passed(self, state: LayerRows) -> tuple[str, Residual]:
+        """As `Decoder.enter`, of a layer that is its MLP alone."""
+        self.presents.append(())
         residual = state.residual
         stream = self.g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
-        state.normed, state.mixed, state.residual = stream, stream, Residual(stream)
-        self.presents.append(())
+        return stream, Residual(stream)
 
     def with_logits(self, finished: str) -> str:
         """The rows of `finished` [1, n, H] that get logits, for a drafter that reads all finished states."""

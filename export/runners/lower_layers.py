@@ -22,7 +22,7 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_model
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import ENTERED, is_cache
 
-ROWS = 256  # of a call
+ROWS = 256  # of a call, at most
 ADVICE = "export it again, or leave training to PyTorch: --answers-from another bundle"
 
 
@@ -45,8 +45,8 @@ class LowerLayers:
     def __call__(self, ids: Sequence[int]) -> Array:
         """float32 [count, T, H]: the states of a text's tokens at the input of layers 1 to `count`."""
         runner = self._with_room(len(ids))
-        runner.length = 0
-        calls = [runner.prefill(np.asarray(ids[at : at + ROWS])) for at in range(0, len(ids), ROWS)]
+        runner.length, most = 0, min(ROWS, runner.most)
+        calls = [runner.prefill(np.asarray(ids[at : at + most])) for at in range(0, len(ids), most)]
         return np.stack([np.concatenate([call[name][0] for call in calls]) for name in self._entered])
 
     def close(self) -> None:

@@ -117,11 +117,13 @@ def _kept(
     each of them."""
     conv, heads = module.conv1d, step.shape[-1]
     taps = conv.weight.shape[-1]
+    span = max(taps, 2)  # of one tap the row before is needed, too
     every, known = cache.update(inputs[:, None], torch.cat([decay, step], -1)[:, None], index)
     every, (decay, step) = every[:, 0], known[:, 0].split(heads, -1)
     first = every.shape[1] - inputs.shape[1]  # rows of earlier calls are one text
-    at = torch.cat([torch.arange(first)[:, None] + torch.arange(1 - taps, 1), last_seen(mask, taps)[0]])
-    picked = every[:, at.clamp(min=0)] * (at >= 0)[..., None]
+    at = torch.cat([torch.arange(first)[:, None] + torch.arange(1 - span, 1), last_seen(mask, span)[0]])
+    mixing = at[:, -taps:]
+    picked = every[:, mixing.clamp(min=0)] * (mixing >= 0)[..., None]
     mixed = (picked * conv.weight[:, 0].T).sum(dim=2)
     mixed = nn.functional.silu(mixed if conv.bias is None else mixed + conv.bias)
     return mixed, decay, step, at[:, -2].tolist()

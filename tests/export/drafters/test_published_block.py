@@ -56,7 +56,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dspark over some tokens": ("llama", speculators_block_config("dspark", draft_vocab_size=DRAFTED)),
     "over convolutions": ("lfm2", speculators_block_config("dspark")),
     "over a state space": ("granitemoehybrid+mamba", zlab_config(dflash_config=MASKED, target_layer_ids=[0, 3, 5])),
-    "over layers of one half": ("nemotron_h", zlab_config(dflash_config=NESTED)),  # one of them an MLP
+    "over halves of layers": (
+        "nemotron_h",
+        zlab_config({"head_dim": 24}, dflash_config=MASKED, target_layer_ids=[0, 3, 5]),
+    ),
     "over experts": (
         "ernie4_5_moe",
         speculators_block_config("dspark", {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2]}}),

@@ -276,9 +276,11 @@ def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: boo
     np.testing.assert_array_equal(steps.prefill(tokens)["logits"], found)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_a_tree_are_those_of_pytorch(family: str, tmp_path: Path) -> None:
-    tiny = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT)
+@pytest.mark.parametrize(
+    ("family", "own"), [*((family, {}) for family in (*FAMILIES, NEXT)), (HALVED, {"conv_kernel": 1})]
+)
+def test_rows_of_a_tree_are_those_of_pytorch(family: str, own: dict[str, int], tmp_path: Path) -> None:
+    tiny = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT, **own)
     steps, reference = tiny_exports.build(tmp_path, tiny, streams=False).stepper(256), ReferenceModel(tiny)
     rng, length = np.random.default_rng(2), 150
     tree, _ = tree_with(9, 40, rng)

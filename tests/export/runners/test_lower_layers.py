@@ -17,6 +17,7 @@ from streamspec.export.runners.lower_layers import ROWS, LowerLayers, cut
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import CACHE_KINDS, ENTERED, PAST, PRESENT, past, renamed
 from tests.support.gguf_cases import as_folder, quantized
+from tests.support.tiny_exports import save_base, tiny_model
 
 pytestmark = pytest.mark.skipif(bool(native_library.why_not()), reason="no native operators")
 TEXTS = [list(range(3, 20)), [7], list(np.random.default_rng(0).integers(0, 60, ROWS + 9))]
@@ -48,6 +49,19 @@ def test_states_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
             assert np.linalg.norm(states[layer] - expected) < 0.15 * np.linalg.norm(expected)  # products of int8 rows
         lower.close()
         assert np.array_equal(lower([*map(int, text)]), states)
+
+
+def test_a_layer_that_is_an_mlp_alone_counts_as_one(tmp_path: Path) -> None:
+    model = tiny_model("nemotron_h")
+    save_base(tmp_path / "base", model)
+    export_bundle(tmp_path / "base", None, tmp_path / "bundle", progress=lambda _: None, measure=False)
+    text = np.random.default_rng(0).integers(3, 90, 100)  # more rows than a call over recurrent states has
+    with torch.no_grad():
+        entered = model(torch.tensor(text[None]), output_hidden_states=True).hidden_states[1:6]
+    expected = torch.cat(entered).numpy()
+    states = LowerLayers(tmp_path / "bundle", 5, threads=1)(text.tolist())
+    assert states.shape == expected.shape
+    assert (np.linalg.norm(states - expected, axis=(1, 2)) < 0.1 * np.linalg.norm(expected, axis=(1, 2))).all()
 
 
 def test_a_part_holds_no_weights_of_upper_layers_and_no_head(folders: tuple[Path, Path]) -> None:

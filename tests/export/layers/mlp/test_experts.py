@@ -165,8 +165,15 @@ def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("family", "field"), [("qwen3_moe", "moe_intermediate_size"), ("mixtral", "intermediate_size")]
+    ("family", "field", "found"),
+    [
+        ("qwen3_moe", "moe_intermediate_size", "inner numbers"),
+        ("mixtral", "intermediate_size", "inner numbers"),
+        ("qwen3_moe", "hidden_size", "outputs"),
+    ],
 )
-def test_experts_of_a_width_without_whole_tiles_are_refused(family: str, field: str, tmp_path: Path) -> None:
-    with pytest.raises(BaseModelError, match="experts of 40 inner numbers .only multiples of 32"):
+def test_experts_of_a_width_without_whole_tiles_are_refused(
+    family: str, field: str, found: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BaseModelError, match=f"experts of 40 {found} .only multiples of 32"):
         save_base(tmp_path, tiny_model(family, **{field: 40}))
