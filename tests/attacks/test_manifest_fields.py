@@ -71,6 +71,7 @@ HELD = {
     "streams.eager": GRAPH,
     "streams.layers": GRAPH,
     "streams.own_keys": GRAPH,
+    "streams.target_keys": GRAPH,
     "streams.exit_layer": PROBE + ", pruned",
     "trees.nodes": DRAFTS,
     "trees.default_rows": DRAFTS,

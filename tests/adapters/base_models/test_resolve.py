@@ -214,7 +214,9 @@ def test_a_cut_weight_file_is_refused(tmp_path: Path, cache: Path) -> None:
 
 
 def test_an_unsupported_family_is_told_how_many_are_supported_and_where_they_stand(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(BaseModelError, match=rf"`mamba`; expected .* of the {len(FAMILIES)} families that the doc"):
+    with pytest.raises(
+        BaseModelError, match=rf"`mamba`, which has .*; expected .* of the {len(FAMILIES)} families that the doc"
+    ):
         resolve_base(hf_folder(tmp_path / "m", "mamba"))
 
 

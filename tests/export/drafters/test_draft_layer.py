@@ -20,7 +20,7 @@ from streamspec.export.runners.captured_runner import CapturedGraphRunner
 from streamspec.export.weights.model_spec import describe
 from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import VARIED
-from tests.support.recurrent_families import RECURRENT
+from tests.support.recurrent_families import WHOLE
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, build_captured, build_static, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
@@ -150,7 +150,7 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [(f, m) for f in (*FAMILIES, *RECURRENT, *MIXTURES) for m in METHODS if f in VARIED or m == "jakiro"],
+    [(f, m) for f in (*FAMILIES, *WHOLE, *MIXTURES) for m in METHODS if f in VARIED or m == "jakiro"],
 )
 def test_agrees_with_the_trained_model(family: str, method: str, tmp_path: Path) -> None:
     model = trained(family, **METHODS[method])
