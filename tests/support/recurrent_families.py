@@ -62,6 +62,8 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "time_step_min": 0.1,
     },
 }
+# Whose layers have an MLP beside what mixes rows: draft layers are copies of such a layer.
+WHOLE = [name for name, changes in RECURRENT.items() if "mlp" not in changes.get("layers_block_type", ())]
 
 
 def with_memory(model: Any) -> Any:
@@ -73,7 +75,3 @@ def with_memory(model: Any) -> Any:
             elif name.endswith((".dt_bias", ".D")):
                 value.normal_(0, 1)
     return model
-
-
-# Whose layers have an MLP beside what mixes rows: draft layers are copies of such a layer.
-WHOLE = [name for name, changes in RECURRENT.items() if "mlp" not in changes.get("layers_block_type", ())]
