@@ -37,9 +37,8 @@ CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
 MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (DELTA, "int4"): "medusa", (MAMBA, "fp32"): "hydra"}
-MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int8"): "jakiro"}
-MADE |= {(OLMO, "int4"): "hydra", (NEXT, "int8"): "medusa", (NEXT, "int4"): "eagle"}
-MADE |= {(HALVED, "fp32"): "medusa", (HALVED, "int8"): "medusa", (HALVED, "int4"): "medusa"}
+MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int4"): "jakiro"}
+MADE |= {(NEXT, "int8"): "medusa", (HALVED, "fp32"): "medusa", (HALVED, "int4"): "medusa"}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -75,11 +74,8 @@ RUNS = [
     (DELTA, "int4", "native"),
     (MAMBA, "int8", "cpu"),
     (MAMBA, "int4", "native"),
-    (OLMO, "int8", "cpu"),
     (OLMO, "int4", "native"),
     (NEXT, "int8", "native"),
-    (NEXT, "int4", "cpu"),
-    (HALVED, "int8", "native"),
     (HALVED, "int4", "cpu"),
 ]
 
@@ -191,7 +187,7 @@ def test_hundreds_of_drafted_tokens_are_plain_ones(session: Session) -> None:
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.sources["drafter"].drafted
         compared += len(plain.token_ids)
-        if compared > 600:
+        if compared > 300:
             return
     raise AssertionError(f"only {compared} tokens")
 
@@ -206,7 +202,7 @@ def test_answers_are_those_of_hugging_face(family: str, bundles: dict[tuple[str,
     assert answer == expected.tolist()
 
 
-@pytest.mark.parametrize("back", [1, 3, 60, 200, 500])
+@pytest.mark.parametrize("back", [3, 60, 500])
 def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, session: Session) -> None:
     session.generate(TEXT, max_new_tokens=NEW, speculate=True)
     kept = session.cached_tokens[: len(session.cached_tokens) - back]
