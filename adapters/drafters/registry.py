@@ -66,5 +66,5 @@ def check_drafted(method: str, base: BaseConfig) -> None:
     family = FAMILIES[base.model_type]
     if (layers := DRAFTERS[method].not_over(family, base)) is not None:
         found = f"--method {method} for {base.model_type}, whose layers {layers}"
-        simple = "medusa" if family.halved else "eagle"
+        simple = next(name for name in ("eagle", "medusa") if DRAFTERS[name].not_over(family, base) is None)
         raise ConfigError(found, "a drafter that reads states alone", f"take --method {simple}")

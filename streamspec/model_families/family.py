@@ -181,6 +181,11 @@ class Family:
         """Whether a layer is either what mixes rows or an MLP."""
         return MLP_LAYER in self.layer_kinds
 
+    @property
+    def halves(self) -> str | None:
+        """What such layers are, in words; None for others."""
+        return "are attention or an MLP alone" if self.halved else None
+
     def remembers(self, config: Any) -> bool:
         """Whether layers of the model with this config keep a recurrent state."""
         return self.recurrent is not None and self.convolves(config)
@@ -190,8 +195,8 @@ class Family:
         None without."""
         if self.remembers(config):
             return "keep a recurrent state"
-        if self.halved:
-            return "are attention or an MLP alone"
+        if self.halves is not None:
+            return self.halves
         if self.sinks is not None:
             return "have attention sinks"
         return None if self.mixture is None else "have mixtures of experts"

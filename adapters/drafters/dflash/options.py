@@ -23,11 +23,5 @@ DFLASH = DrafterMethod(
     defaults=HARD,
     recipes=STAGED,
     check_base=check_block_base,
-    not_over=lambda family, config: (
-        "are attention or an MLP alone"
-        if family.halved
-        else None
-        if family.mixture is None
-        else "have mixtures of experts"
-    ),
+    not_over=lambda family, config: family.halves or (None if family.mixture is None else "have mixtures of experts"),
 )

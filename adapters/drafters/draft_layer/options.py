@@ -86,7 +86,7 @@ def _row(options: tuple[type, ...], fixed: Mapping[str, Any], defaults: Mapping[
         recipes=STAGED,
         check=check_draft_layer,
         check_base=check_draft_layer_base,
-        not_over=lambda family, config: "are attention or an MLP alone" if family.halved else None,
+        not_over=lambda family, config: family.halves,
     )
 
 

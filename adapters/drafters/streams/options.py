@@ -64,11 +64,8 @@ STREAMING = DrafterMethod(
     warm_start=STAGED,
     check_base=check_exits,
     not_over=lambda family, config: (
-        "are attention or an MLP alone"
-        if family.halved
-        else "keep a recurrent state, which no row of a stream continues"
-        if family.remembers(config)
-        else None
+        family.halves
+        or ("keep a recurrent state, which no row of a stream continues" if family.remembers(config) else None)
     ),
     check_warm_start=check_warm_streams,
 )
