@@ -95,7 +95,8 @@ def fit_drafter(
     gradient and no next-token loss.
     """
     config, done = run.config, run.work / f"{name}.safetensors"
-    folder, again = states_folder(run), config.epochs > 1 or states_folder(run) != run.work / STATES
+    folder = states_folder(run)
+    again = config.epochs > 1 or folder != run.work / STATES
     states = None
     if config.recipe == "staged" and again and HiddenStateCache.serves(drafter):
         states = opened_states(run, drafter, folder)
