@@ -52,8 +52,8 @@ def figure(readme: str) -> str:
             f'<tspan font-weight="600" dx="10">{drafted / plain:.1f} x</tspan></text>',
         ]
     lines += [
-        f'<text x="24" y="{height - 20}" font-size="12" fill="{MUTED}">SmolLM2-135M-Instruct, int8, two Zen 5 cores. '
-        "Medians of the table below, decoding alone.</text>",
+        f'<text x="24" y="{height - 20}" font-size="12" fill="{MUTED}">SmolLM2-135M-Instruct, int8. '
+        "Medians, decoding alone.</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

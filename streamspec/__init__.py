@@ -58,7 +58,7 @@ _LAZY = {
     "export": ("streamspec.export", "export"),
     "export_bundle": ("streamspec.export", "export_bundle"),
     "load": ("streamspec.runtime", "load"),
-    "train": ("streamspec.adapters.train", "train"),
+    "train": ("streamspec.library.train", "train"),
 }
 
 

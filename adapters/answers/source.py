@@ -43,7 +43,7 @@ def open_source(
         raise ConfigError(
             f"answers_from = {place} without the runtime",
             "a function that opens bundles",
-            "train(..., load=streamspec.load)",
+            "call streamspec.train, which passes it",
         )
     return BundleAnswers(Path(place), load, threads)
 

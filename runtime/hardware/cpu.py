@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 
@@ -110,12 +110,16 @@ def cpu_model() -> str:
         first = fields[0]
         name = first.get("model name") or first.get("CPU part") or platform.processor()
         return f"{name} [{' '.join(instruction_sets() or ())}] {platform.machine()}"
-    if platform.system() == "Darwin":
-        out = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        return f"{out.stdout.strip()} {platform.machine()}"
-    return f"{platform.processor()} {platform.machine()}"
+    name = _brand_on_macos() if platform.system() == "Darwin" else platform.processor()
+    return f"{name} {platform.machine()}"
+
+
+def _brand_on_macos() -> str:
+    """What `sysctl -n machdep.cpu.brand_string` prints; empty where the system does not say."""
+    text = ctypes.create_string_buffer(256)
+    size = ctypes.c_size_t(len(text))
+    failed = ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", text, ctypes.byref(size), None, 0)
+    return "" if failed else text.value.decode(errors="replace").strip()
 
 
 def _linux_cores() -> int | None:

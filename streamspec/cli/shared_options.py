@@ -37,7 +37,7 @@ def folders_of(bundles: Sequence[str], precision: str | None) -> list[Path]:
 
 
 def further(bundle: str | Path) -> Path:
-    """Converts a flag that names a bundle beside the first one: as `folder_of`, a base in int8."""
+    """Converts a flag that names a bundle beside the first one: as `folder_of`, a base in its default precision."""
     return folder_of(str(bundle), None)
 
 
@@ -55,7 +55,11 @@ BASES = "a base: smollm2-135m, a Hugging Face folder, a .gguf file, a hub id"
 BUNDLE = f"Bundle folder, the name of an installed one, an ONNX decoder (its folder or file), or {BASES}"
 Bundle = Annotated[str, typer.Argument(help=f"{BUNDLE}.")]
 Precision = Annotated[
-    str | None, typer.Option(help="Of a base: precision of the bundle: fp32, int8 or int4.", show_default="int8")
+    str | None,
+    typer.Option(
+        help="Of a base: precision of the bundle: fp32, fp16, int8, int4, or gguf (a GGUF file's own weights).",
+        show_default="gguf for a GGUF file, else int8",
+    ),
 ]
 Format = Annotated[
     str | None,

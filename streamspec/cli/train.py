@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, replace
-from importlib.util import find_spec
+from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from streamspec.adapters.answers.openai_server import is_server
-from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
-from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, HelpAll
 from streamspec.cli.option_flags import Flags, keyword, spelling, with_flags
-from streamspec.cli.shared_options import JSON, folder_of, unescaped
+from streamspec.cli.shared_options import JSON, unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
+from streamspec.library.train import checked, run_training, with_own_bundle
 from streamspec.option_fields import plain_type
 from streamspec.progress import is_quiet
-from streamspec.runtime.hardware import native_library
 
 MAX_YAML = 1 << 20  # bytes
 # What `--help` shows first, and what `--help-all` alone shows: settings of the papers that a task seldom needs.
@@ -104,47 +99,15 @@ def command(
     if "separator" in flags:
         values["separator"] = unescaped(flags["separator"])
     with once_on_each_machine():
-        config = TrainConfig.from_dict(values)
-        if config.answers_from is not None and not is_server(config.answers_from):
-            config = replace(config, answers_from=str(folder_of(config.answers_from, None)))
-        check_early(config)
+        config = checked(TrainConfig.from_dict(values))
     before_torch()
     with once_on_each_machine():
-        config = replace(config, answers_from=config.answers_from or own_bundle(config))
-
-    from streamspec.adapters.train import train
-
-    load: Callable[..., Any] | None = None
-    lower_layers: Callable[..., Any] | None = None
-    if config.answers_from is not None:
-        from streamspec.runtime import load
-
-        if find_spec("onnx") is not None:
-            from streamspec.export.runners.lower_layers import LowerLayers as lower_layers
-
+        config = with_own_bundle(config)
     with once_on_each_machine(KeyboardInterrupt):
-        result = train(config, began, load, lower_layers)
+        result = run_training(config, began)
     if is_quiet("RANK"):
         return
     print(json.dumps(result) if as_json else summary(result, config))
-
-
-def own_bundle(config: TrainConfig) -> str | None:
-    """The bundle of a GGUF file's own weights, made where there is none, which on a CPU computes an untouched target in
-    PyTorch's place. None for any other target, and where no native operators compute it; then says why.
-    """
-    from streamspec.adapters.training.device import has_gpu
-
-    untouched = config.target_adapter is not None and config.target_lora is None and config.base_bits is None
-    if not (untouched and Path(config.base).expanduser().is_file()) or has_gpu():
-        return None
-    try:
-        if why := native_library.why_not():
-            raise ConfigError(why, "native operators", "see `streamspec doctor`")
-        return str(folder_of(config.base, OWN_WEIGHTS))
-    except ConfigError as error:
-        print(f"PyTorch computes the target: {error.found}", file=sys.stderr)
-        return None
 
 
 @contextmanager

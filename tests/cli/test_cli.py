@@ -28,6 +28,7 @@ from streamspec.cli.inspect import in_short
 from streamspec.cli.serve import named_bundle
 from streamspec.cli.shared_options import folders_of, unescaped
 from streamspec.errors import ConfigError, StreamspecError
+from streamspec.library import train as library_train
 from streamspec.option_fields import flag
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +187,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     """Catches the config instead of checking files and training."""
     import streamspec.adapters.train as module
 
-    monkeypatch.setattr(train, "check_early", lambda config: None)
+    monkeypatch.setattr(library_train, "check_early", lambda config: None)
     seen: list[TrainConfig] = []
     monkeypatch.setattr(
         module, "train", lambda config, *_: seen.append(config) or {"val_loss": 0.5, "val_texts": 1, "minutes": 3.2}

@@ -260,7 +260,7 @@ def test_the_table_states_what_the_full_shape_has(recipe: Recipe) -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
     _, stated, int8, int4, cache = (cell.strip() for cell in row.strip("|").split("|"))
     assert stated == f"{parameters / 1e9:.2f} billion" and int8 == f"{parameters / 1e9:.1f} GB"
-    assert int4 == f"{(layers * 6 / 8 + config.vocab_size * config.hidden_size) / 1e9:.1f} GB"
+    assert int4 == f"{(layers * 5 / 8 + config.vocab_size * config.hidden_size * 6 / 8) / 1e9:.1f} GB"
     assert cache == f"{2 * 4 * tokens * heads / 1e6:.0f} MB"
 
 

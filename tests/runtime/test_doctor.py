@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,23 @@ def test_odd_machines_are_unknown_not_failures(monkeypatch: pytest.MonkeyPatch, 
         and said["memory"] == "unknown, free unknown"
         and "cannot be written" in said["cache"]
     )
+
+
+def test_macos_says_its_processor_without_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sysctlbyname(name: bytes, text: Any, size: Any, new: None, length: int) -> int:
+        assert name == b"machdep.cpu.brand_string" and new is None and length == 0
+        text.value = b"Apple M1"
+        return 0
+
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(cpu.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda name: SimpleNamespace(sysctlbyname=sysctlbyname))
+    cpu.cpu_model.cache_clear()
+    try:
+        assert cpu.cpu_model() == "Apple M1 arm64"
+    finally:
+        cpu.cpu_model.cache_clear()
 
 
 def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

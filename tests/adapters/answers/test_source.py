@@ -181,7 +181,7 @@ def test_a_run_learns_from_the_bundles_answers_once_they_were_compared(
 ) -> None:
     base, kept = bundle.parent / "base", tmp_path / "kept.jsonl"
     more = {"recipe": "staged", "target_adapter": "base", "answers_from": str(bundle), "answers": kept, "val": data}
-    with pytest.raises(ConfigError, match=r"without the runtime.*load=streamspec\.load"):
+    with pytest.raises(ConfigError, match="without the runtime.*streamspec.train"):
         train(options(base, data, tmp_path / "none", **more))
     with pytest.raises(DataError, match="tokens of .* answers are the target's own"):
         other = tmp_path / "other"
