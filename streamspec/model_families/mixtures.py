@@ -21,6 +21,13 @@ def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 # Of Qwen2 and those after it: which layers are sparse the modules show.
 _QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
+_GRANITE = Mixture(
+    router="block_sparse_moe.router",
+    experts="block_sparse_moe.experts",
+    width="intermediate_size",
+    scores="chosen",
+    normalized=False,
+)
 # Of DeepSeek V3 and those after it, whose experts are in one group.
 _DEEPSEEK = Mixture(
     scores="sigmoid",
@@ -60,15 +67,11 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             only={"clip_qkv": None},  # it would cut off what the norms give
         ),
         "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
-        "granitemoe": like(
+        "granitemoe": like("granite", _GRANITE),
+        "granitemoeshared": like(
             "granite",
-            Mixture(
-                router="block_sparse_moe.router",
-                experts="block_sparse_moe.experts",
-                width="intermediate_size",
-                scores="chosen",
-                normalized=False,
-            ),
+            replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",))),
+            "shared_intermediate_size",
         ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
