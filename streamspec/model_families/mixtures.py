@@ -73,6 +73,12 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",))),
             "shared_intermediate_size",
         ),
+        "minimax_m2": like(
+            "mistral",
+            Mixture(width="intermediate_size", scores="sigmoid", bias="mlp.e_score_correction_bias"),
+            "router_jitter_noise",
+            head_norms=dense["qwen3"].head_norms,
+        ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
         "glm4_moe": like(

@@ -19,6 +19,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"mlp_only_layers": [1], "use_sliding_window": False},
     "olmoe": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "mixtral": {**EXPERTS, "num_local_experts": 8, "sliding_window": 6},
+    "minimax_m2": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "rotary_dim": 16},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
     | {"layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -37,6 +37,7 @@ TRIED = {
     "gpt_oss": {"fp32": "mtp", "int8": "streaming", "int4": "hydra"},
     "qwen2_moe": {"fp32": "eagle", "int8": "jakiro", "int4": "mtp"},
     "granitemoeshared": {"int8": "streaming", "int4": "eagle"},
+    "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
 }
 ROWS = 64
 
