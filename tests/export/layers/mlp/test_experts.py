@@ -152,11 +152,15 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
 
 @pytest.mark.parametrize("family", TRIED)
 def test_native_operators_compute_what_standard_ones_do(family: str, bundles: dict[tuple[str, str], Path]) -> None:
-    tokens = np.random.default_rng(4).integers(3, VOCAB, 60)
     graphs = [bundles[family, "int8"] / name for name in ("model.onnx", "native.onnx")]
-    standard, native = (GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs)
-    off = np.abs(native - standard).max(-1)
-    assert np.median(off) < 1e-3 * standard.std()  # further off are rows with a code that is rounded otherwise
+    off = []
+    for seed in (4, 5, 6):
+        tokens = np.random.default_rng(seed).integers(3, VOCAB, 60)
+        standard, native = (
+            GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs
+        )
+        off.append(np.median(np.abs(native - standard).max(-1)) / standard.std())
+    assert np.median(off) < 1e-3  # further off are rows with a code that is rounded otherwise, and those that read them
 
 
 def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
