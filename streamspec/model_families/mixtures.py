@@ -37,6 +37,22 @@ _DEEPSEEK = Mixture(
     scale="routed_scaling_factor",
     shared=_shared("mlp.shared_experts"),
 )
+_GPT_OSS = Mixture(
+    router="mlp.router",
+    width="intermediate_size",
+    scores="chosen",
+    normalized=False,
+    clamp=("swiglu_alpha", "swiglu_limit"),
+)
+_LFM2 = Mixture(
+    router="feed_forward.gate",
+    experts="feed_forward.experts",
+    scores="sigmoid",
+    bias="feed_forward.expert_bias",
+    normalized="norm_topk_prob",
+    added=1e-6,
+    scale="routed_scaling_factor",
+)
 _ONE_GROUP = {"n_group": 1, "topk_group": 1}
 _ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
 _SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
@@ -92,27 +108,13 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "gpt_oss": like(
             "mistral",
-            Mixture(
-                router="mlp.router",
-                width="intermediate_size",
-                scores="chosen",
-                normalized=False,
-                clamp=("swiglu_alpha", "swiglu_limit"),
-            ),
+            _GPT_OSS,
             sinks="self_attn.sinks",
             packed="mxfp4",
         ),
         "lfm2_moe": like(
             "lfm2",
-            Mixture(
-                router="feed_forward.gate",
-                experts="feed_forward.experts",
-                scores="sigmoid",
-                bias="feed_forward.expert_bias",
-                normalized="norm_topk_prob",
-                added=1e-6,
-                scale="routed_scaling_factor",
-            ),
+            _LFM2,
             "num_dense_layers",
             "use_expert_bias",
             rotary="pos_emb",
