@@ -95,6 +95,9 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "router_jitter_noise",
             head_norms=dense["qwen3"].head_norms,
         ),
+        "mellum": like(
+            "qwen3", Mixture(normalized="norm_topk_prob"), "mlp_layer_types", window_switch=None, mtp="mtp."
+        ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
         "glm4_moe": like(

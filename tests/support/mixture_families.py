@@ -20,6 +20,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "olmoe": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "mixtral": {**EXPERTS, "num_local_experts": 8, "sliding_window": 6},
     "minimax_m2": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "rotary_dim": 16},
+    "mellum": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "mlp_layer_types": ["sparse", "dense"] * 2}
+    | {"use_sliding_window": False}  # which its code does not read
+    | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
     | {"layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -38,6 +38,7 @@ TRIED = {
     "qwen2_moe": {"fp32": "eagle", "int8": "jakiro", "int4": "mtp"},
     "granitemoeshared": {"int8": "streaming", "int4": "eagle"},
     "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
+    "mellum": {"int8": "hydra", "int4": "streaming"},
 }
 ROWS = 64
 
