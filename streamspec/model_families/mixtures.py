@@ -99,6 +99,16 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "qwen3", Mixture(normalized="norm_topk_prob"), "mlp_layer_types", window_switch=None, mtp="mtp."
         ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
+        "exaone_moe": like(
+            "qwen3",
+            _DEEPSEEK,
+            *_ROUTED[:1],
+            *("mlp_layer_types", "num_shared_experts", "sliding_window_pattern"),
+            only=_ONE_GROUP,
+            window_switch=None,
+            local_rotary=True,
+            mtp="mtp.",
+        ),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
         "glm4_moe": like(
             "mistral",

@@ -24,6 +24,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["sliding_attention", "full_attention"] * 2, "mlp_layer_types": ["sparse", "dense"] * 2}
     | {"use_sliding_window": False}  # which its code does not read
     | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
+    "exaone_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_shared_experts": 2, "head_dim": 32}
+    | {"sliding_window": 6, "sliding_window_pattern": 2, "routed_scaling_factor": 1.5},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
     | {"layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -39,6 +39,7 @@ TRIED = {
     "granitemoeshared": {"int8": "streaming", "int4": "eagle"},
     "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
     "mellum": {"int8": "hydra", "int4": "streaming"},
+    "exaone_moe": {"int8": "mtp", "int4": "jakiro"},
 }
 ROWS = 64
 
