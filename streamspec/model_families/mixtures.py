@@ -132,6 +132,15 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "use_expert_bias",
             rotary="pos_emb",
         ),
+        "hunyuan_v1_moe": like(
+            "hunyuan_v1_dense",
+            Mixture(
+                router="mlp.gate.wg",
+                active="moe_topk",
+                width="intermediate_size",
+                shared=_shared("mlp.shared_mlp"),
+            ),
+        ),
         "ernie4_5_moe": like(
             "ernie4_5",
             Mixture(

@@ -26,6 +26,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
     "exaone_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_shared_experts": 2, "head_dim": 32}
     | {"sliding_window": 6, "sliding_window_pattern": 2, "routed_scaling_factor": 1.5},
+    "hunyuan_v1_moe": {"moe_topk": [3] * 4, "num_experts": 8, "intermediate_size": 64, "head_dim": 24},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
     | {"layer_types": ["sliding_attention", "full_attention"] * 2},

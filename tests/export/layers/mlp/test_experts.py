@@ -40,6 +40,7 @@ TRIED = {
     "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
     "mellum": {"int8": "hydra", "int4": "streaming"},
     "exaone_moe": {"int8": "mtp", "int4": "jakiro"},
+    "hunyuan_v1_moe": {"int8": "medusa", "int4": "mtp"},
 }
 ROWS = 64
 
