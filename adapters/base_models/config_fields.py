@@ -185,6 +185,8 @@ def _other_values(config: BaseConfig) -> list[str]:
             faults.append(
                 f"experts of {config.hidden_size} outputs (only multiples of {EXPERT_MULTIPLE} are supported)"
             )
+        if isinstance(active := getattr(config, mixture.active), list) and len(set(active)) > 1:
+            faults.append(f"{_quoted(mixture.active, active)} (only one number for all layers is supported)")
         if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
             faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]

@@ -68,7 +68,7 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
     if mixture and experts is not None:
-        maps = _drawn(decoder, getattr(config, mixture.active) * getattr(config, mixture.width))
+        maps = _drawn(decoder, mixture.chosen(config) * getattr(config, mixture.width))
     else:
         maps = [_affine(layer.get_submodule(name)) for name in (*family.up, family.down[0])]
     *up, down = maps

@@ -168,7 +168,7 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         names=names,
         layers=numbers,
         count=count,
-        active=int(getattr(config, names.active)),
+        active=names.chosen(config),
         width=sides[0] if getattr(experts, "is_transposed", False) else sides[1],
         biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
         shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,

@@ -67,7 +67,7 @@ class Mixture:
 
     router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
     experts: str = "mlp.experts"
-    active: str = "num_experts_per_tok"  # config field
+    active: str = "num_experts_per_tok"  # config field: a number, or a list of one for each layer
     width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
     scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
     bias: str | None = None  # added to the scores where experts are chosen, not where they are added up
@@ -80,6 +80,11 @@ class Mixture:
     # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
     # what the up map gives, within -limit and limit, and v the gate, no larger than limit.
     clamp: tuple[str, str] | None = None
+
+    def chosen(self, config: Any) -> int:
+        """How many experts a row chooses; of a list with a number for each layer, which are the same, the first."""
+        numbers = getattr(config, self.active)
+        return int(numbers[0] if isinstance(numbers, list) else numbers)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,13 @@ def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 # Of Qwen2 and those after it: which layers are sparse the modules show.
 _QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
+_GRANITE = Mixture(
+    router="block_sparse_moe.router",
+    experts="block_sparse_moe.experts",
+    width="intermediate_size",
+    scores="chosen",
+    normalized=False,
+)
 # Of DeepSeek V3 and those after it, whose experts are in one group.
 _DEEPSEEK = Mixture(
     scores="sigmoid",
@@ -29,6 +36,22 @@ _DEEPSEEK = Mixture(
     added=1e-20,
     scale="routed_scaling_factor",
     shared=_shared("mlp.shared_experts"),
+)
+_GPT_OSS = Mixture(
+    router="mlp.router",
+    width="intermediate_size",
+    scores="chosen",
+    normalized=False,
+    clamp=("swiglu_alpha", "swiglu_limit"),
+)
+_LFM2 = Mixture(
+    router="feed_forward.gate",
+    experts="feed_forward.experts",
+    scores="sigmoid",
+    bias="feed_forward.expert_bias",
+    normalized="norm_topk_prob",
+    added=1e-6,
+    scale="routed_scaling_factor",
 )
 _ONE_GROUP = {"n_group": 1, "topk_group": 1}
 _ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
@@ -60,17 +83,32 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             only={"clip_qkv": None},  # it would cut off what the norms give
         ),
         "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
-        "granitemoe": like(
+        "granitemoe": like("granite", _GRANITE),
+        "granitemoeshared": like(
             "granite",
-            Mixture(
-                router="block_sparse_moe.router",
-                experts="block_sparse_moe.experts",
-                width="intermediate_size",
-                scores="chosen",
-                normalized=False,
-            ),
+            replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",))),
+            "shared_intermediate_size",
+        ),
+        "minimax_m2": like(
+            "mistral",
+            Mixture(width="intermediate_size", scores="sigmoid", bias="mlp.e_score_correction_bias"),
+            "router_jitter_noise",
+            head_norms=dense["qwen3"].head_norms,
+        ),
+        "mellum": like(
+            "qwen3", Mixture(normalized="norm_topk_prob"), "mlp_layer_types", window_switch=None, mtp="mtp."
         ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
+        "exaone_moe": like(
+            "qwen3",
+            _DEEPSEEK,
+            *_ROUTED[:1],
+            *("mlp_layer_types", "num_shared_experts", "sliding_window_pattern"),
+            only=_ONE_GROUP,
+            window_switch=None,
+            local_rotary=True,
+            mtp="mtp.",
+        ),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
         "glm4_moe": like(
             "mistral",
@@ -83,30 +121,25 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "gpt_oss": like(
             "mistral",
-            Mixture(
-                router="mlp.router",
-                width="intermediate_size",
-                scores="chosen",
-                normalized=False,
-                clamp=("swiglu_alpha", "swiglu_limit"),
-            ),
+            _GPT_OSS,
             sinks="self_attn.sinks",
             packed="mxfp4",
         ),
         "lfm2_moe": like(
             "lfm2",
-            Mixture(
-                router="feed_forward.gate",
-                experts="feed_forward.experts",
-                scores="sigmoid",
-                bias="feed_forward.expert_bias",
-                normalized="norm_topk_prob",
-                added=1e-6,
-                scale="routed_scaling_factor",
-            ),
+            _LFM2,
             "num_dense_layers",
             "use_expert_bias",
             rotary="pos_emb",
+        ),
+        "hunyuan_v1_moe": like(
+            "hunyuan_v1_dense",
+            Mixture(
+                router="mlp.gate.wg",
+                active="moe_topk",
+                width="intermediate_size",
+                shared=_shared("mlp.shared_mlp"),
+            ),
         ),
         "ernie4_5_moe": like(
             "ernie4_5",

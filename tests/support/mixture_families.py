@@ -8,6 +8,8 @@ from typing import Any
 EXPERTS = {"num_experts_per_tok": 3}
 ROUTED = {**EXPERTS, "n_routed_experts": 8, "moe_intermediate_size": 64, "n_shared_experts": 1}
 ROUTED |= {"first_k_dense_replace": 1}
+GRANITE = {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64}
+GRANITE |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {"original_max_position_embeddings": 32}
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -17,12 +19,20 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"mlp_only_layers": [1], "use_sliding_window": False},
     "olmoe": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "mixtral": {**EXPERTS, "num_local_experts": 8, "sliding_window": 6},
+    "minimax_m2": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "rotary_dim": 16},
+    "mellum": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "mlp_layer_types": ["sparse", "dense"] * 2}
+    | {"use_sliding_window": False}  # which its code does not read
+    | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
+    "exaone_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_shared_experts": 2, "head_dim": 32}
+    | {"sliding_window": 6, "sliding_window_pattern": 2, "routed_scaling_factor": 1.5},
+    "hunyuan_v1_moe": {"moe_topk": [3] * 4, "num_experts": 8, "intermediate_size": 64, "head_dim": 24},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
     | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm4_moe": {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
-    "granitemoe": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64}
-    | {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 3.0},
+    "granitemoe": GRANITE,
+    "granitemoeshared": {**GRANITE, "shared_intermediate_size": 96},
     "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
     | {"swiglu_limit": 0.7, "swiglu_alpha": 1.702, "rope_parameters": YARN},
     "lfm2_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_dense_layers": 2}

@@ -106,6 +106,9 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("nemotron_h", {"hybrid_override_pattern": "M*", "mlp_hidden_act": "tanh"}, "activation `tanh`"),
         ("qwen3_5_text", {"hidden_act": "gelu"}, "convolutions under `gelu` (only silu"),
         ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
+        ("minimax_m2", {"quantization_config": {"quant_method": "fp8"}}, "quantized already (fp8)"),
+        ("exaone_moe", {"n_group": 4, "topk_group": 2}, "`n_group` = 4 (only 1 is supported), `topk_group` = 2"),
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "`moe_topk` = [1, 2] (only one number for all layers is supported)"),
         ("mamba", {}, "of the family `mamba`"),
     ],
 )

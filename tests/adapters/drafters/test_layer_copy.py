@@ -53,7 +53,7 @@ def without_experts(model: DraftLayerModel) -> None:
         assert model.experts.up.shape[0] * model.experts.up.shape[1] == EXPERTS["num_experts_per_tok"] * 64
         assert model.experts.up.any() and not model.experts.down.any()
         for name, parameter in layer.named_parameters():
-            if "expert" in name and ".down_proj" in name:
+            if name.startswith((f"{names.experts}.down_proj", *names.shared[1])):
                 parameter.zero_()
 
 

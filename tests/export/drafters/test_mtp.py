@@ -170,7 +170,8 @@ def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatc
     found, line = read(base, model)
     faults = r"of the wrong shape: norm.weight \(32,\), not \(64,\); unknown: embed_tokens.weight"
     assert found is None and re.search(faults, line)
-    names = {"ernie4_5_moe": "model.mtp_emb_norm.0.weight", "qwen3_next": "mtp.norm.weight"}
+    names = {"ernie4_5_moe": "model.mtp_emb_norm.0.weight"}
+    names |= dict.fromkeys(("qwen3_next", "mellum", "exaone_moe"), "mtp.norm.weight")
     for family, name in names.items():
         mixed = tiny_model(family)
         weights = save_base(tmp_path / family, mixed).path / "model.safetensors"

@@ -30,11 +30,17 @@ from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
 # The first with an MLP for all rows, a bias of the choice and a dense first layer; the second with biases, a clamped
-# activation, attention sinks and weights in MXFP4; the last with a gate of the MLP for all rows.
+# activation, attention sinks and weights in MXFP4; the third with a gate of the MLP for all rows, the fourth with one
+# map of its gate and up.
 TRIED = {
     "ernie4_5_moe": {"fp32": "jakiro", "int8": "eagle", "int4": "medusa"},
     "gpt_oss": {"fp32": "mtp", "int8": "streaming", "int4": "hydra"},
     "qwen2_moe": {"fp32": "eagle", "int8": "jakiro", "int4": "mtp"},
+    "granitemoeshared": {"int8": "streaming", "int4": "eagle"},
+    "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
+    "mellum": {"int8": "hydra", "int4": "streaming"},
+    "exaone_moe": {"int8": "mtp", "int4": "jakiro"},
+    "hunyuan_v1_moe": {"int8": "medusa", "int4": "mtp"},
 }
 ROWS = 64
 
@@ -93,7 +99,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
 
 OF_FILES = {"gpt-oss": "MXFP4", "lfm2 with experts": "Q4_1"}
 KINDS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
-RUNS = [(family, *kind) for family in TRIED for kind in KINDS]
+RUNS = [(family, *kind) for family, drafters in TRIED.items() for kind in KINDS if kind[0] in drafters]
 RUNS += [(case, "gguf", provider) for case in OF_FILES for provider in ("cpu", "native")]
 
 
@@ -149,11 +155,15 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
 
 @pytest.mark.parametrize("family", TRIED)
 def test_native_operators_compute_what_standard_ones_do(family: str, bundles: dict[tuple[str, str], Path]) -> None:
-    tokens = np.random.default_rng(4).integers(3, VOCAB, 60)
     graphs = [bundles[family, "int8"] / name for name in ("model.onnx", "native.onnx")]
-    standard, native = (GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs)
-    off = np.abs(native - standard).max(-1)
-    assert np.median(off) < 1e-3 * standard.std()  # further off are rows with a code that is rounded otherwise
+    off = []
+    for seed in (4, 5, 6):
+        tokens = np.random.default_rng(seed).integers(3, VOCAB, 60)
+        standard, native = (
+            GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs
+        )
+        off.append(np.median(np.abs(native - standard).max(-1)) / standard.std())
+    assert np.median(off) < 1e-3  # further off are rows with a code that is rounded otherwise, and those that read them
 
 
 def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
