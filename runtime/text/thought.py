@@ -40,6 +40,8 @@ class Thought:
         self._begin, self._end, *self._heads = (text.encode() for text in (tags.begin, tags.end, *tags.heads))
         self.begin, self.end, *heads = (self.ids(text) for text in (tags.begin, tags.end, *tags.heads))
         self.heads, self._efforts = tuple(heads), tags.efforts
+        self.again = self.begin[0] if tags.again and len(self.begin) == len(self.end) == 1 else None  # begins another
+        self.between = "\n\n" if heads else "\n"  # two thoughts
         self._marks = tuple(self.bytes_of(ids[0]) for ids in (self.begin, self.end, *heads) if ids)
         self._beyond: dict[bytes, list[int]] = {}
         self._thinking: dict[bytes, list[int]] = {}
@@ -111,7 +113,7 @@ class Thought:
     def step(self, place: Place, token: int) -> tuple[Place, bytes | None]:
         """Returns where the answer is after one more token, and the token's bytes after a tag; None where none ends."""
         if place.phase == AFTER and not self._heads:
-            return place, None
+            return (Place(WITHIN, inside=place.inside), b"") if token == self.again else (place, None)
         data = place.held + self.bytes_of(token)
         if place.phase == WITHIN:
             return self._within(place, data)
@@ -186,7 +188,7 @@ class AnswerText:
         thought = self._thought
         if thought is None:
             return AnswerPiece(*self._text.push(tokens))
-        if self._place.phase == AFTER and not (self._text.blank or thought.heads):
+        if self._place.phase == AFTER and not (self._text.blank or thought.heads or thought.again in tokens):
             count, text, stopped = self._text.push(tokens)
             return AnswerPiece(count, text, stopped, thought=[False] * count)
         reasoning, text, stopped, kinds = "", "", False, list[bool | None]()
@@ -195,11 +197,12 @@ class AnswerText:
             self._place, rest = thought.step(self._place, token)
             if before == WITHIN:
                 reasoning += self._reasoning.push(token, rest)
-            elif before == BEFORE and self._place.phase == WITHIN:
+            elif self._place.phase == WITHIN:
                 reasoning += self._reasoning.begin(rest or b"")
             said, stopped = self._say(token, before, rest)
             text += said
-            kinds.append(True if before == self._place.phase == WITHIN else self.kind)
+            kind = None if before == WITHIN and rest == b"" else self.kind  # an end tag adds no text
+            kinds.append(True if before == self._place.phase == WITHIN else kind)
             if stopped:
                 break
         return AnswerPiece(len(kinds), text, stopped, reasoning, kinds)
@@ -222,7 +225,7 @@ class AnswerText:
         place = self._place
         held, self._held = [*self._held, token], []
         if rest is not None:
-            between = "" if self._text.blank else "\n\n"  # two messages
+            between = "\n\n" if self._thought and self._thought.heads and not self._text.blank else ""  # two messages
             return (
                 self._text.push_text(between + rest.decode("utf-8", "replace")) if place.phase == AFTER else ("", False)
             )
@@ -248,7 +251,8 @@ class ReasoningText:
 
     def begin(self, rest: bytes) -> str:
         """Takes what follows the tag in the token that ends it."""
-        self._held = ("\n\n" if self._begun else "") + rest.decode("utf-8", "replace")
+        assert self._thought is not None
+        self._held = (self._thought.between if self._begun else "") + rest.decode("utf-8", "replace")
         return self._shown(self._held)
 
     def push(self, token: int, rest: bytes | None) -> str:

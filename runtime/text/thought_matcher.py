@@ -28,8 +28,8 @@ class ThoughtMatcher:
     """A `Matcher` of a thought and what comes after it.
 
     The thought has at most `budget` tokens, then its end tag is the only continuation; None: any number. After it comes
-    what `inner` allows; None: anything. Where something is asked of the answer, a text cannot end in a thought, unless
-    it `may_end`: what is no thought, but text that a grammar may follow.
+    what `inner` allows, without other thoughts; None: anything. Where something is asked of the answer, a text cannot
+    end in a thought, unless it `may_end`: what is no thought, but text that a grammar may follow.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class ThoughtMatcher:
             mask, ends = self._beginnings(at)
         else:
             mask, ends = (np.ones(self._size, np.bool_), True) if self._inner is None else self._inner.allowed()
+        if phase == AFTER and not self._free and self._thought.again is not None:
+            mask[self._thought.again] = False
         if phase == BEFORE and self._thought.heads and self._over(at):
             mask[self._thought.thinking(at.place.held)] = False
         return mask, ends
@@ -74,7 +76,7 @@ class ThoughtMatcher:
         if phase == BEFORE and not self._free:
             after = self._begin(at, token)
         elif phase == AFTER and not self._free:
-            after = self._follow(at, token)
+            after = None if token == self._thought.again else self._follow(at, token)
         else:
             place, rest = self._thought.step(at.place, token)
             forced = at.forced + self._over(at) if phase == place.phase == WITHIN else 0

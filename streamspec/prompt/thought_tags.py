@@ -15,13 +15,15 @@ class ThoughtTags:
 
     `heads`: where an answer is written in messages, what those begin with that are its text, its final one first.
     `end` then ends each message, and another one begins after it. `efforts`: the words that the template has for
-    `reasoning_effort`, where it has these alone.
+    `reasoning_effort`, where it has these alone. `again`: whether more thoughts may come within the text, where both
+    tags are tokens.
     """
 
     begin: str
     end: str
     heads: tuple[str, ...] = ()
     efforts: tuple[str, ...] = ()
+    again: bool = False
 
 
 TAGS = (
@@ -33,7 +35,7 @@ TAGS = (
     ),
     ThoughtTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
     ThoughtTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-    ThoughtTags("[THINK]", "[/THINK]"),  # Mistral
+    ThoughtTags("[THINK]", "[/THINK]", again=True),  # Mistral, whose mistral-common splits all of an answer at them
     ThoughtTags("◁think▷", "◁/think▷"),  # Kimi VL
     *(ThoughtTags(f"<{tag}>", f"</{tag}>") for tag in ("think", "thinking", "seed:think", "thought", "reasoning")),
 )

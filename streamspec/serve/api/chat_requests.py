@@ -286,6 +286,7 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         parallel=request.parallel_tool_calls is not False,
         callable=listed,
         strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
+        ids=frozenset(call.id for message in request.messages for call in message.tool_calls or ()),
         content=_content(request.response_format),
         lenient=any(tool.function.strict is False for tool in request.tools) or _lenient(request.response_format),
     )

@@ -48,6 +48,7 @@ CHANNELED_OTHERWISE = (
 )
 TAG = re.compile(r"\s*(<[^<>\s][^<>]*>|\[[A-Z_]+\])")
 OF_ID = re.compile(TAG.pattern + ID)  # Mistral's models write an id between name and arguments, or none
+LAST_ID = re.compile(rf'\s*,\s*"(\w+)"\s*:\s*"{ID}"(?=\s*\}})')  # or as the last member of a JSON object
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class CallForm:
     last between the arguments of a call and the name of the next; None where an answer has one call only.
 
     `begin`: what a call begins with after words. `field`: where a call is a JSON object, the name of its arguments;
-    else "". `style`: how arguments are written, None for JSON. `specials`: the special tokens of these texts, by their
+    else ""; `id_member`: what it has after these, the call's id, where models write one. `style`: how arguments are
+    written, None for JSON. `specials`: the special tokens of these texts, by their
     ids. `others`: what the model writes in place of `prefix` and `middle` as well. `messages`: the tags of the messages
     that answers consist of, None for others.
     """
@@ -84,6 +86,7 @@ class CallForm:
     between: str | None
     begin: str
     field: str = ""
+    id_member: str = ""
     style: Tagged | Quoted | None = None
     specials: tuple[tuple[str, int], ...] = ()
     others: tuple[tuple[str, str], ...] = ()
@@ -93,6 +96,12 @@ class CallForm:
     def ways(self) -> tuple[tuple[str, str], ...]:
         """What stands before the name of a call, and between it and the arguments."""
         return ((self.prefix, self.middle), *self.others)
+
+    @property
+    def id_field(self) -> str:
+        """The name of a call's id in its JSON object; "" for none."""
+        member = LAST_ID.match(self.id_member + "}")
+        return "" if member is None else member[1]
 
     @property
     def trigger(self) -> str:
@@ -163,11 +172,12 @@ class _Probes:
         return all(set(re.findall(r"<\|.*?\|>", tag)) <= known for tag in (tags.begin, tags.end, *tags.heads))
 
     def _with_object(self, form: CallForm) -> CallForm:
-        """Returns the form of a JSON object without what a template says of a call besides, such as its id, which is
-        no model's affair."""
-        around = self._after_words()
+        """Returns the form of a JSON object with the id of its call, and without what a template says of it besides,
+        which is no model's affair."""
+        around, id_member = self._after_words(), LAST_ID.match(form.suffix)
         return replace(
             form,
+            id_member="" if id_member is None else id_member[0],
             suffix=form.suffix[form.suffix.find("}") :],
             between=form.between and form.between[form.between.find("}") :],
             begin=_before_object(form.prefix).rpartition("\n")[2] if around is None else around,
@@ -257,13 +267,13 @@ def _not_json(prefix: str, rest: str) -> CallForm | None:
     if comma.endswith(","):
         quote = comma.removesuffix(",")
         if quote and before == "{" and colon == ":" + quote and after.startswith(quote + "}"):
-            return CallForm(prefix, "", after[len(quote) + 1 :], None, prefix, "", Quoted(quote))
+            return CallForm(prefix, "", after[len(quote) + 1 :], None, prefix, style=Quoted(quote))
         return None
     begin = _common_suffix(before, comma)
     style = Tagged(begin, colon, end=comma.removesuffix(begin))
     if not begin.strip() or not style.end.strip() or not after.startswith(style.end):
         return None
-    return CallForm(prefix, before.removesuffix(begin), after.removeprefix(style.end), None, prefix, "", style)
+    return CallForm(prefix, before.removesuffix(begin), after.removeprefix(style.end), None, prefix, style=style)
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, Any], int]]:

@@ -17,6 +17,7 @@ from streamspec.serve.tools.tools import Tools
 
 LETTERS = string.ascii_lowercase + string.digits
 MARK = "<|"  # with which the tags of messages begin
+CALL_ID = re.compile("[A-Za-z0-9]{9}")
 NEXT = re.compile(r"\s*[,;]?\s*(?=\{)")  # between two calls that share their tags
 # Tags around thoughts that the runtime left in the text, as the template does not name them; the first may be lacking.
 THOUGHT_TAGS, THOUGHT_ENDS = tuple(tags.begin for tags in TAGS), tuple(tags.end for tags in TAGS)
@@ -143,11 +144,12 @@ class CallParser:
         if found is None:
             return None
         members, end = found
-        (name, _), (arguments, written) = (members.get(key, (None, "")) for key in ("name", self._form.field))
+        fields = ("name", self._form.field, self._form.id_field)
+        (name, _), (arguments, written), (said, _) = (members.get(key, (None, "")) for key in fields)
         if isinstance(arguments, str):  # JSON within JSON
             arguments, written = json_of(arguments), arguments
         known = name in self._tools.names and isinstance(arguments, dict)
-        return (_call(name, written) if known else None), end
+        return (self._call(name, written, said) if known else None), end
 
     def _named_at(self, text: str, at: int) -> _Found:
         """The same of a call whose name stands before its arguments."""
@@ -160,23 +162,30 @@ class CallParser:
             return None
         written, end = found
         rest = re.compile(spaced(self._form.suffix)).match(text, end)
-        return (_call(name, written) if name in schemas else None), end if rest is None else rest.end()
+        call = self._call(name, written, _id_in(head)) if name in schemas else None
+        return call, end if rest is None else rest.end()
+
+    def _call(self, name: str, arguments: str, said: Any) -> dict[str, Any]:
+        return _call(name, arguments, _own_id(said, self._tools, self.calls))
 
 
 class ForcedCalls:
-    """Follows calls that a grammar admits: `push` the answer's text. `whole`: whether none was cut short."""
+    """Follows calls that a grammar admits: `push` the answer's text. `whole`: whether none was cut short. A call whose
+    id stands after its arguments comes in one piece."""
 
     def __init__(self, form: CallForm, tools: Tools) -> None:
         self.calls: list[dict[str, Any]] = []
         self.whole = True
-        self._form, self._schemas = form, tools.parameters
+        self._form, self._tools, self._schemas = form, tools, tools.parameters
         self._text, self._at = "", 0
+        self._shown, self._named = 0, 0  # calls that came in one piece, and those whose ids are read
         self._within: _JsonEnd | None = None  # arguments of the last call that are JSON and not at their end
         names = "|".join(map(re.escape, sorted(self._schemas, key=len, reverse=True)))
         lead = "|".join(re.escape(prefix.strip()) for prefix, _ in form.ways)
         if form.between:
             lead += "|" + re.escape(form.between)
         self._head = re.compile(rf"\s*(?:{lead})(?P<name>{names}){middle_of(form)}")
+        self._id_member = re.compile(_with_id(form.id_member)) if form.id_member else None
 
     def push(self, text: str, last: bool) -> list[dict[str, Any]]:
         """Returns the pieces of calls that became certain with `text`."""
@@ -185,8 +194,14 @@ class ForcedCalls:
         while piece := self._json_piece() if self._within else self._next(last):
             pieces.append(piece)
         if last:
-            self.whole = bool(self.calls) and self._within is None and not self._begun
-        return pieces
+            named = self._id_member is None or self._named == len(self.calls)
+            self.whole = bool(self.calls) and named and self._within is None and not self._begun
+        return pieces if self._id_member is None else self._at_once(len(self.calls) if last else self._named)
+
+    def _at_once(self, until: int) -> list[dict[str, Any]]:
+        """Returns the calls up to this one that were not yet returned."""
+        begin, self._shown = self._shown, until
+        return [{"index": i} | deepcopy(self.calls[i]) for i in range(begin, until)]
 
     @property
     def _begun(self) -> bool:
@@ -194,6 +209,11 @@ class ForcedCalls:
         return len(self._text[self._at :].strip()) > len(self._form.suffix.strip())
 
     def _next(self, last: bool) -> dict[str, Any] | None:
+        if self._id_member is not None and self._named < len(self.calls):
+            if (member := self._id_member.match(self._text, self._at)) is None:
+                return None
+            self.calls[-1]["id"] = _own_id(member["id"], self._tools, self.calls[:-1])
+            self._at, self._named = member.end(), len(self.calls)
         head = self._head.match(self._text, self._at)
         if head is None:
             return None
@@ -204,7 +224,7 @@ class ForcedCalls:
             written, self._at = found
         else:
             return None
-        self.calls.append(_call(name, written))
+        self.calls.append(_call(name, written, _own_id(_id_in(head), self._tools, self.calls)))
         return {"index": len(self.calls) - 1} | deepcopy(self.calls[-1])  # arguments may grow
 
     def _json_piece(self) -> dict[str, Any] | None:
@@ -244,7 +264,7 @@ class _JsonEnd:
 
 def middle_of(form: CallForm) -> str:
     """Returns an expression of what stands between the name and the arguments of a call."""
-    middles = "|".join(dict.fromkeys(spaced(middle).replace(ID, "[A-Za-z0-9]*") for _, middle in form.ways))
+    middles = "|".join(dict.fromkeys(_with_id(middle) for _, middle in form.ways))
     return f"(?:{middles})" + (r"\s*(?=\{)" if form.style is None else "")
 
 
@@ -255,9 +275,25 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _with_id(text: str) -> str:
+    """Returns an expression of a text of the form, in which a call's id is any."""
+    return spaced(text).replace(ID, "(?P<id>[A-Za-z0-9]*)", 1)
+
+
+def _id_in(head: re.Match[str]) -> str | None:
+    return head.groupdict().get("id")
+
+
+def _own_id(said: Any, tools: Tools, calls: list[dict[str, Any]]) -> str:
+    """Returns the id that the model wrote of a call, if no other call has it; else a new one. `calls`: those before."""
+    if isinstance(said, str) and CALL_ID.fullmatch(said) and said not in {*tools.ids, *(call["id"] for call in calls)}:
+        return said
+    return "".join(secrets.choice(LETTERS) for _ in range(9))  # other lengths some templates refuse
+
+
+def _call(name: str, arguments: str, id_: str) -> dict[str, Any]:
     return {
-        "id": "".join(secrets.choice(LETTERS) for _ in range(9)),  # other lengths some templates refuse
+        "id": id_,
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }

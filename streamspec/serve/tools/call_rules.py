@@ -56,7 +56,7 @@ def _all_rules(made: _Rules, form: CallForm, parameters: Mapping[str, Schema], m
     if form.messages is not None:
         return _in_messages(made, form, form.messages, parameters)
     middles = " | ".join(made.literal(middle) for _, middle in form.ways)
-    ones = [f"{made.literal(name)} middle {made.arguments(schema)}" for name, schema in parameters.items()]
+    ones = [f"{made.literal(name)} middle {made.arguments(schema)} id" for name, schema in parameters.items()]
     more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
     after = f"one{more} {made.literal(form.suffix)}"
     rest = form.prefix.partition(form.trigger)[2] if form.trigger else form.prefix
@@ -65,6 +65,7 @@ def _all_rules(made: _Rules, form: CallForm, parameters: Mapping[str, Schema], m
         f"rest: {made.literal(rest)} {after}",
         "one: " + " | ".join(ones),
         f"middle: {middles}",
+        f"id: {made.literal(form.id_member)}",
         *made.lines,
     ]
     return "\n".join(lines) + "\n"

@@ -26,8 +26,8 @@ class Tools:
     """Tools of a request. `schemas`: as they came, for the prompt; `callable`: the names that may be called; `forced`:
     whether a call has to be made; `named`: whether the request names its function; `parallel`: whether an answer may
     have several calls; `strict`: names of functions whose arguments keep to their schemas also where nothing is forced;
-    `content`: the schema of an answer without calls, None for any text. `lenient`: what cannot be enforced of the
-    schemas is left out.
+    `ids`: of the calls that the conversation has already; `content`: the schema of an answer without calls, None for
+    any text. `lenient`: what cannot be enforced of the schemas is left out.
     """
 
     schemas: Sequence[Mapping[str, Any]]
@@ -36,6 +36,7 @@ class Tools:
     parallel: bool = True
     callable: tuple[str, ...] = ()
     strict: frozenset[str] = frozenset()
+    ids: frozenset[str] = frozenset()
     content: Mapping[str, Any] | None = None
     lenient: bool = False
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -214,6 +215,17 @@ def test_reasoning_has_both_of_its_names() -> None:
     for name in ("thinking", "reasoning_content", "reasoning"):
         messages = [{"role": "assistant", "content": "a", name: "hm"}]
         assert PromptFormat("chat").render(messages, template) == "hmhm"
+
+
+def test_prompts_of_mistrals_newest_version_are_those_of_mistral_common() -> None:
+    known = json.loads((Path(__file__).parent / "mistral_v15.json").read_text(encoding="utf-8"))
+    for asked in known["prompts"]:
+        specials = {"bos_token": "<s>", "eos_token": "</s>", **asked["variables"]}
+        rendered = PromptFormat("chat").render(asked["messages"], known["template"], specials, tools=asked["tools"])
+        assert rendered == asked["text"]
+    with pytest.raises(DataError, match='must be either "none" or "high"'):
+        low = {"reasoning_effort": "low"}
+        PromptFormat("chat").render(known["prompts"][0]["messages"], known["template"], low)
 
 
 def test_tools_reach_the_template_or_are_refused_by_name() -> None:

@@ -14,7 +14,7 @@ from tokenizers import Regex, normalizers
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import TAGS, tags_of
 from streamspec.runtime import Completion, Grammar
-from streamspec.runtime.text.thought import BEFORE, AnswerText, Place, Thought
+from streamspec.runtime.text.thought import AFTER, BEFORE, AnswerText, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 from tests.support.byte_tokenizers import byte_fallback
 from tests.support.thinking_sessions import GO, OPENED, TEMPLATE, thinking, tokenizer_of
@@ -118,6 +118,56 @@ def test_the_template_says_which_tags_there_are() -> None:
     assert tags_of('"<|channel|>analysis<|message|>"') == TAGS[0]
 
 
+OF_MISTRAL = (  # what mistral-common 1.13 splits answers into: thinking chunks, in lines, and chunks of text
+    ("[THINK]a[/THINK]b", "a", "b"),
+    ("[THINK]a[/THINK][THINK]b[/THINK]c", "a\nb", "c"),
+    ("[THINK]a[/THINK]b[THINK]c[/THINK]d", "a\nc", "bd"),
+    ("a[THINK]b[/THINK]c \n[THINK]d e[/THINK]f[THINK]g", "b\nd e\ng", "ac \nf"),
+    ("[THINK]a[/THINK]x€[THINK]b[/THINK]c", "a\nb", "x€c"),
+)
+
+
+@pytest.mark.parametrize("text, reasoning, said", OF_MISTRAL)
+def test_mistrals_thoughts_are_those_of_mistral_common_wherever_tokens_are_cut(
+    text: str, reasoning: str, said: str
+) -> None:
+    tokenizer, tags = tokenizer_of("special", ("[THINK]", "[/THINK]")), tags_of("[THINK]")
+    assert tags is not None
+    thought, ids = Thought(tags, tokenizer), tokenizer.encode(text, add_special_tokens=False).ids
+    for first in range(len(ids) + 1):
+        for stops in ([], ["zz"]):
+            stream = AnswerText(tokenizer, stops, thought, tokenizer.encode(GO).ids)
+            pieces = [stream.push(ids[:first]), stream.push(ids[first:]), stream.finish()]
+            assert ("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces)) == (reasoning, said)
+            kinds = [kind for piece in pieces for kind in piece.thought or ()]
+            within = "".join(tokenizer.decode([i]) for i, kind in zip(ids, kinds, strict=True) if kind)
+            assert within == reasoning.replace("\n", "") and stream.reasoning_tokens == kinds.count(True)
+            assert kinds.count(False) == len(said.encode())
+    spelled = AnswerText(tokenizer_of("spelled"), [], Thought(tags, tokenizer_of("spelled")), [])
+    assert spelled.push(tokenizer_of("spelled").encode("[THINK]a[/THINK]b[THINK]c").ids).text == "b[THINK]c"
+
+
+MISTRAL = TEMPLATE.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+TWICE = "[THINK]ab[/THINK]So [THINK]cd[/THINK]it is."
+
+
+def test_a_later_thought_of_mistrals_counts_toward_the_budget_and_a_grammar_admits_none() -> None:
+    made: Any = {"template": MISTRAL, "tags": ("[THINK]", "[/THINK]"), "kind": "special"}
+    done = answers(TWICE, **made)
+    assert (done.reasoning, done.text, done.stats.reasoning_tokens) == ("ab\ncd", "So it is.", 4)
+    few = answers(TWICE, **made, thinking_token_budget=3)
+    assert few.reasoning == "ab\nc" and few.stats.reasoning_tokens == 3
+    bound = answers(TWICE, **made, grammar=Grammar.regex("(?s:.){9}"), max_new_tokens=40)
+    assert bound.reasoning == "ab" and len(bound.text) == 9 and bound.text.startswith("So ")
+    tokenizer, tags = tokenizer_of("special", made["tags"]), tags_of(MISTRAL)
+    assert tags is not None
+    thought = Thought(tags, tokenizer)
+    (begin,) = thought.begin
+    for inner in (Taken(), None):  # text up to the trigger of a grammar, or without one
+        matcher = ThoughtMatcher(thought, Place(AFTER), 400, None, inner)
+        assert matcher.allowed()[0][begin] == matcher.consume(begin) == (inner is None)
+
+
 def test_tags_that_a_vocabulary_cannot_spell_are_none() -> None:
     lower, none = tokenizer_of("spelled"), tokenizer_of("spelled")
     lower.normalizer, none.normalizer = normalizers.Lowercase(), normalizers.Replace(Regex("[<>]"), "")
@@ -194,7 +244,7 @@ def test_a_grammar_comes_back_from_behind_a_thought() -> None:
 
 def answers(script: str, seeds: int = 4, **options: Any) -> Completion:
     """The answer, which is the same with drafts of several kinds and without, streamed and whole."""
-    made = {name: options.pop(name) for name in ("kind", "template") if name in options}
+    made = {name: options.pop(name) for name in ("kind", "template", "tags") if name in options}
     plain = thinking(script, **made).generate(ASKED, speculate=False, **options)
     for seed in range(seeds):
         session = thinking(script, seed=seed, **made)

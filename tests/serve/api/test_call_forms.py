@@ -39,6 +39,8 @@ def template(call: str, first: str = "", last: str = "", between: str = "") -> s
 
 
 JSON = "{{ c.arguments | tojson }}"
+MISTRAL = '{"name": "{{ c.name }}", "arguments": ' + JSON
+MISTRAL_ID = MISTRAL + ', "id": "{{ x.id }}"}'
 XML = (
     "<tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments | items %}<parameter={{ k }}>\n"
     "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
@@ -66,12 +68,9 @@ FAMILIES: dict[str, tuple[str, list[str]]] = {
         ["<eos>"],
     ),
     "llama": (template('{"name": "{{ c.name }}", "parameters": ' + JSON + "}"), []),
-    "mistral 7": (
-        template(
-            '{"name": "{{ c.name }}", "arguments": ' + JSON + ', "id": "{{ x.id }}"}', "[TOOL_CALLS] [", "]", ", "
-        ),
-        ["[TOOL_CALLS]"],
-    ),
+    "mistral 2": (template(MISTRAL + "}", "[TOOL_CALLS] [", "]", ", "), ["[TOOL_CALLS]"]),
+    "mistral 3": (template(MISTRAL_ID, "[TOOL_CALLS] [", "]", ", "), ["[TOOL_CALLS]"]),
+    "mistral 7": (template(MISTRAL_ID, "[TOOL_CALLS][", "]", ", "), ["[TOOL_CALLS]"]),
     "mistral 11": (
         template("[TOOL_CALLS]{{ c.name }}[CALL_ID]{{ x.id }}[ARGS]" + JSON),
         ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
@@ -145,15 +144,15 @@ def answer_of(session: Any, *calls: tuple[str, Any]) -> str:
     """Renders an answer of calls by the template, without its end."""
     asked = {"role": "user", "content": "?"}
     made = [
-        {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in calls
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
     ]
     layout, specials = session.manifest.prompt_format, session.special_tokens()
     before = layout.render([asked], session.template, specials, tools=[PLACE, CLOCK])
     messages = [asked, {"role": "assistant", "content": None, "tool_calls": made}]
     after = layout.render(messages, session.template, specials, tools=[PLACE, CLOCK], add_generation_prompt=False)
     assert after.startswith(before)
-    return str(after[len(before) :].removesuffix("<eos>")).replace(', "id": "abcdefghi"', "")
+    return str(after[len(before) :].removesuffix("<eos>"))
 
 
 def allows(state: GrammarState, tokens: list[int]) -> bool:
@@ -240,13 +239,15 @@ def test_an_answer_keeps_to_its_format_or_calls(name: str) -> None:
         assert allows(vocabulary.start(grammar), tokens) == right, text
 
 
+NO_IDS = (
+    '[{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}}, '
+    '{"name": "clock", "arguments": {}}]'
+)
+IDS = NO_IDS.replace('"F"}}', '"F"}, "id": "abcdefghi"}').replace("{}}]", '{}, "id": "ABCDEFGH1"}]')
 OF_MISTRAL = {  # what mistral-common 1.13 writes of CALLED for each version of its tokenizers, ids left out or not
-    "mistral 7": (
-        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}, '
-        '"id": "abcdefghi"}, {"name": "clock", "arguments": {}, "id": "ABCDEFGH1"}]',
-        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 5, "place": "{[}] ä", "unit": "F"}}, '
-        '{"name": "clock", "arguments": {}}]',
-    ),
+    "mistral 2": ("[TOOL_CALLS] " + NO_IDS,),
+    "mistral 3": ("[TOOL_CALLS] " + IDS, "[TOOL_CALLS] " + NO_IDS),
+    "mistral 7": ("[TOOL_CALLS]" + IDS, "[TOOL_CALLS]" + NO_IDS),
     "mistral 11": (
         '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"days": 5, "place": "{[}] ä", "unit": "F"}'
         "[TOOL_CALLS]clock[CALL_ID]ABCDEFGH1[ARGS]{}",
@@ -257,23 +258,53 @@ OF_MISTRAL = {  # what mistral-common 1.13 writes of CALLED for each version of 
     ),
 }
 CALLED = [("get_weather", '{"days": 5, "place": "{[}] ä", "unit": "F"}'), ("clock", "{}")]
+CALL_IDS = ["abcdefghi", "ABCDEFGH1"]
 
 
 @pytest.mark.parametrize("name", OF_MISTRAL)
 def test_mistrals_calls_are_read_as_mistral_common_reads_them_wherever_their_text_is_cut(name: str) -> None:
     session, tools = family(name), Tools([PLACE, CLOCK])
-    form = CallForm.of(session)
+    form, forced = CallForm.of(session), Tools([PLACE, CLOCK], forced=True)
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    state = vocabulary.start(forced.grammar(form, CheckedGrammars()))
     for words, text in product(("", "Let me see:"), OF_MISTRAL[name]):
-        for cut in range(len(words + text)):
-            parser = CallParser(form, tools)
-            said = parser.push((words + text)[:cut], False)[0] + parser.push((words + text)[cut:], True)[0]
+        has_ids = CALL_IDS[0] in text
+        admitted = allows(state, session.tokenizer.encode(text, add_special_tokens=False).ids)
+        assert admitted == (has_ids or name not in ("mistral 3", "mistral 7"))
+        for given, cut in product((tools, forced) if admitted and not words else (tools,), range(len(words + text))):
+            parser = CallParser(form, given)
+            said, first = parser.push((words + text)[:cut], False)
+            more, second = parser.push((words + text)[cut:], True)
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in parser.calls]
-            assert (said, calls) == (words, CALLED), cut
-    if name != "mistral 7":  # whose ids a grammar leaves out
-        vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
-        state = vocabulary.start(Tools([PLACE, CLOCK], forced=True).grammar(form, CheckedGrammars()))
-        for text in OF_MISTRAL[name]:
-            assert allows(state, session.tokenizer.encode(text, add_special_tokens=False).ids)
+            assert (said + more, calls) == (words, CALLED), cut
+            ids = [call["id"] for call in parser.calls]
+            assert ids == [piece["id"] for piece in first + second if "id" in piece]
+            assert (ids == CALL_IDS) == has_ids and all(re.fullmatch("[A-Za-z0-9]{9}", i) for i in ids)
+
+
+@pytest.mark.parametrize("name", ["mistral 3", "mistral 7", "mistral 11"])
+def test_an_id_that_another_call_has_already_is_a_new_one(name: str) -> None:
+    form, text = CallForm.of(family(name)), OF_MISTRAL[name][0]
+    for forced, twice in product((False, True), (False, True)):
+        tools = Tools([PLACE, CLOCK], forced=forced, ids=frozenset(() if twice else CALL_IDS[:1]))
+        parser = CallParser(form, tools)
+        parser.push(text.replace(CALL_IDS[1], CALL_IDS[not twice]), True)
+        first, second = (call["id"] for call in parser.calls)
+        assert first != second and (first == CALL_IDS[0]) == twice and (second == CALL_IDS[1]) != twice
+
+
+@pytest.mark.parametrize("name", ["mistral 3", "mistral 7"])
+def test_a_forced_call_whose_id_comes_last_is_streamed_with_it_and_cut_short_without(name: str) -> None:
+    form, text = CallForm.of(family(name)), OF_MISTRAL[name][0]
+    ends = [text.index(call_id) + len(call_id) + 1 for call_id in CALL_IDS]
+    for cut in range(len(text)):
+        parser = CallParser(form, Tools([PLACE, CLOCK], forced=True))
+        pieces = parser.push(text[:cut], False)[1]
+        assert [piece["id"] for piece in pieces] == [i for i, end in zip(CALL_IDS, ends, strict=True) if end <= cut]
+        pieces += parser.push("", True)[1]
+        assert [{k: v for k, v in piece.items() if k != "index"} for piece in pieces] == parser.calls
+        if cut < ends[0] or cut >= ends[1]:
+            assert parser.reason("stop") == ("stop" if cut < ends[0] else "tool_calls")
 
 
 def closed(**properties: Any) -> dict[str, Any]:

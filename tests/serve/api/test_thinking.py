@@ -24,7 +24,8 @@ from tests.serve.conftest import Running, user
 from tests.support.thinking_sessions import OPENED, TEMPLATE, thinking
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CALL = '{"name": "get_weather", "arguments": {"place": "Oslo", "unit": "C"}}'
+CALL_ARGUMENTS = '{"place": "Oslo", "unit": "C"}'
+CALL = f'{{"name": "get_weather", "arguments": {CALL_ARGUMENTS}}}'
 SAYS = f"<think>\nRome? No END: Oslo. {CALL}\n</think>\n\nIt is Oslo, END."
 THOUGHT, SAID = f"Rome? No END: Oslo. {CALL}", "It is Oslo, END."
 NUMBER: Any = {
@@ -135,6 +136,26 @@ def test_a_schema_and_a_forced_call_come_after_the_thought(server: Running) -> N
         calls = [call for chunk in pieces for call in chunk.choices[0].delta.tool_calls or ()]
         assert "".join(call.function.arguments for call in calls) == arguments
         assert "".join(getattr(p.choices[0].delta, "reasoning_content", "") for p in pieces) == THOUGHT
+
+
+def test_a_thought_of_mistrals_after_words_is_none_of_the_content_and_its_calls_are_none() -> None:
+    template = TEMPLATE.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+    script = f"[THINK]Hm.[/THINK]Well, [THINK]<call>{CALL}[/THINK]now.<call>{CALL}"
+    running = served(script, kind="special", template=template, tags=("[THINK]", "[/THINK]"))
+    try:
+        for speculate in (True, False):
+            loose = {**WEATHER, "function": {**WEATHER["function"], "strict": None}}
+            given: Any = {"tools": [loose], "extra_body": {"speculate": speculate}}
+            message = ask(running, **given).choices[0].message
+            assert (message.reasoning_content, message.content) == (f"Hm.\n<call>{CALL}", "Well, now.")
+            assert len(message.tool_calls) == 1
+            deltas = [chunk.choices[0].delta for chunk in ask(running, **given, stream=True)]
+            assert "".join(delta.content or "" for delta in deltas) == message.content
+            assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == message.reasoning_content
+            (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+            assert call.function.arguments == message.tool_calls[0].function.arguments == CALL_ARGUMENTS
+    finally:
+        running.stop()
 
 
 def test_a_call_that_a_thought_mentions_is_none() -> None:

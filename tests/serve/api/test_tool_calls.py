@@ -24,12 +24,14 @@ from tests.serve.api.conftest import CLOCK, WEATHER
 from tests.serve.conftest import Running, user
 from tests.support.byte_tokenizers import byte_level
 from tests.support.served_bundles import CALLS, HEAD, HERMES
+from tests.support.thinking_sessions import GO, TEMPLATE, thinking
 
 LLAMA = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 LISTED = HERMES.replace("<tool_call>\n", "[CALLS][").replace("\n</tool_call>", "]")
 THINKING = HERMES.replace(
     "{{ m.content or '' }}", "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content or '' }}"
 )
+HERMES_CALL = '<call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
 XML = HEAD + CALLS + "<f={{ c.function.name }}>{% endfor %}{% endfor %}|assistant|"
 
 
@@ -117,6 +119,41 @@ def test_the_clients_own_example_of_a_conversation_with_tools(tool_server: Runni
     ) as stream:
         parsed = stream.get_final_completion().choices[0].message.tool_calls
     assert parsed and isinstance(parsed[0].function.parsed_arguments, Walk)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<call>{"name": "NAME", "arguments": ARGUMENTS, "id": "CALL_ID"}',
+        "<call>NAME<id>CALL_ID<args>ARGUMENTS",
+    ],
+)
+def test_a_forced_call_has_the_id_that_the_model_wrote_until_it_is_taken(call: str) -> None:
+    shown = call.replace("NAME", "{{ c.function.name }}").replace("CALL_ID", "{{ c.id }}")
+    template = TEMPLATE.replace(HERMES_CALL, shown.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}"))
+    arguments = '{"place": "Oslo", "unit": "C"}'
+    script = call.replace("NAME", "get_weather").replace("CALL_ID", "Vv7vODy9m").replace("ARGUMENTS", arguments)
+    running = Running(thinking(script, template=template, context=1000))
+    try:
+        session = running.server.pool.first
+        choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+        for chosen in ("required", choice):
+            message = ask(running, tool_choice=chosen, parallel_tool_calls=False).choices[0].message
+            (made,) = message.tool_calls
+            assert (made.id, made.function.arguments) == ("Vv7vODy9m", arguments)
+            streamed = ask(running, tool_choice=chosen, parallel_tool_calls=False, stream=True)
+            pieces = [piece for chunk in streamed for piece in chunk.choices[0].delta.tool_calls or ()]
+            assert [piece.id for piece in pieces if piece.id] == ["Vv7vODy9m"]
+            assert "".join(piece.function.arguments for piece in pieces) == arguments
+        answered: list[Any] = [
+            *user("Rome?"), message.to_dict(), {"role": "tool", "tool_call_id": made.id, "content": "4 C"},
+        ]  # fmt: skip
+        told = session.tokenizer.decode(session.encode(answered, tools=[WEATHER, CLOCK]), skip_special_tokens=False)
+        assert GO + script in told
+        (again,) = ask(running, messages=answered, tool_choice=choice).choices[0].message.tool_calls
+        assert again.id != made.id and len(again.id) == 9
+    finally:
+        running.stop()
 
 
 def test_tools_that_make_no_sense_are_refused_by_name(tool_server: Running, running: Any) -> None:
