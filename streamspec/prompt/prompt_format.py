@@ -20,6 +20,7 @@ from streamspec.prompt.message_content import text_of
 
 Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
+ROLES = {"developer": "system"}  # names of OpenAI's API for roles of templates
 LISTED = "{'type': 'text'"  # where a template prints a part as it is
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's field with its thought
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -393,16 +394,21 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     an empty list. Raises DataError for anything else; `where` names the message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"{where} is {str(message)[:60]!r}", "an object with role and content", "correct the messages")
-    fields = {name: value for name, value in message.items() if value is not None and value != []}
-    if not isinstance(fields.get("tool_calls", []), list):
-        raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
-    ids = [message.get("tool_call_id"), *(c.get("id") for c in fields.get("tool_calls", ()) if isinstance(c, Mapping))]
-    if not all(isinstance(id_, (str, int, type(None))) for id_ in ids):
-        raise DataError(f"{where} with an id that is no text", "a string", "correct the messages")
-    texts = [text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)]
-    if all(texts):
+    fields = {name: value for name, value in message.items() if value not in (None, [])}
+    _check_calls(message, fields.get("tool_calls", []), where)
+    content, refusal = text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)
+    if content and refusal:
         raise DataError(f"{where} with content and refusal", "one of them", "leave one out")
-    content = texts[0] or texts[1] or next((text for text in texts if text is not None), None)
+    content = refusal if content is None else refusal or content
     if content is None and not any(fields.get(name) for name in ("tool_calls", *THOUGHTS)):
         raise DataError(f"{where} without content", "text as its content", "correct the messages")
-    return fields | {"role": "system" if fields["role"] == "developer" else fields["role"], "content": content}
+    return fields | {"role": ROLES.get(fields["role"], fields["role"]), "content": content}
+
+
+def _check_calls(message: Message, calls: Any, where: str) -> None:
+    """Raises DataError for calls that are no list, and for an id of a call, or of the one answered, that is no text."""
+    if not isinstance(calls, list):
+        raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
+    ids = [message.get("tool_call_id"), *(call.get("id") for call in calls if isinstance(call, Mapping))]
+    if not all(isinstance(id_, (str, int, type(None))) for id_ in ids):
+        raise DataError(f"{where} with an id that is no text", "a string", "correct the messages")
