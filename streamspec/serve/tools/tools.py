@@ -45,6 +45,11 @@ class Tools:
         return self.callable or tuple(tool["function"]["name"] for tool in self.schemas)
 
     @property
+    def kept(self) -> list[str]:
+        """Those of them whose arguments keep to their schemas."""
+        return [name for name in self.names if self.forced or name in self.strict]
+
+    @property
     def parameters(self) -> dict[str, dict[str, Any]]:
         """The schemas of the arguments of the functions that may be called."""
         functions = {tool["function"]["name"]: tool["function"] for tool in self.schemas}
@@ -65,7 +70,7 @@ class Tools:
                 "tools",
                 "unsupported_value",
             )
-        kept = self.names if self.forced else self.strict
+        kept = self.kept
         parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
         several = MOST_CALLS if self.parallel and not self.named else 1
         try:
@@ -80,14 +85,14 @@ class Tools:
                 rules += "content: words\n"
             return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
         except StreamspecError as error:
-            raise self._fault(kept, form, grammars) or invalid(str(error), "tools") from None
+            raise self._fault(form, grammars) or invalid(str(error), "tools") from None
 
-    def _fault(self, kept: Any, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
+    def _fault(self, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
         """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
         for i, tool in enumerate(self.schemas):
             function = tool["function"]
             try:
-                if function["name"] in kept:
+                if function["name"] in self.kept:
                     grammars.make("json_schema", parameters_of(function))
                     rules_of(form, {function["name"]: parameters_of(function)}, 1)
             except StreamspecError as error:
