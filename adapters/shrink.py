@@ -44,7 +44,7 @@ def shrink(adapter: Path, out: Path, rank: int | None = None, bits: int | None =
     `acceptance.json`) stay those of the whole adapter. Raises AdapterError for a damaged folder or one that holds more
     than plain LoRAs, ConfigError where there is nothing to cut or to round, and writes nothing then.
     """
-    if bits not in (None, 8) or (rank is None and bits is None):
+    if (rank, bits) == (None, None) or bits not in (None, 8):
         raise ConfigError(f"rank {rank}, bits {bits}", "a rank, bits of 8, or both", "add --rank or --bits 8")
     if rank is not None and rank < 1:
         raise ConfigError(f"rank = {rank}", "at least 1", "choose a higher --rank")
@@ -54,20 +54,22 @@ def shrink(adapter: Path, out: Path, rank: int | None = None, bits: int | None =
     with new_folder(out) as folder:
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
         try:
-            cut_shares = (
-                {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)} if rank else {}
-            )
-            rounded = bits is not None and round_drafter(folder)
+            shares = cut_loras(folder, rank) if rank else {}
+            if bits and not round_drafter(folder):
+                raise ConfigError(f"{adapter}: no drafter", "a drafter, whose tensors are rounded", "leave --bits out")
         except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise AdapterError(f"{adapter}: {type(error).__name__} {error}", "a whole adapter", RESTORE) from None
-        shares = {name: share for name, share in cut_shares.items() if share is not None}
-        if rank and not shares:
-            raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
-        if bits and not rounded:
-            raise ConfigError(f"{adapter}: no drafter", "a drafter, whose tensors are rounded", "leave --bits out")
         trained = read_json(adapter / PROVENANCE) if (adapter / PROVENANCE).exists() else {}
         shrunk = {"rank": rank, "kept": shares} | ({"bits": bits} if bits else {})
         write_json(folder / PROVENANCE, trained | {"shrunk": shrunk})
+    return shares
+
+
+def cut_loras(folder: Path, rank: int) -> dict[str, float]:
+    """Cuts the LoRAs of `folder`; the share kept of each that is cut. Raises ConfigError where there is none."""
+    cuts = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
+    if not (shares := {name: share for name, share in cuts.items() if share is not None}):
+        raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
     return shares
 
 

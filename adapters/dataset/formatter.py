@@ -42,11 +42,8 @@ class Formatter:
         written = getattr(tokenizer, "chat_template", None)
         self.template: str | None = written.get("default") if isinstance(written, dict) else written  # several by name
         if tokenizer.eos_token_id is None:
-            raise BaseModelError(
-                "a base whose tokenizer names no end-of-text token",
-                "eos_token in tokenizer_config.json",
-                "add it there",
-            )
+            found = "a base whose tokenizer names no end-of-text token"
+            raise BaseModelError(found, "eos_token in tokenizer_config.json", "add it there")
         self.ends = tuple(dict.fromkeys((tokenizer.eos_token, *ends)))
         self.chat: ChatTurns | None = None
         if prompt_format.kind == "chat":
@@ -98,13 +95,10 @@ class Formatter:
         flat = [turn for turns_of_example in turns.values() for turn in turns_of_example]
         prompts = self._ids([turn.prompt for turn in flat], self.format.add_special_tokens)
         pairs = iter(list(zip(prompts, self._answers(flat, prompts), strict=True)))
-        rows: list[list[PromptedRow]] = []
-        for i, example in enumerate(examples):
-            if example.shape == "text":
-                rows.append([self._text_row(next(whole), next(openings))])
-            else:
-                rows.append(_sequences([next(pairs) for _ in turns[i]]))
-        return rows
+        return [
+            _sequences([next(pairs) for _ in turns[i]]) if i in turns else [self._text_row(next(whole), next(openings))]
+            for i in range(len(examples))
+        ]
 
     def _text_row(self, ids: list[int], opening: list[int]) -> PromptedRow:
         ids = [*ids, self.tokenizer.eos_token_id]
@@ -112,27 +106,27 @@ class Formatter:
         return PromptedRow(TokenRow(ids, [False] + [True] * (len(ids) - 1)), same)
 
     def _turns(self, example: Example) -> list[Turn]:
-        known = example.completion is not None
-        if isinstance(example.prompt, str) and (known or self.prompts_alone) and self.chat is None:
-            return [Turn(self.format.render(example.prompt), str(example.completion) if known else "", True)]
-        messages = _messages(example)
-        first = len(example.prompt) if example.shape == "message_lists" else 0  # of a prompt nothing counts
-        answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+        messages, answers = _conversation(example)
         if not answers and not self.prompts_alone:
             advice = "use rows with answers to train, or --target-adapter, whose target answers them"
             raise DataError(f"{example.where} has no completion", "prompt and completion", advice)
-        # The target answers the last question itself; answers of others before it are what it is asked with.
-        unanswered = not answers or (self.prompts_alone and messages[-1]["role"] != "assistant")
-        answers = [i for i in answers if _counts(messages[i])]
-        if self.chat is not None:
-            if unanswered:
-                return [Turn(self.chat.opening(messages, example.tools, example.where), "", True)]
-            return [self.chat.turn(messages[: i + 1], example.tools, example.where) for i in answers]
-        if example.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+        if self.chat is None and _has_tools(example, messages):
             raise DataError(f"{example.where} has tools", "--format chat: raw text knows none", "use it")
-        if unanswered:
-            return [Turn(self.format.render(messages), "", True)]
-        return [Turn(self.format.render(messages[:i]), messages[i]["content"], True) for i in answers]
+        # The target answers the last question itself; answers of others before it are what it is asked with.
+        if not answers or (self.prompts_alone and messages[-1]["role"] != "assistant"):
+            return [Turn(self._opening(messages, example), "", True)]
+        strings = self.chat is None and isinstance(example.prompt, str)  # where an empty answer counts, too
+        return [self._turn(messages[: i + 1], example) for i in answers if strings or _counts(messages[i])]
+
+    def _opening(self, messages: Sequence[Message], example: Example) -> str:
+        if self.chat is None:
+            return self.format.render(messages)
+        return self.chat.opening(messages, example.tools, example.where)
+
+    def _turn(self, messages: Sequence[Message], example: Example) -> Turn:
+        if self.chat is None:
+            return Turn(self.format.render(messages[:-1]), messages[-1]["content"], True)
+        return self.chat.turn(messages, example.tools, example.where)
 
     def _answers(self, turns: Sequence[Turn], prompts: Sequence[list[int]]) -> list[list[int]]:
         """Tokens of the answers, the end included. As they stand after their prompts where the tokenizer puts a blank
@@ -172,14 +166,17 @@ def _sequences(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PromptedRow
     return rows
 
 
-def _messages(example: Example) -> list[Message]:
-    """The example as a conversation."""
+def _conversation(example: Example) -> tuple[list[Message], list[int]]:
+    """The example as messages, and the places of its answers; of a prompt in a list of its own nothing counts."""
     prompt, completion = example.prompt, example.completion
-    if not isinstance(prompt, str):
-        assert not isinstance(completion, str)
-        return [*prompt, *(completion or [])]
-    answer = [] if completion is None else [{"role": "assistant", "content": str(completion)}]
-    return [{"role": "user", "content": prompt}, *answer]
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion or []
+    messages, first = [*asked, *said], len(asked) if example.shape == "message_lists" else 0
+    return messages, [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+
+
+def _has_tools(example: Example, messages: Sequence[Message]) -> bool:
+    return bool(example.tools) or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def _counts(answer: Message) -> bool:

@@ -20,6 +20,7 @@ from streamspec.prompt.message_content import text_of
 
 Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
+ROLES = {"developer": "system"}  # names of OpenAI's API for roles of templates
 LISTED = "{'type': 'text'"  # where a template prints a part as it is
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's field with its thought
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -81,11 +82,9 @@ class PromptFormat:
         if control is not None:
             plain, tools = control.marked_messages(plain), control.marked(tools)
         text = _in_its_spelling(plain, template, specials, tools, add_generation_prompt)
-        missing = [name for name in names if name not in text]
-        if missing:
-            raise DataError(
-                f"the chat template leaves out the tool {missing[0]}", "a template that knows tools", "leave tools out"
-            )
+        if missing := [name for name in names if name not in text]:
+            found = f"the chat template leaves out the tool {missing[0]}"
+            raise DataError(found, "a template that knows tools", "leave tools out")
         return text
 
 
@@ -99,47 +98,46 @@ def function_name(call: Mapping[str, Any]) -> str:
 
 
 def _in_its_spelling(
-    messages: list[Message],
-    template: str | None,
-    specials: Mapping[str, str] | None,
-    tools: Sequence[Mapping[str, Any]] | None,
-    prompt: bool,
+    messages: list[Message], template: str | None, specials: Mapping[str, str] | None, tools: Any, prompt: bool
 ) -> str:
     """Renders messages in the first spelling that the template accepts and shows the last question and all tool calls
-    of. Templates expect different things of text, of a message without it, of arguments and of tools without a
-    description; most accept all of these. Raises DataError where one shows some calls of a message alone.
-    """
-    failure: DataError | ConfigError | None = None
-    first: str | None = None
+    of; where there is none, in the first that it accepts. Raises what `_accepted` raises."""
     wanted = [name for message in messages for name in map(function_name, message.get("tool_calls") or ())]
     wanted += [m["content"].strip() for m in messages if m["role"] == "user" and m["content"]][-1:]
+    first = ""
+    for text in _accepted(messages, template, specials, tools, prompt):
+        if all(part in text for part in wanted) and LISTED not in text:
+            return text
+        first = first or text
+    return first
+
+
+def _accepted(
+    messages: list[Message], template: str | None, specials: Mapping[str, str] | None, tools: Any, prompt: bool
+) -> Iterator[str]:
+    """Yields what the template writes, of each spelling that it accepts. Templates expect different things of text, of
+    a message without it, of arguments and of tools without a description; most accept all of these. Raises the first
+    error where it accepts none: DataError also where it shows some calls of a message alone."""
+    failures, accepted = list[DataError | ConfigError](), False
     for described in (False, True)[: 1 + bool(tools)]:
-        if described and failure is None:  # descriptions were not missed
+        if described and not failures:  # descriptions were not missed
             break
-        listed = [_described(tool) for tool in tools or ()] if described else tools
+        rest = template, specials, [*map(_described, tools)] if described else tools, prompt
         for told in _tellings(messages, template or ""):
-            several = any(len(message.get("tool_calls") or ()) > 1 for message in told)
             for spelt in _spellings(told):
                 try:
-                    text = render_chat(spelt, template, specials, listed, prompt)
-                    left_out = several and _left_out(spelt, template, specials, listed, prompt)
+                    text, left_out = render_chat(spelt, *rest), _left_out(spelt, *rest)
                 except (ConfigError, DataError) as error:
-                    failure = failure or error
+                    failures.append(error)
                     continue
                 if left_out:
-                    failure = failure or DataError(
-                        f"the chat template leaves out a call of {left_out}",
-                        "one call in a message",
-                        "send calls one by one",
-                    )
+                    found = f"the chat template leaves out a call of {left_out}"
+                    failures.append(DataError(found, "one call in a message", "send calls one by one"))
                     break
-                if all(part in text for part in wanted) and LISTED not in text:
-                    return text
-                first = first or text
-    if first is None:
-        assert failure is not None
-        raise failure
-    return first
+                accepted = True
+                yield text
+    if not accepted:
+        raise failures[0]
 
 
 def _tellings(messages: list[Message], template: str) -> Iterator[list[Message]]:
@@ -350,9 +348,7 @@ def render_chat(
             {
                 "bos_token": "",
                 "eos_token": "",
-                "tools": list(tools)
-                if tools
-                else None,  # templates ask whether they are none, as in transformers, not whether they are there
+                "tools": list(tools) if tools else None,  # templates ask whether they are none, as in transformers
                 "documents": None,
                 **(specials or {}),
                 "messages": list(messages),
@@ -364,9 +360,7 @@ def render_chat(
     except Exception as error:  # an untrusted template can make Jinja fail with any error, assertions included
         why = str(error) if isinstance(error, BrokenTemplate) else f"{type(error).__name__} {error}"
         raise ConfigError(
-            f"the chat template failed: {why}",
-            "a working template",
-            "restore chat_template.jinja",
+            f"the chat template failed: {why}", "a working template", "restore chat_template.jinja"
         ) from None
 
 
@@ -400,16 +394,21 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     an empty list. Raises DataError for anything else; `where` names the message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"{where} is {str(message)[:60]!r}", "an object with role and content", "correct the messages")
-    fields = {name: value for name, value in message.items() if value is not None and value != []}
-    if not isinstance(fields.get("tool_calls", []), list):
-        raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
-    ids = [message.get("tool_call_id"), *(c.get("id") for c in fields.get("tool_calls", ()) if isinstance(c, Mapping))]
-    if not all(isinstance(id_, (str, int, type(None))) for id_ in ids):
-        raise DataError(f"{where} with an id that is no text", "a string", "correct the messages")
-    texts = [text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)]
-    if all(texts):
+    fields = {name: value for name, value in message.items() if value not in (None, [])}
+    _check_calls(message, fields.get("tool_calls", []), where)
+    content, refusal = text_of(message.get("content"), where), text_of(fields.pop("refusal", None), where)
+    if content and refusal:
         raise DataError(f"{where} with content and refusal", "one of them", "leave one out")
-    content = texts[0] or texts[1] or next((text for text in texts if text is not None), None)
+    content = refusal if content is None else refusal or content
     if content is None and not any(fields.get(name) for name in ("tool_calls", *THOUGHTS)):
         raise DataError(f"{where} without content", "text as its content", "correct the messages")
-    return fields | {"role": "system" if fields["role"] == "developer" else fields["role"], "content": content}
+    return fields | {"role": ROLES.get(fields["role"], fields["role"]), "content": content}
+
+
+def _check_calls(message: Message, calls: Any, where: str) -> None:
+    """Raises DataError for calls that are no list, and for an id of a call, or of the one answered, that is no text."""
+    if not isinstance(calls, list):
+        raise DataError(f"{where} with tool_calls that are no list", "a list of calls", "correct the messages")
+    ids = [message.get("tool_call_id"), *(call.get("id") for call in calls if isinstance(call, Mapping))]
+    if not all(isinstance(id_, (str, int, type(None))) for id_ in ids):
+        raise DataError(f"{where} with an id that is no text", "a string", "correct the messages")

@@ -75,9 +75,8 @@ class CallForm:
 
     `begin`: what a call begins with after words. `field`: where a call is a JSON object, the name of its arguments;
     else ""; `id_member`: what it has after these, the call's id, where models write one. `style`: how arguments are
-    written, None for JSON. `specials`: the special tokens of these texts, by their
-    ids. `others`: what the model writes in place of `prefix` and `middle` as well. `messages`: the tags of the messages
-    that answers consist of, None for others.
+    written, None for JSON. `specials`: the special tokens of these texts, by their ids. `messages`: the tags of the
+    messages that answers consist of, None for others.
     """
 
     prefix: str
@@ -89,13 +88,15 @@ class CallForm:
     id_member: str = ""
     style: Tagged | Quoted | None = None
     specials: tuple[tuple[str, int], ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
     messages: ThoughtTags | None = None
 
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
-        """What stands before the name of a call, and between it and the arguments."""
-        return ((self.prefix, self.middle), *self.others)
+        """What stands before the name of a call, and between it and the arguments: the template's way first, then those
+        that the model has as well."""
+        if (self.prefix, self.middle) == CHANNELED:
+            return (CHANNELED, *CHANNELED_OTHERWISE)
+        return tuple(dict.fromkeys((self.prefix, middle) for middle in (self.middle, OF_ID.sub("", self.middle))))
 
     @property
     def id_field(self) -> str:
@@ -109,6 +110,13 @@ class CallForm:
         tag = TAG.match(self.prefix)
         return "" if tag is None else tag[1]
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a template or a model writes in this form around names and arguments."""
+        styled = () if self.style is None else vars(self.style).values()
+        heads = () if self.messages is None else (*self.messages.heads, self.messages.end)
+        return (*(text for way in self.ways for text in way), self.suffix, self.between or "", *styled, *heads)
+
     @classmethod
     def of(cls, session: Session) -> CallForm:
         """Finds the form of the session's template. Raises ApiError for a prompt format that does not know tools."""
@@ -119,12 +127,9 @@ class CallForm:
             left_out = "the bundle's chat template leaves out tools; expected one that shows them; send no tools"
             raise invalid(left_out if NAME in error.found else str(error), "tools", "unsupported_value") from None
         if form is None:
-            raise invalid(
-                "tools: the bundle's chat template writes calls in no known form, or in tags that are no tokens; "
-                "expected JSON objects with name and arguments, or a name before its arguments; leave tools out",
-                "tools",
-                "unsupported_value",
-            )
+            found = "tools: the bundle's chat template writes calls in no known form, or in tags that are no tokens"
+            expected = "JSON objects with name and arguments, or a name before its arguments; leave tools out"
+            raise invalid(f"{found}; expected {expected}", "tools", "unsupported_value")
         return form
 
 
@@ -143,29 +148,26 @@ class _Probes:
         shown = self._shown(ARGUMENTS)
         if shown is None or (form := _split(shown)) is None:
             return None
-        two = self._shown(ARGUMENTS, calls=2) or ""
-        next_call = re.match(f"{re.escape(shown.removesuffix(form.suffix))}(.*?){NAME}", two, re.DOTALL)
-        if next_call is not None:
-            begin = _common_suffix(form.prefix, next_call[1]).lstrip(">")
-            form = replace(form, between=next_call[1], begin=begin)
-        form = replace(form, suffix=self._ended(form.suffix))
+        form = self._with_next(form, shown)
         if form.field:
             form = self._with_object(form)
         elif isinstance(form.style, Tagged) and (form := self._with_close(form, form.style)) is None:
             return None
-        begin = form.begin.strip() or ("" if form.field else form.prefix.strip())
-        styled = vars(form.style).values() if form.style is not None else ()
-        channeled, without_id = (form.prefix, form.middle) == CHANNELED, OF_ID.sub("", form.middle)
-        others = CHANNELED_OTHERWISE if channeled else ((form.prefix, without_id),) * (without_id != form.middle)
-        messages = self.tags if self.tags is not None and self.tags.heads else None
-        if messages is not None and not (channeled and self._are_tokens(messages)):
-            return None
-        form = replace(form, begin=begin, others=others, messages=messages)
-        heads = () if messages is None else (*messages.heads, messages.end)
-        ways = (text for way in form.ways for text in way)
-        written = "".join((*ways, form.suffix, form.between or "", *styled, *heads))
-        form = replace(form, specials=tuple(self._special_in(written)))
-        return form if begin or form.field else None
+        if self.tags is not None and self.tags.heads:
+            if (form.prefix, form.middle) != CHANNELED or not self._are_tokens(self.tags):
+                return None
+            form = replace(form, messages=self.tags)
+        form = replace(form, specials=tuple(self._special_in("".join(form.texts))))
+        return form if form.begin or form.field else None
+
+    def _with_next(self, form: CallForm, shown: str) -> CallForm:
+        """Returns the form with what stands between two calls and begins each, and without the end of the turn."""
+        two = self._shown(ARGUMENTS, calls=2) or ""
+        found = re.match(f"{re.escape(shown.removesuffix(form.suffix))}(.*?){NAME}", two, re.DOTALL)
+        between = None if found is None else found[1]
+        begin = form.prefix if between is None else _common_suffix(form.prefix, between).lstrip(">")
+        begin = begin.strip() or form.prefix.strip()
+        return replace(form, suffix=self._ended(form.suffix), between=between, begin=begin)
 
     def _are_tokens(self, tags: ThoughtTags) -> bool:
         known = {token for token, _ in self._special_in("".join((tags.begin, tags.end, *tags.heads)))}
@@ -180,7 +182,7 @@ class _Probes:
             id_member="" if id_member is None else id_member[0],
             suffix=form.suffix[form.suffix.find("}") :],
             between=form.between and form.between[form.between.find("}") :],
-            begin=_before_object(form.prefix).rpartition("\n")[2] if around is None else around,
+            begin=_before_object(form.prefix).rpartition("\n")[2].strip() if around is None else around,
         )
 
     def _with_close(self, form: CallForm, style: Tagged) -> CallForm | None:
@@ -209,10 +211,9 @@ class _Probes:
         for before in self._beginnings():
             if after.startswith(before):
                 answer = after[len(before) :]
-                if self.tags is not None and self.tags.end in answer[: answer.find(NAME)]:
-                    answer = (
-                        answer[: answer.find(NAME)].rpartition(self.tags.end)[2].lstrip() + answer[answer.find(NAME) :]
-                    )
+                at = answer.find(NAME)
+                if self.tags is not None and self.tags.end in answer[:at]:
+                    return answer[:at].rpartition(self.tags.end)[2].lstrip() + answer[at:]
                 return answer
         return None
 

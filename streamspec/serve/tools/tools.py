@@ -46,6 +46,11 @@ class Tools:
         return self.callable or tuple(tool["function"]["name"] for tool in self.schemas)
 
     @property
+    def kept(self) -> list[str]:
+        """Those of them whose arguments keep to their schemas."""
+        return [name for name in self.names if self.forced or name in self.strict]
+
+    @property
     def parameters(self) -> dict[str, dict[str, Any]]:
         """The schemas of the arguments of the functions that may be called."""
         functions = {tool["function"]["name"]: tool["function"] for tool in self.schemas}
@@ -55,40 +60,39 @@ class Tools:
         """Returns the grammar of the calls, or of an answer with or without some; None where nothing is constrained.
         Raises ApiError for a schema that cannot be kept to.
         """
-        limited = len(self.names) < len(self.schemas)
-        marked, headed = form.trigger or form.messages, form.messages is not None
-        if not self.forced and self.content is None and not (marked and (self.strict or limited)):
+        marked = self.forced or form.trigger or form.messages  # calls are told from words
+        limited = self.forced or self.strict or len(self.names) < len(self.schemas)
+        if self.content is None and not (marked and limited):
             return None
-        if self.content is not None and not self.forced and not marked:
-            raise invalid(
-                "tools beside response_format, with a chat template whose calls begin as other JSON does; expected one "
-                "of them",
-                "tools",
-                "unsupported_value",
-            )
-        kept = self.names if self.forced else self.strict
-        parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
-        several = MOST_CALLS if self.parallel and not self.named else 1
+        if not marked:
+            found = "tools beside response_format, with a chat template whose calls begin as other JSON does"
+            raise invalid(f"{found}; expected one of them", "tools", "unsupported_value")
         try:
-            for name in kept if form.style is not None else ():  # the library knows what is no schema
-                grammars.make("json_schema", parameters[name], SEPARATORS, not self.lenient)
-            rules, schemas = rules_of(form, parameters, several)
-            start, trigger = ("calls", "") if self.forced else ("rest", form.trigger)
-            if self.content is not None:
-                schemas = schemas | {"content": dict(self.content)}
-                start, trigger = start if self.forced or headed else "calls | content", ""
-            elif headed:
-                rules += "content: words\n"
-            return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
+            return self._composed(form, grammars)
         except StreamspecError as error:
-            raise self._fault(kept, form, grammars) or invalid(str(error), "tools") from None
+            raise self._fault(form, grammars) or invalid(str(error), "tools") from None
 
-    def _fault(self, kept: Any, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
+    def _composed(self, form: CallForm, grammars: CheckedGrammars) -> Grammar:
+        kept = self.kept
+        parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
+        for name in kept if form.style is not None else ():  # the library knows what is no schema
+            grammars.make("json_schema", parameters[name], SEPARATORS, not self.lenient)
+        rules, schemas = rules_of(form, parameters, MOST_CALLS if self.parallel and not self.named else 1)
+        headed = form.messages is not None
+        if self.content is not None:
+            schemas = schemas | {"content": dict(self.content)}
+        elif headed:
+            rules += "content: words\n"
+        start = "calls" if self.forced else "rest" if self.content is None or headed else "calls | content"
+        trigger = form.trigger if start == "rest" else ""
+        return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
+
+    def _fault(self, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
         """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
         for i, tool in enumerate(self.schemas):
             function = tool["function"]
             try:
-                if function["name"] in kept:
+                if function["name"] in self.kept:
                     grammars.make("json_schema", parameters_of(function))
                     rules_of(form, {function["name"]: parameters_of(function)}, 1)
             except StreamspecError as error:

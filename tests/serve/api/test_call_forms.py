@@ -217,9 +217,10 @@ def test_words_before_a_call_are_content_and_the_grammar_begins_with_the_call(na
     assert all(allows(vocabulary.start(grammar), tokens) for tokens in ids)
     wrong = "Well. " + answer_of(session, ("get_weather", FIRST | {"unit": "K"}))
     assert not allows(vocabulary.start(grammar), session.tokenizer.encode(wrong, add_special_tokens=False).ids)
-    only = Tools([PLACE, CLOCK], callable=("clock",))
-    limited = only.grammar(CallForm.of(session), CheckedGrammars())
-    assert not allows(vocabulary.start(limited), ids[1]) and allows(vocabulary.start(limited), ids[0])
+    for strict in (frozenset[str](), tools.strict):  # of a function that may not be called, too
+        only = Tools([PLACE, CLOCK], callable=("clock",), strict=strict)
+        limited = only.grammar(CallForm.of(session), CheckedGrammars())
+        assert not allows(vocabulary.start(limited), ids[1]) and allows(vocabulary.start(limited), ids[0])
 
 
 def test_a_thought_after_words_is_read_alike_wherever_its_text_is_cut() -> None:
