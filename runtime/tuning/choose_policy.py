@@ -60,14 +60,14 @@ def choose_policy(
         reason=_why_plain(manifest, options, drafts),
         expected=expected,
         search=(native_search.find() or PYTHON_SEARCH) if runner.trees else CHAIN_SEARCH,
-        deepest=MAX_DEPTH if second else 0,
+        max_draft_tokens=MAX_DEPTH if second else 0,
         window=options.window,
     )
 
 
 def _sources(runner: OrtRunner, options: LoadOptions, data: SourceData) -> tuple[DraftSource, ...]:
     """Returns the sources that are on. Raises ConfigError for one whose rows the graph cannot compute."""
-    sources = tuple(map(native_recycling.sooner, chosen(options, data)))
+    sources = tuple(map(native_recycling.with_native_table, chosen(options, data)))
     if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
         found = f"{explorer} with a graph whose rows see all rows before them"
         raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")

@@ -51,7 +51,7 @@ def test_each_parameter_is_applied_by_the_graph_or_by_the_host() -> None:
     for name, value in changed.items():
         sampling = Sampling(**{name: value})  # type: ignore[arg-type]
         assert sampling.adjusted == (name in ADJUSTMENTS)
-        assert (sampling.alike != Sampling().alike) == (name in {*GRAPH_INPUTS} - {*PER_SEQUENCE})
+        assert (sampling.shared_call_key != Sampling().shared_call_key) == (name in {*GRAPH_INPUTS} - {*PER_SEQUENCE})
     assert changed.keys() == names
 
 
