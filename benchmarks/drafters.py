@@ -130,7 +130,7 @@ def measure(sides: list[Arm], cases: list[BenchPrompt], limit: int, repeats: int
                 side.name,
                 sum(m.step_tokens + m.plain_steps for m in all_of) / steps,
                 sum(own) / steps / step,
-                predict([(m.drafts, m.plain_steps) for m in all_of], policy.costs, policy.deepest),
+                predict([(m.drafts, m.plain_steps) for m in all_of], policy.costs, policy.max_draft_tokens),
                 [a / b for a, b in zip(plain, own, strict=True)],
                 [a / b for a, b in zip(first, own, strict=True)],
             )

@@ -25,9 +25,9 @@ def card(manifest: Manifest) -> str:
             if streams.ns
             else f"{manifest.drafter} heads"
         )
-        over = f"places by a {manifest.drafter} layer" if streams.levels else over
-        over = "places by layers over the target's keys" if streams.target_keys else over
-        over = f"places by {streams.layers} layers of their own, at once" if streams.layers else over
+        over = f"depths by a {manifest.drafter} layer" if streams.levels else over
+        over = "depths by layers over the target's keys" if streams.target_keys else over
+        over = f"depths by {streams.layers} layers of their own, at once" if streams.layers else over
         drafter = f"{streams.gamma} {over}"
     facts = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),

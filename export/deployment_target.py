@@ -49,7 +49,7 @@ TARGETS = (CPU, *DEVICES, *COMPILERS)
 class Target:
     """The hardware that a graph is shaped for.
 
-    - `name`: cpu, cuda, rocm, openvino, migraphx, directml or coreml.
+    - `name`: as `export --target` lists them.
     - `static`: fixed shapes and standard operators; implied by the names of compilers.
     - `capture`: of cuda and rocm: also a graph for CUDA graphs, of calls of `row_counts` rows (default 1, 8, 16, 32).
     - `rows`: rows of every call of a static graph (default 16).
@@ -61,8 +61,8 @@ class Target:
 
     name: str = option(
         CPU,
-        "Hardware that the graph is shaped for: cpu, cuda, rocm, or a compiler of static graphs: openvino, migraphx, "
-        "directml, coreml.",
+        f"Hardware that the graph is shaped for: {CPU}, {', '.join(DEVICES)}, or a compiler of static graphs: "
+        f"{', '.join(COMPILERS)}.",
         flag="--target",
     )
     static: bool = option(

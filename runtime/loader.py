@@ -49,8 +49,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `cpu_bundle`: for a bundle for a device, the folder of one of the same weights for the CPU, such as in int8:
       "auto" measures the device against it and opens the faster (default: it compares with the device's bundle on the
       CPU).
-    - `tree`: "auto" measures the cost of a step on this machine once and then drafts as many rows as pay at each step,
-      or none; a number fixes the rows; "plain" turns speculation off.
+    - `tree`: "auto" drafts at each step as many rows as pay, or none, by costs that it learns while answering; a number
+      fixes the rows; "plain" turns speculation off.
     - `verify`: False skips the hashes of the bundle's files, not their sizes. Weights that have not changed since a
       load on this machine hashed them are not hashed again.
     - `spin`: worker threads spin for up to a millisecond while they wait, which is faster and uses more power.
@@ -109,15 +109,15 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         runner = runner.fork(options.context)
     if options.batch > 1 and draft is None and manifest.swappable is None:
         share_calls(runner, options.batch)
-    both = with_draft(runner, draft, options)
+    session_runner = with_draft(runner, draft, options)
     if manifest.swappable is None:
         policy = choose_policy(runner, manifest, options, data)
-        session = Session(both, manifest, tokenizer, template, policy, provider)
+        session = Session(session_runner, manifest, tokenizer, template, policy, provider)
     else:
         from streamspec.runtime.adapter_swap import AdapterSwapper
 
         swapper = AdapterSwapper(folder, manifest, runner, options, data)
-        session = Session(both, manifest, tokenizer, template, provider=provider, swapper=swapper)
+        session = Session(session_runner, manifest, tokenizer, template, provider=provider, swapper=swapper)
         session.swap(options.adapter)
         if options.pruning is not None:
             session.manifest.check_prunes()

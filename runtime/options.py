@@ -88,8 +88,8 @@ class GenerationOptions:
     - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
     - `prediction`: a text that the answer may repeat for the most part, such as a file that it edits, to draft from.
     - `shown_special_tokens`: ids of special tokens that the text shows, such as tags of tool calls; by default none.
-    - `within_turn`: the prompt goes on with a turn, by what a tool returned, and ends none: a later turn may go back to
-      where this one began.
+    - `within_turn`: the prompt continues the current turn (a tool's result); a later prompt may return to this turn's
+      beginning.
     - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
     - `reasoning_effort`: "none", "minimal", "low", "medium", "high" or "xhigh": how long a model thinks before it
       answers (docs/guides/thinking.md). The chat template is told; where it knows no efforts, the thought has at most

@@ -109,7 +109,7 @@ class Session:
         """Switches to another adapter from the next generation on.
 
         `adapter`: a name in `adapters`, a folder, or None for the base alone. Each adapter has its own prompt format,
-        draft trees and draft statistics; the cost of its steps is measured once per machine.
+        draft trees and draft statistics; the costs of its steps are learned while answering and kept for this machine.
 
         Raises AdapterError for an adapter that is damaged or made for another base or bundle, ConfigError for a bundle
         that is not swappable and while a generation runs. The previous adapter then stays active.

@@ -1,7 +1,8 @@
-"""Draft trees: the candidates of each stream that one step verifies together.
+"""Draft trees: the candidates that one step verifies together.
 
-Node 0 is the root, a token already committed. A node at depth d holds candidate number `rank` of stream d, whatever its
-parent. Parents come before children. `streamspec.runtime.decoding.draft_tree_search` chooses a tree at run time.
+Node 0 is the root, a token already committed. A node's `rank` orders it among its siblings; of a drafter's candidate it
+is the number among the drafter's at that depth. Parents come before children.
+`streamspec.runtime.decoding.draft_tree_search` chooses a tree at run time.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class DraftTree:
 
     @cached_property
     def depth(self) -> int:
-        """Depth of the deepest node: the number of streams the tree draws from."""
+        """Depth of the deepest node."""
         return max(self.depths)
 
     @cached_property
@@ -133,13 +134,13 @@ class DraftTree:
 
 
 def chain(gamma: int) -> DraftTree:
-    """Builds a tree of the first candidate of every stream, each below the one before: gamma + 1 nodes."""
+    """Builds a tree of the first candidate of every depth, each below the one before: gamma + 1 nodes."""
     return DraftTree((0, *range(gamma)), (0,) * (gamma + 1))
 
 
 def cartesian(k: int, gamma: int) -> DraftTree:
-    """Builds the papers' full tree: every combination of `k` candidates of `gamma` streams, 1 + k +
-    k^2 + ... nodes."""
+    """Builds the papers' full tree: every combination of `k` candidates at each of `gamma` depths,
+    1 + k + k^2 + ... nodes."""
     paths: list[tuple[int, ...]] = [()]
     for depth in range(1, gamma + 1):
         paths += product(range(k), repeat=depth)

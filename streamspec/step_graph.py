@@ -31,6 +31,7 @@ KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"  # early exi
 PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
 NEXT_IDS = "next_ids"
 CALL, DRAW, RESULT = "call", "draw", "result"  # of a captured graph, which has all in few arrays
+DRAW_INPUTS = (TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY)  # columns of `DRAW`, in order
 CHOICES, RAW_LOGITS, LOGIT_SCALE, HIDDEN_STATES = "choices", "raw_logits", "logit_scale", "hidden_states"
 ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
@@ -331,7 +332,13 @@ INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] =
     CAPTURED: (
         (
             *(GraphTensor(CALL, _INT, ("n", "w"), "a call, packed"), GraphTensor(SEEN, _BOOL, ("V",), "as above")),
-            *(GraphTensor(DRAW, _FLOAT, ("d", 5), "how tokens are sampled, packed; [1, 5]: greedily"), _CACHE_IN),
+            GraphTensor(
+                DRAW,
+                _FLOAT,
+                ("d", len(DRAW_INPUTS)),
+                f"how tokens are sampled, packed; [1, {len(DRAW_INPUTS)}]: greedily",
+            ),
+            _CACHE_IN,
         ),
         (GraphTensor(RESULT, _FLOAT, ("x",), "the other outputs of a step, packed"), _LOGITS_OUT[1], _CACHE_OUT),
     ),

@@ -10,7 +10,7 @@ from streamspec.model_families import Family
 
 RECIPES = ("joint", "staged")
 STAGED = ("staged",)
-HARD = {"labels": "hard", "state_weight": 0.0}  # the true tokens
+HARD_LABELS = {"labels": "hard", "state_weight": 0.0}  # the true tokens
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DrafterMethod:
     `recipes`: allowed ones, the default first; `warm_start`: those that may begin with another adapter's drafter.
     `learns_alone`: the option that says which share of a joint run trains the drafter alone first. `check` refuses
     resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it;
-    `not_over` says what the layers of a base (its family, its config) do or have that it is not made over;
+    `unsupported_layers` returns why the method cannot draft for the layers of a base (its family, its config), or None;
     `check_warm_start` refuses an adapter (its `streams` section) of another shape.
     """
 
@@ -36,5 +36,5 @@ class DrafterMethod:
     learns_alone: str | None = None
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     check_base: Callable[[Mapping[str, Any], str, int], None] = lambda options, family, layers: None
-    not_over: Callable[[Family, Any], str | None] = lambda family, config: None
+    unsupported_layers: Callable[[Family, Any], str | None] = lambda family, config: None
     check_warm_start: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda options, saved: None

@@ -27,9 +27,13 @@ IGNORE = -100
 
 @dataclass
 class MainPass:
-    """Results of the main pass: its token ids [B, T]; M [B, T, H] at the input of layer `first`, or of all `tapped`
-    ones side by side, with the finished states as the input of a layer after the last; these [B, T, E]; K/V of the
-    layers from `first` on.
+    """Results of the main pass.
+
+    - `tokens` [B, T]: its token ids.
+    - `entry` [B, T, H]: states at the input of layer `first`, or of all `tapped` ones side by side, with the finished
+      states as the input of a layer after the last.
+    - `final` [B, T, E]: finished states, as the LM head reads them.
+    - `keys`, `values`: of the layers from `first` on.
     """
 
     tokens: Tensor
@@ -130,7 +134,8 @@ class TargetModel(nn.Module):
         self.decoder = HFDecoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
         self.tapped = tapped or (self.first,)
-        self.kept: Callable[[Tensor, Tensor], MainPass] | None = None  # answers in place of a frozen target's layers
+        # Cached main passes, used instead of running the frozen target.
+        self.kept: Callable[[Tensor, Tensor], MainPass] | None = None
         self._gathered: tuple[Any, ...] = (None, None, None)  # of a frozen head: vocabulary, weight, rows
 
     def checkpoint_layers(self) -> None:
@@ -156,7 +161,7 @@ class TargetModel(nn.Module):
         return self
 
     def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
-        """The plain model over right-padded rows [B, T], out of what is `kept` where that is set."""
+        """The plain model over right-padded rows [B, T], out of the cached ones (`kept`) where these are set."""
         return (self.kept or self.computed_pass)(input_ids, attention_mask)
 
     def free_layers(self) -> int:
@@ -268,8 +273,8 @@ class DraftingModel(TargetModel, ABC):
 
     @abstractmethod
     def losses(self, step: FitStep) -> dict[str, Tensor]:
-        """Scalar losses by name; "total" is the one to minimise, the others are logged, "loss" in place of the total
-        where a part of that trains nothing that drafts.
+        """Scalar losses by name. "total" is minimised; the rest is logged, "loss" in place of the total where a part of
+        that trains nothing that drafts.
         """
 
     def statistics(self, rows: Sequence[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:

@@ -62,9 +62,9 @@ def readers(group: type) -> tuple[str, ...]:
 
 
 def check_drafted(method: str, base: BaseConfig) -> None:
-    """Raises ConfigError for the drafter of a method that is not made over the layers of a base with this config."""
+    """Raises ConfigError if `method` cannot draft for the layers of this base."""
     family = FAMILIES[base.model_type]
-    if (layers := DRAFTERS[method].not_over(family, base)) is not None:
+    if (layers := DRAFTERS[method].unsupported_layers(family, base)) is not None:
         found = f"--method {method} for {base.model_type}, whose layers {layers}"
-        simple = next(name for name in ("eagle", "medusa") if DRAFTERS[name].not_over(family, base) is None)
+        simple = next(name for name in ("eagle", "medusa") if DRAFTERS[name].unsupported_layers(family, base) is None)
         raise ConfigError(found, "a drafter that reads states alone", f"take --method {simple}")

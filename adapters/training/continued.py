@@ -5,11 +5,12 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.drafters.options import taps_text
+from streamspec.adapters.drafters.registry import MethodOptions
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,
     STREAM_CONFIG,
@@ -28,11 +29,7 @@ OWN = {
     *("base_bits", "states_gb"),
 }
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
-SAME = [
-    *("gamma", "ns", "positions", "root_token", "value_rotation", "start_rank", "own_heads"),
-    *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention", "depth"),
-    "block_layers",
-]
+SAME = ("gamma", *(option.name for option in fields(MethodOptions)))
 RANKS = {"bigram": "bigram_rank", "pruning": "prune_rank"}  # null: none, which a longer run may add
 
 

@@ -51,24 +51,25 @@ def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Values of the main graph that drafting reads. `node`, `root`: int64 [1]; or, of `several` nodes, `node` [m] is
-    that of each draft row."""
+    """Values of the main graph that drafting reads. The accepted node as three row indices int64 [1]: `node`, among
+    the rows after pruning; `node_in_call`, among all rows of the call; `node_in_logit_rows`, among those that get
+    logits. Of `several` nodes, `node` [m] is that of each draft row."""
 
     node: str
-    number: str  # int64 [1]: of the node among all rows, pruned ones too
+    node_in_call: str
     entries: Mapping[
         int, str
     ]  # by layer: [1, n, H], residual stream of the rows at its input, of those that the drafter taps
     positions: str  # int64 [n]
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
-    root: str = ""
+    root: str = ""  # int64 [1]: the token after the node
     final: str = ""  # [1, H]: the node's finished state, as the head sees it
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
     before: RowsBefore | None = None  # where there are convolutions
     inputs_of: Callable[[tuple[str, ...]], Read] | None = None
-    below: Accepted | None = None  # after an early exit: the same of all rows, which layers below it have keys of
-    at: str = ""  # int64 [1]: of the node among the rows that get logits
+    below: Accepted | None = None  # these values for all rows before pruning, to attend to layers below the exit
+    node_in_logit_rows: str = ""
     several: bool = False
 
     def past_mask(self, g: Scope) -> str:
@@ -158,7 +159,7 @@ class DraftPass(ABC):
     ) -> onnx.GraphProto:
         accepted = accept(g)
         values = self.propose(g, accepted, presents, stream_ids)
-        return helper.make_graph(g.nodes, "with_streams", [], self._typed([accepted.number, *values]))
+        return helper.make_graph(g.nodes, "with_streams", [], self._typed([accepted.node_in_call, *values]))
 
     @abstractmethod
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:

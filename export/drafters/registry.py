@@ -84,7 +84,7 @@ DRAFTERS = {
         nodes=MedusaPass,
         reference="medusa.reference:MedusaReference",
     ),
-    **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
+    **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),  # with eagle3, whose own row follows
     "eagle3": Drafter(
         spec=eagle3.Eagle3Spec,
         shapes=eagle3.shapes,

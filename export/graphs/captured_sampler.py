@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.captured.packed_call import DRAW_COLUMNS
 from streamspec.export.layers.sampling import inverse_cdf, total, with_penalty
 from streamspec.export.ops.captured_scope import CapturedScope
-from streamspec.step_graph import DRAW, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_K, TOP_P, TREE_MASK, UNIFORMS
+from streamspec.step_graph import DRAW, DRAW_INPUTS, MIN_P, TEMPERATURE, TOP_K, TOP_P, TREE_MASK, UNIFORMS
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 END = np.iinfo(np.int64).max
@@ -29,10 +28,8 @@ class CapturedSampler:
 
     def __init__(self, g: CapturedScope, vocab: int) -> None:
         self.g, self.vocab = g, vocab
-        columns = (TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY)
-        assert len(columns) == DRAW_COLUMNS
         first = g.op("Gather", DRAW, g.integer(0), axis=0)
-        for column, name in enumerate(columns):
+        for column, name in enumerate(DRAW_INPUTS):
             g.op("Slice", first, g.ints(column), g.ints(column + 1), out=name)
         rows = g.op("Slice", DRAW, g.ints(1), g.ints(END), g.ints(0))
         self.rows = g.op("Cast", g.op("Gather", rows, g.integer(0), axis=1), to=INT64)

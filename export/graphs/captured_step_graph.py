@@ -81,7 +81,7 @@ END = np.iinfo(np.int64).max
 
 def check_capturable(spec: DecoderSpec) -> None:
     """Raises ConfigError for what a captured graph cannot have."""
-    if any(spec.taps):
+    if any(spec.conv_widths):
         found, expected = "short convolutions in a captured graph", "layers that attend"
     elif spec.vocab > MOST_TOKENS:
         found, expected = f"a vocabulary of {spec.vocab} tokens in a captured graph", f"at most {MOST_TOKENS}"
@@ -191,8 +191,8 @@ class _CapturedLayers(UnbranchedStack):
     def accepted(self, node: str, root: str = "", final: str = "") -> Accepted:
         return _AcceptedInPlace(
             node=node,
-            number=node,
-            at=node,
+            node_in_call=node,
+            node_in_logit_rows=node,
             root=root,
             entries=self.entries,
             final=final,

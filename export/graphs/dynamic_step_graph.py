@@ -93,7 +93,7 @@ class StepGraph:
 
 
 @dataclass
-class _Batch:
+class _RowGroup:
     """The rows of a group of layers: all of them, or above the early exit those that went on.
 
     `logit_rows` [r]: which of the rows get logits; `slots` [r]: where their choices belong among those of the call.
@@ -130,7 +130,7 @@ class _Layers(ConvolvingStack):
         self.exit_layer = (drafter and drafter.exit_layer(self.spec.layers)) or 0
         rows = Rows(g.op("Shape", INPUT_IDS, start=1))
         visible = g.op("Add", PAST_LENGTH, rows.count)
-        self.batch = _Batch(
+        self.batch = _RowGroup(
             rows=rows,
             tokens=g.op("Squeeze", INPUT_IDS, g.ints(0)),
             positions=g.op("Squeeze", g.op("Min", POSITION_IDS, g.ints(self.spec.context_length - 1)), g.ints(0)),
@@ -140,7 +140,7 @@ class _Layers(ConvolvingStack):
             visible=visible,
             attention=RowExactAttention(g, self.spec, visible),
         )
-        self.below: _Batch | None = None  # the rows before the early exit
+        self.below: _RowGroup | None = None  # the rows before the early exit
         self._going_on = rows
 
     def rows(self) -> Rows:
@@ -151,11 +151,11 @@ class _Layers(ConvolvingStack):
             self._prune(self.exit, state)
         if layer == self.first and self._eager is not None:
             nodes, self.entries[layer] = self.batch.logit_rows, state.residual.stream
-            self.join(self._eager, state, self.accepted(nodes, self.number(self.g, nodes)))
+            self.join(self._eager, state, self.accepted(nodes, self.in_call(self.g, nodes)))
 
-    def _prune(self, exit: EarlyExit, state: LayerRows) -> None:
+    def _prune(self, early_exit: EarlyExit, state: LayerRows) -> None:
         g = self.g
-        self.below, self.batch = self.batch, self._surviving(exit, state.residual.stream)
+        self.below, self.batch = self.batch, self._surviving(early_exit, state.residual.stream)
         state.normed, stream = (
             g.op("Gather", x, self.batch.surviving, axis=1) for x in (state.normed, state.residual.stream)
         )
@@ -204,7 +204,7 @@ class _Layers(ConvolvingStack):
             return super().convolution(layer, state)
         g, batch, native = self.g, self.batch, self.decoder.native
         self.presents.append(())
-        if native is not None and native.remembers(recurrent.kind, self.spec.state, self.spec.taps[layer]):
+        if native is not None and native.remembers(recurrent.kind, self.spec.state, self.spec.conv_widths[layer]):
             with g.named("recurrent"):
                 return native_mix(native, self.decoder, g, state.normed, self.rows(), layer)
         if batch.states is None:
@@ -225,7 +225,7 @@ class _Layers(ConvolvingStack):
     def rows_before(self) -> RowsBefore:
         batch, g = self.batch, self.g
         if batch.before is None:
-            batch.before = RowsBefore(g, batch.tree_mask, g.arange(batch.rows.count), max(self.spec.taps))
+            batch.before = RowsBefore(g, batch.tree_mask, g.arange(batch.rows.count), max(self.spec.conv_widths))
         return batch.before
 
     def leaving(self, layer: int, state: LayerRows) -> None:
@@ -240,17 +240,17 @@ class _Layers(ConvolvingStack):
         state.residual = Residual(stream)
         self._going_on = Rows(g.op("Shape", logit_rows))
 
-    def number(self, g: Scope, nodes: str) -> str:
-        """int64: of rows `nodes` among all, pruned ones too."""
+    def in_call(self, g: Scope, nodes: str) -> str:
+        """int64: the indices of rows `nodes` among all rows of the call, pruned ones too."""
         return g.op("Gather", self.batch.surviving, nodes, axis=0) if self.batch.surviving else nodes
 
-    def accepted(self, node: str, number: str, **more: Any) -> Accepted:
-        """The values that drafting reads of row `node`, number `number` of the call; `more`: its root and finished
-        state."""
+    def accepted(self, node: str, node_in_call: str, **more: Any) -> Accepted:
+        """The values that drafting reads of row `node`, of the call's rows `node_in_call`; `more`: its root, its
+        finished state and its index among the rows with logits."""
         batch, every = self.batch, self.below
         accepted = Accepted(
             node=node,
-            number=number,
+            node_in_call=node_in_call,
             entries=self.entries,
             positions=batch.positions,
             tree_mask=batch.tree_mask,
@@ -262,21 +262,21 @@ class _Layers(ConvolvingStack):
         )
         if every is None:
             return accepted
-        below = replace(accepted, node=number, positions=every.positions, tree_mask=every.tree_mask)
+        below = replace(accepted, node=node_in_call, positions=every.positions, tree_mask=every.tree_mask)
         return replace(accepted, below=replace(below, visible=every.visible, rings=every.rings))
 
     def with_logits(self, finished: str) -> str:
         self._going_on = Rows(self.g.op("Shape", self.batch.logit_rows))
         return self.g.op("Gather", finished, self.batch.logit_rows, axis=1)
 
-    def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:
+    def _surviving(self, early_exit: EarlyExit, entry: str) -> _RowGroup:
         """The rows that go on after the early exit at entry [1, n, H]."""
         g, below = self.g, self.batch
         with g.named("prune"):
-            surviving, logit_rows, parents, slots = exit.add(g, entry, below.rows.count, below.tokens)
+            surviving, logit_rows, parents, slots = early_exit.add(g, entry, below.rows.count, below.tokens)
             rows = Rows(g.op("Shape", surviving))
             visible = g.op("Add", PAST_LENGTH, rows.count)
-            return _Batch(
+            return _RowGroup(
                 rows=rows,
                 tokens=g.op("Gather", below.tokens, surviving, axis=0),
                 positions=g.op("Gather", below.positions, surviving, axis=0),
@@ -307,7 +307,7 @@ class _Layers(ConvolvingStack):
             batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
         return batch.biases[window]
 
-    def _bias_below(self, below: _Batch, window: int | None, ring: int | None) -> tuple[str, str]:
+    def _bias_below(self, below: _RowGroup, window: int | None, ring: int | None) -> tuple[str, str]:
         """[1, 1, n, used] over the keys of a layer below the early exit, which are of all rows; and `used`."""
         used = below.visible if ring is None else below.rings[ring].used
         if window not in self.batch.biases_below:
@@ -416,5 +416,5 @@ class _Builder:
             equal = g.op("Equal", batch.logit_rows, node)
             at = g.op("ArgMax", g.op("Cast", equal, to=TensorProto.INT32), axis=0, keepdims=1)
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, at, axis=0)) if spec.uses_root else ""
-            final, number = g.op("Gather", self.final, at, axis=0), self.layers.number(g, node)
-            return self.layers.accepted(node, number, root=root, final=final, at=at)
+            final, in_call = g.op("Gather", self.final, at, axis=0), self.layers.in_call(g, node)
+            return self.layers.accepted(node, in_call, root=root, final=final, node_in_logit_rows=at)

@@ -190,7 +190,7 @@ class ConvolvingStack(LayerStack):
     """Layers of which some have a short convolution in place of attention."""
 
     def mixed(self, layer: int, state: LayerRows) -> str:
-        return self.convolution(layer, state) if self.spec.taps[layer] else super().mixed(layer, state)
+        return self.convolution(layer, state) if self.spec.conv_widths[layer] else super().mixed(layer, state)
 
     def convolution(self, layer: int, state: LayerRows) -> str:
         """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""

@@ -34,7 +34,7 @@ TEXTS, TOKENS, BEFORE, ALL = "batch_size", "sequence_length", "past_sequence_len
 def check_plain(spec: DecoderSpec) -> None:
     """Raises ConfigError for layers whose cache is not keys and values of one shape for all."""
     found = {
-        "layers without attention": any(spec.taps) or spec.state is not None,
+        "layers without attention": any(spec.conv_widths) or spec.state is not None,
         "layers that attend to the keys of others": any(spec.source(n) != n for n in range(spec.layers)),
         "layers with keys of several sizes": len({(size.kv_heads, size.head_dim) for size in spec.sizes}) > 1,
         "gated queries": spec.family.gated_queries,

@@ -165,13 +165,13 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
 
     def rows_before(self) -> RowsBefore:
         if self.before is None:
-            self.before = RowsBefore(self.g, TREE_MASK, self.numbers, max(self.spec.taps))
+            self.before = RowsBefore(self.g, TREE_MASK, self.numbers, max(self.spec.conv_widths))
         return self.before
 
     def accepted(self, node: str, root: str, final: str) -> Accepted:
         return _AcceptedApart(
             node=node,
-            number=node,
+            node_in_call=node,
             root=root,
             entries=self.entries,
             final=final,

@@ -165,7 +165,7 @@ class SwappableStreams(StreamPass):
         accepted = accept(starting)
         stream = self.start(starting, accepted, stream_ids)
         update, no_rows = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
-        nodes = (accepted.number, accepted.node, accepted.root or accepted.node)
+        nodes = (accepted.node_in_call, accepted.node, accepted.root or accepted.node)
         values = [*(starting.op("Identity", value) for value in nodes), stream, update]
         empty = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in nodes]
         empty += [idle.op("Identity", g.store.constant(no_rows, np.float32)) for _ in STATE_TYPES]

@@ -29,8 +29,8 @@ class RowsBefore:
     """The rows before each row of a call, shared by all convolutions. Rows are numbered along the sequence: the
     committed ones, then those of the call. `numbers` int64 [n]: of the row itself, of the row before it, ..."""
 
-    def __init__(self, g: Scope, tree_mask: str, rows: str, taps: int) -> None:
-        """`tree_mask` [n, n]; `rows` int64 [n]: 0, 1, ..; `taps`: how many rows a convolution mixes."""
+    def __init__(self, g: Scope, tree_mask: str, rows: str, conv_width: int) -> None:
+        """`tree_mask` [n, n]; `rows` int64 [n]: 0, 1, ..; `conv_width`: how many rows a convolution mixes."""
         with g.named("rows_before"):
             zero, none = g.integer(0), g.integer(-1)
             column, row = g.op("Unsqueeze", rows, g.ints(0)), g.op("Unsqueeze", rows, g.ints(1))
@@ -40,7 +40,7 @@ class RowsBefore:
             self.depth = depth  # int64 [n]: ancestors in the call
             parent = g.op("ReduceMax", g.op("Where", ancestors, column, none), g.ints(1), keepdims=0)
             self.numbers, at = [g.op("Add", PAST_LENGTH, rows)], rows
-            for back in range(1, taps):
+            for back in range(1, conv_width):
                 above = g.op("Gather", parent, g.op("Max", at, zero), axis=0)
                 at = g.op("Where", g.op("GreaterOrEqual", at, zero), above, none)
                 committed = g.op("Add", PAST_LENGTH, g.op("Sub", depth, g.ints(back)))
@@ -103,7 +103,7 @@ def mixed_rows(decoder: Decoder, g: Scope, own: str, before: RowsBefore, read: R
 
 
 def mixed_streams(decoder: Decoder, g: Scope, own: str, rows: Rows, main: str, layer: int) -> str:
-    """sum_k w_k u_k of streams, one after another, after the main rows' inputs `main` [1, taps - 1, H], oldest
+    """sum_k w_k u_k of streams, one after another, after the main rows' inputs `main` [1, width - 1, H], oldest
     first."""
     weights = tap_weights(decoder, g, layer)
     every = g.op("Concat", main, own, axis=1)
@@ -118,9 +118,9 @@ def tap_weights(decoder: Decoder, g: Scope, layer: int) -> list[str]:
     family = decoder.spec.family
     taps = family.recurrent.taps if family.recurrent else "conv"
     name = decoder.spec.weight_name(layer, f"{family.conv}.{taps}.weight")
-    labels = [f"{name}.{back}" for back in range(decoder.spec.taps[layer])]
+    labels = [f"{name}.{back}" for back in range(decoder.spec.conv_widths[layer])]
     if labels[0] not in g.store:
-        weight = decoder.source.weight(name)  # [H, 1, taps], the row itself last
+        weight = decoder.source.weight(name)  # [H, 1, width], the row itself last
         for back, label in enumerate(labels):
             g.store.add(label, np.ascontiguousarray(weight[:, 0, -1 - back]))
     return labels

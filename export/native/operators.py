@@ -152,7 +152,7 @@ class NativeOps:
         """Whether the rows of a call may be of several sequences: no layer keeps them but these operators, and all of
         them."""
         layers, own = range(spec.layers), drafter is not None and (drafter.own_layers or drafter.levels)
-        keep_all = all(spec.ring(i) is None and spec.source(i) == i and not spec.taps[i] for i in layers)
+        keep_all = all(spec.ring(i) is None and spec.source(i) == i and not spec.conv_widths[i] for i in layers)
         return keep_all and not own and all(self.attends(spec.at(i)) for i in layers)
 
     def attention(

@@ -68,8 +68,8 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
     family, norms, (before, after) = spec.family, spec.norms(layer), spec.mixer(layer)
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
-    bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.taps[layer] > 0)
-    groups = [] if bent or not before else [Group(after, before[-1], values=not spec.taps[layer])]
+    bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.conv_widths[layer] > 0)
+    groups = [] if bent or not before else [Group(after, before[-1], values=not spec.conv_widths[layer])]
     if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
         return [*groups, Group(before, norms.attention)] if norms.attention else groups
     if layer in spec.no_mlp:

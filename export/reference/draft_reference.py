@@ -44,7 +44,8 @@ class DraftedTree:
 
 @dataclass(frozen=True)
 class TreePass:
-    """The reference's pass over context and tree."""
+    """The reference's pass over context and tree, T rows in all. `positions` int64 [T]; `sees` bool [T, T]: which row
+    attends to which."""
 
     output: ReferenceOutput
     positions: Array

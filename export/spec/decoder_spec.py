@@ -131,7 +131,7 @@ class DecoderSpec:
     joint_head_norms: bool  # over all heads together
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
-    taps: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
+    conv_widths: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
     rotaries: tuple[Rotary, ...]
     rotary_of: tuple[tuple[int, int] | None, ...]  # per layer: which of them turns queries, which keys; None: none
     embedding_scale: float
@@ -166,7 +166,9 @@ class DecoderSpec:
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
         windows, context, sources = self.windows, self.context_length, self.kv_sources
         state = self.state.cache(self.family.recurrent.kind) if self.state and self.family.recurrent else None
-        return layer_caches(windows, context, self.cache_dtype, self.taps, sizes, sources, self.no_attention, state)
+        return layer_caches(
+            windows, context, self.cache_dtype, self.conv_widths, sizes, sources, self.no_attention, state
+        )
 
     def at(self, layer: int) -> DecoderSpec:
         """The spec with the sizes of `layer`, for the nodes of that layer."""
@@ -216,7 +218,7 @@ class DecoderSpec:
     def norms(self, layer: int) -> LayerNorms:
         """The norms of a layer; one after the last has attention."""
         family = self.family
-        if family.conv_norms and any(self.taps[layer : layer + 1]):
+        if family.conv_norms and any(self.conv_widths[layer : layer + 1]):
             return LayerNorms(*family.conv_norms)
         return LayerNorms(family.attention_norm, self.mlp_norm, family.attention_out_norm, family.mlp_out_norm)
 
@@ -230,7 +232,7 @@ class DecoderSpec:
         family = self.family
         if layer in self.no_attention:
             return (), ()
-        if any(self.taps[layer : layer + 1]):
+        if any(self.conv_widths[layer : layer + 1]):
             return family.conv_in, family.conv_out
         widths = self.at(layer).widths
         return tuple(name for name in family.qkv if name in widths), family.out
@@ -238,7 +240,9 @@ class DecoderSpec:
     @property
     def last_attention(self) -> int:
         """The last layer that attends to keys of its own; draft layers are like it."""
-        attending = (layer for layer, count in enumerate(self.taps) if not count and layer not in self.no_attention)
+        attending = (
+            layer for layer, count in enumerate(self.conv_widths) if not count and layer not in self.no_attention
+        )
         return max(layer for layer in attending if self.source(layer) == layer)
 
     @property
@@ -267,7 +271,7 @@ class DecoderSpec:
             no_attention=tuple(i for i, layer in enumerate(remaining) if layer in skipped.attention),
             no_mlp=tuple(i for i, layer in enumerate(remaining) if layer in skipped.mlps),
             windows=tuple(self.windows[layer] for layer in remaining),
-            taps=tuple(self.taps[layer] for layer in remaining),
+            conv_widths=tuple(self.conv_widths[layer] for layer in remaining),
             rotary_of=tuple(self.rotary_of[layer] for layer in remaining),
         )
 

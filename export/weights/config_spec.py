@@ -66,7 +66,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         joint_head_norms=facts.joint_head_norms,
         tied=HEAD not in model.tensors or bool(config.tie_word_embeddings),
         windows=tuple(layer_window(config, family, layer) for layer in layers),
-        taps=(0,) * len(layers),
+        conv_widths=(0,) * len(layers),
         rotaries=rotaries,
         rotary_of=rotary_of,
         embedding_scale=root * factor(config, family.embedding_multiplier),

@@ -35,9 +35,9 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    taps, mlps = _taps(decoder), decoder.mlps
+    conv_widths, mlps = _conv_widths(decoder), decoder.mlps
     last = layers[decoder.last_attention]
-    sizes, widths, kv_heads = _map_sizes(decoder, taps)
+    sizes, widths, kv_heads = _map_sizes(decoder, conv_widths)
     rotaries, rotary_of, length = _rotaries(decoder)
     head_dim, head_norms = widths[family.out[0]][1] // config.num_attention_heads, _head_norms(decoder)
     spec = DecoderSpec(
@@ -59,7 +59,7 @@ def describe(model: Any) -> DecoderSpec:
         joint_head_norms=bool(head_norms) and _joint(last.get_submodule(head_norms[0]), head_dim),
         tied=decoder.lm_head.weight is embedding.weight,
         windows=tuple(decoder.window(layer) for layer in range(len(layers))),
-        taps=taps,
+        conv_widths=conv_widths,
         rotaries=rotaries,
         rotary_of=rotary_of,
         embedding_scale=decoder.embedding_scale,
@@ -75,7 +75,7 @@ def describe(model: Any) -> DecoderSpec:
         bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
-        state=_state(family, config) if any(taps) else None,
+        state=_state(family, config) if any(conv_widths) else None,
         step_limits=_step_limits(decoder),
         largest_step=2.0 if family.recurrent and switched(config, family.recurrent.doubled) else 1.0,
         no_attention=mlps,
@@ -84,21 +84,21 @@ def describe(model: Any) -> DecoderSpec:
     )
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
-    attending = (layer for i, layer in enumerate(layers) if not taps[i] and i not in mlps)
+    attending = (layer for i, layer in enumerate(layers) if not conv_widths[i] and i not in mlps)
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
 
 
-def _taps(decoder: HFDecoder) -> tuple[int, ...]:
+def _conv_widths(decoder: HFDecoder) -> tuple[int, ...]:
     """Counts the rows that each layer's short convolution mixes, 0 where it has attention. Raises BaseModelError where
     none has."""
     convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
     recurrent = decoder.family.recurrent
     name = recurrent.taps if recurrent else "conv"
-    taps = tuple(0 if conv is None else getattr(conv, name).weight.shape[-1] for conv in convolutions)
-    if all(taps):
+    conv_widths = tuple(0 if conv is None else getattr(conv, name).weight.shape[-1] for conv in convolutions)
+    if all(conv_widths):
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
-    return taps
+    return conv_widths
 
 
 def _state(family: Family, config: Any) -> StateSizes | None:
@@ -117,7 +117,7 @@ def _step_limits(decoder: HFDecoder) -> tuple[float, float]:
 
 
 def _map_sizes(
-    decoder: HFDecoder, taps: tuple[int, ...]
+    decoder: HFDecoder, conv_widths: tuple[int, ...]
 ) -> tuple[tuple[LayerSizes, ...], dict[str, tuple[int, int]], int]:
     """The sizes of each layer where they differ, those of the linear maps of one with attention or a convolution, and
     its number of key/value heads."""
@@ -127,8 +127,8 @@ def _map_sizes(
     widths = dict((sizes[last] if sizes else _sizes(layers[last], family, heads)).widths)
     if family.mixture is not None or family.halved:
         widths |= _mlp_widths(layers, family)
-    if any(taps):
-        convolving = layers[taps.index(max(taps))]
+    if any(conv_widths):
+        convolving = layers[conv_widths.index(max(conv_widths))]
         widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
     kv_heads = sizes[last].kv_heads if sizes else read_field(config, "num_key_value_heads") or heads
     return sizes, widths, kv_heads

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.costs.theory import speedups
 
 MAX_DEPTH = 16  # tokens drafted for a step
 # Share of drafts that come true, before any did, also of a window's, which the target itself writes; observations that
@@ -86,10 +87,3 @@ class DraftDepth:
         """Tells whether the best depth makes steps of at most `rows` rows faster than plain ones, by `GAIN`."""
         max_depth = max(1, min(MAX_DEPTH, rows - 1))
         return bool(speedups(self.alpha, costs.without_drafter[: max_depth + 1], costs.price).max() > GAIN)
-
-
-def speedups(alpha: float, verify: np.ndarray, price: float) -> np.ndarray:
-    """Speed over plain decoding's [n - 1] of drafts of 1, 2, .. tokens (`theory.expected_speedup`). `verify` [n]: plain
-    steps that a step of 1, 2, .. rows takes; `price`: those of a draft token."""
-    gammas, alpha = np.arange(1, len(verify)), min(alpha, 0.999)
-    return (1 - alpha ** (gammas + 1)) / (1 - alpha) / (verify[1:] + gammas * price)

@@ -1,6 +1,6 @@
-"""Decides at each step whether running the drafter pays, compared with n-gram drafts, which are free.
+"""Decides at each step whether running the drafter pays, compared with the draft sources alone, which call no model.
 
-Where the drafter ran, what n-grams alone would have brought is known as well: the difference, in tokens at the rate at
+Where the drafter ran, what these alone would have brought is known as well: the difference, in tokens at the rate at
 which this session earns them, is remembered for a few steps. While it speaks against the drafter the gate is closed,
 and opens for one step now and then to compare again. Pure arithmetic.
 """
@@ -53,11 +53,12 @@ class DrafterGate:
         self._spent = FADE * self._spent + self.costs(calls).item(rows - 1)
         self._since = 0 if calls else self._since + 1
 
-    def compare(self, tokens: int, rows: int, ngram_tokens: int, ngram_rows: int, calls: float = 1) -> None:
-        """Reports how many tokens a step drafted with `calls` of the drafter brought, and n-grams alone would have."""
+    def compare(self, tokens: int, rows: int, source_tokens: int, source_rows: int, calls: float = 1) -> None:
+        """Reports how many tokens a step drafted with `calls` of the drafter brought, and what the sources alone would
+        have."""
         rate, without = self._tokens / self._spent, self._costs.without_drafter
-        saved = without.item(rows - 1) - without.item(ngram_rows - 1) + calls * self._costs.price
-        self._advantage += (tokens - ngram_tokens - rate * saved - self._advantage) / MEMORY
+        saved = without.item(rows - 1) - without.item(source_rows - 1) + calls * self._costs.price
+        self._advantage += (tokens - source_tokens - rate * saved - self._advantage) / MEMORY
 
 
 class ExplorationGate:

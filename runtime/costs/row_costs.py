@@ -13,7 +13,8 @@ class Trial:
     """Bounds of uncertain costs, with which one draft may be made to learn what its rows cost.
 
     `low`, `high` [rows]: time of a step with 1.. rows over a plain step's, as it well may be. `allowed`: plain steps
-    that the draft may be slower than the best one if `high` is true. `loss`: plain steps that it may be slower.
+    that the draft may be slower than the best one if `high` is true. `loss`: plain steps that it may be slower, which
+    `size` sets and the planner reports (`RowCosts.tried`).
     """
 
     low: np.ndarray
@@ -23,8 +24,8 @@ class Trial:
 
     def size(self, expected: np.ndarray, costs: np.ndarray, best: int) -> int:
         """Returns the rows of the draft to make: the best ones if costs are as low as they may be, or `best`, which the
-        `costs` [rows] speak for, where others may lose too much. `expected` [n]: tokens that drafts of 1.. rows
-        bring."""
+        `costs` [rows] speak for, where others may lose too much; sets `loss`. `expected` [n]: tokens that
+        drafts of 1.. rows bring."""
         size = 2 + int(np.argmax(expected[1:] / self.low[1 : len(expected)]))
         loss = float(self.high[size - 1] - expected[size - 1] * costs[best - 1] / expected[best - 1])
         if size == best or loss > self.allowed:

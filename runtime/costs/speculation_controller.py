@@ -5,9 +5,8 @@ budget is positive and pauses when it is spent; every plain step refills a littl
 lose. So all attempts together cost at most the initial budget, `REFILL` of the time, and `FRESH_START` steps an answer,
 whatever the text.
 
-Costs come from a calibration, which another process may have disturbed. So steps of both kinds are timed as they go:
-while speculating a plain step is taken now and then just to be timed, and what verification steps really cost corrects
-`k`. Pure arithmetic.
+Costs are estimates (`row_costs`), so steps of both kinds are timed, too: while speculating a plain step is taken now
+and then just to be timed, and what verification steps really cost corrects `k`. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class SpeculationController:
         self.on = True
         self._budget = START
         self._committed = self._cost = 0.0  # of a verification step, lately
-        self._calibrated_cost = 0.0  # that cost by calibration alone, when speculation was last switched off
+        self._estimated_cost = 0.0  # that cost as estimated alone, when speculation was last switched off
         self._drafter = 0.0  # what it last added to a plain step
         self._averaged = 0
         self._reason_off = ""
         self._steps, self._probed = 0, 0
-        self._per_cost: deque[float] = deque(maxlen=TIMED)  # seconds of verification steps over their calibrated cost
+        self._per_cost: deque[float] = deque(maxlen=TIMED)  # seconds of verification steps over their estimated cost
         self._plain: deque[float] = deque(maxlen=TIMED)  # seconds of plain steps
 
     @property
@@ -57,7 +56,7 @@ class SpeculationController:
 
     @property
     def correction(self) -> float:
-        """Ratio of the measured to the calibrated cost of verification steps."""
+        """Ratio of the measured to the estimated cost of verification steps."""
         if not self._per_cost or len(self._plain) < ENOUGH:
             return 1.0
         return statistics.median(self._per_cost) / statistics.median(self._plain)
@@ -77,7 +76,7 @@ class SpeculationController:
         first attempt waits until plain steps have earned it."""
         if committed < HOPELESS * cost:
             self._budget, self.on = 0.0, False
-            self._committed, self._cost, self._calibrated_cost = committed, cost, cost
+            self._committed, self._cost, self._estimated_cost = committed, cost, cost
             self._reason_off = f"off ({committed:.1f} tokens per step expected at {cost:.1f}x step cost)"
 
     def begin(self) -> None:
@@ -85,8 +84,8 @@ class SpeculationController:
         self._add(FRESH_START)
 
     def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
-        """Reports a verification step: the tokens it committed, its time over a plain step's by calibration, and its
-        time here. Without a cost, nothing is counted."""
+        """Reports a verification step: the tokens it committed, its estimated time over a plain step's, and its time
+        here. Without a cost, nothing is counted."""
         if cost is None:
             return
         if seconds is not None:
@@ -108,7 +107,7 @@ class SpeculationController:
             self._plain.append(seconds)
         if not self.on:
             if len(self._plain) >= ENOUGH:
-                self._cost = self._calibrated_cost * self.correction
+                self._cost = self._estimated_cost * self.correction
                 if self._committed > MARGIN * self._cost:  # it had been paying all along
                     self._budget = max(self._budget, self._needed)
             self._add(REFILL)
@@ -132,7 +131,7 @@ class SpeculationController:
             accepted = f"accepted {self._committed:.1f} per step at {self._cost:.1f}x step cost"
             self._reason_off = f"off ({accepted if self._cost else 'no draft paid'})"
             self._averaged = 0
-            self._calibrated_cost = self._cost / self.correction
+            self._estimated_cost = self._cost / self.correction
             self._plain.clear()  # those of a while ago may have been timed on a machine less busy
 
     def _add(self, steps: float) -> None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
+import numpy as np
+
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.costs.draft_depth import speedups
 from streamspec.runtime.costs.row_costs import RowCosts
 
 CONTEXTS = 256  # tokens from one context to the next that a prediction is made for
@@ -58,6 +59,13 @@ def expected_tokens(alpha: float, gamma: float) -> float:
 def expected_speedup(alpha: float, gamma: float, c: float, verify: float = 1.0) -> float:
     """Speed over plain decoding's. `c`: a draft token's price, `verify`: a verification's, both in plain steps."""
     return expected_tokens(alpha, gamma) / (gamma * c + verify)
+
+
+def speedups(alpha: float, verify: np.ndarray, price: float) -> np.ndarray:
+    """Speed over plain decoding's [n - 1] of drafts of 1, 2, .. tokens (`expected_speedup`). `verify` [n]: plain
+    steps that a step of 1, 2, .. rows takes; `price`: those of a draft token."""
+    gammas, alpha = np.arange(1, len(verify)), min(alpha, 0.999)
+    return (1 - alpha ** (gammas + 1)) / (1 - alpha) / (verify[1:] + gammas * price)
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int, verify: Callable[[int], float] = lambda gamma: 1.0) -> int:

@@ -1,4 +1,5 @@
-"""Accepts the drafted tokens that the target agrees with, and says which tokens a step adds to the text.
+"""Accepts the drafted tokens that the target agrees with, and says which tokens a step adds to the text; before the
+call, leaves out of a draft what would round otherwise than plain decoding (`off_borders`).
 
 Pure functions over token ids and trees. The output is that of plain decoding for *any* candidates: a node is accepted
 exactly when it equals the target's own choice after its parent.

@@ -72,7 +72,7 @@ class Taken(NamedTuple):
 
 
 class DraftSearch:
-    """Chooses drafts and compares them with what came. The native library's does the same sooner."""
+    """Chooses drafts and compares them with what came. The native library's is a faster equivalent."""
 
     chain = False  # True: only the likeliest node after each one taken
 
@@ -80,7 +80,7 @@ class DraftSearch:
         self,
         root: int,
         proposal: DraftProposal | None,
-        others: CandidateTree | None,
+        source_tree: CandidateTree | None,
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
@@ -89,7 +89,7 @@ class DraftSearch:
         """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
         per time largest, two at least. With a `grammar_state` it takes only what the grammar allows, and what that
         forces is certain to come."""
-        search = _TreeSearch(proposal, others, sharpness, grammar_state, self.chain)
+        search = _TreeSearch(proposal, source_tree, sharpness, grammar_state, self.chain)
         nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
         columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
         return Taken(*columns, search.sources(), [node.probability for node in nodes], size, expected)
@@ -176,7 +176,7 @@ class Draft(NamedTuple):
 def build_draft_tree(
     root: int,
     proposal: DraftProposal | None,
-    others: CandidateTree | None,
+    source_tree: CandidateTree | None,
     rows: int,
     costs: np.ndarray | None = None,
     sharpness: float = SHARPNESS,
@@ -192,7 +192,7 @@ def build_draft_tree(
     `trial` may make it larger or smaller, to learn what that costs.
     """
     most, priced = min(rows, MAX_ROWS), costs if costs is None or trial is None else trial.low
-    taken = (search or PYTHON_SEARCH).take(root, proposal, others, most, priced, sharpness, grammar_state)
+    taken = (search or PYTHON_SEARCH).take(root, proposal, source_tree, most, priced, sharpness, grammar_state)
     size, expected = taken.size, taken.expected
     if trial is not None and costs is not None:  # as many nodes as it wants of those that could pay if it is right
         sums = np.cumsum(taken.probabilities)
@@ -266,20 +266,21 @@ class _TreeSearch:
     def __init__(
         self,
         proposal: DraftProposal | None,
-        others: CandidateTree | None,
+        source_tree: CandidateTree | None,
         sharpness: float,
         grammar_state: GrammarState | None = None,
         chain: bool = False,
     ) -> None:
-        self._proposal, self._others, self._sharpness, self._grammar_state = proposal, others, sharpness, grammar_state
+        self._proposal, self._source_tree = proposal, source_tree
+        self._sharpness, self._grammar_state = sharpness, grammar_state
         self._chain = chain
         self._depths = 0 if proposal is None else proposal.depths
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
         self._taken: list[_Node] = []
         self._children: list[_Children] = []
-        parents = [] if others is None else others.parents
-        self._following: list[list[int]] = [[] for _ in range(len(parents) + 1)]  # nodes of `others` by `_Node.at`
+        parents = [] if source_tree is None else source_tree.parents
+        self._following: list[list[int]] = [[] for _ in range(len(parents) + 1)]  # nodes of `source_tree` by `_Node.at`
         for node, parent in enumerate(parents):
             self._following[parent + 1].append(node)
 
@@ -310,7 +311,7 @@ class _TreeSearch:
 
     def sources(self) -> list[int]:
         """Returns the bits of the sources that propose each node taken; none for the root."""
-        masks = [] if self._others is None else self._others.sources
+        masks = [] if self._source_tree is None else self._source_tree.sources
         return [0] + [
             (DRAFTER if node.number is not None else 0) | (masks[node.at - 1] if node.at > ROOT else 0)
             for node in self._taken[1:]
@@ -349,16 +350,16 @@ class _TreeSearch:
     def _claims(self, node: _Node, children: Sequence[tuple[int, float, int | None]]) -> list[_Claim]:
         """Returns what other sources propose after `node`: those of the drafter's candidates, and tokens that are none,
         with ranks after theirs."""
-        claims, unknown, others = list[_Claim](), len(children), self._others
-        for following in self._following[node.at] if others is not None else ():
-            assert others is not None
-            token = others.tokens[following]
+        claims, unknown, source_tree = list[_Claim](), len(children), self._source_tree
+        for following in self._following[node.at] if source_tree is not None else ():
+            assert source_tree is not None
+            token = source_tree.tokens[following]
             if self._grammar_state is not None and not self._grammar_state.allows(node.path, token):
                 continue
             rank = next((rank for rank, child in enumerate(children) if child[0] == token), -1)
             _, own, number = children[rank] if rank >= 0 else (token, 0.0, None)
             kind = (DIFFERS if rank else AGREES) if children else ALONE
-            rate, place = others.rates[3 * following + kind], rank if rank >= 0 else unknown
+            rate, place = source_tree.rates[3 * following + kind], rank if rank >= 0 else unknown
             claims.append(_Claim(token, number, place, own, max(own, rate), following + 1, rate > 0))
             unknown += rank < 0
         return claims

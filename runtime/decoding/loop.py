@@ -90,7 +90,7 @@ class SpeculativeDecoder:
         committed, proposal = self._prefill(prompt, planner, choice, limit)
         began = time.perf_counter()
         graph_began, waited_began = self.runner.graph_seconds, self.runner.waited_seconds
-        planner.read(prompt)
+        planner.extend_text(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - began - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_began
@@ -106,7 +106,7 @@ class SpeculativeDecoder:
                 observer.observe(outcome)
             committed = outcome.committed
             choice.advance(committed.tokens)
-            self._describe(choice)
+            self._update_stats(choice)
 
     def _prefill(
         self, prompt: Sequence[int], planner: Planner, choice: TokenChoice, limit: int
@@ -114,10 +114,10 @@ class SpeculativeDecoder:
         """Reads what the cache does not hold of the prompt, and commits the first token. Returns the drafter's proposal
         beside it."""
         started = time.perf_counter()
-        known = choice.read_prompt(prompt, self.runner)
+        known = choice.begin(prompt, self.runner)
         progress = self.options.progress
         report = None if progress is None else lambda read: progress(known + read, len(prompt))
-        drafter, mask = planner.prompt(len(prompt)), choice.mask()
+        drafter, mask = planner.plan_prefill(len(prompt)), choice.mask()
         request = drafter.request(prompt[known:], mask)
         result = choice.choose(self.runner.prefill(request, report), mask)
         committed = choice.finish(committed_tokens((), result.choices, (0,), self.policy.eos, limit), result, (0,))
@@ -126,7 +126,7 @@ class SpeculativeDecoder:
         self.stats.reused_tokens = known
         self.stats.prefill_seconds = time.perf_counter() - started
         self.stats.count(len(committed.tokens), rows=0)
-        self._describe(choice)
+        self._update_stats(choice)
         return committed, result.proposal
 
     def _step(self, plan: StepPlan, choice: TokenChoice, remaining: int) -> StepOutcome:
@@ -142,7 +142,7 @@ class SpeculativeDecoder:
         )
         return StepOutcome(plan, result, path, committed, choice.constrained, self.clock)
 
-    def _describe(self, choice: TokenChoice) -> None:
+    def _update_stats(self, choice: TokenChoice) -> None:
         self.stats.forced_tokens = choice.forced_tokens
         self.stats.speculation = self.describe()
 

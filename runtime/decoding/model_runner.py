@@ -148,7 +148,7 @@ class ModelRunner(Protocol):
 
     @property
     def gamma(self) -> int:
-        """Draft tokens that the model's own drafter proposes per call; 0 for a plain model."""
+        """Most draft tokens that a call can propose; 0: no drafter."""
 
     @property
     def context_length(self) -> int:
@@ -189,8 +189,9 @@ class ModelRunner(Protocol):
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
         Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns
-        how many it kept: fewer or none where layers no longer hold what the next tokens would see. They go on to hold
-        that of the prompt's end and, while prompts come that end no user's `turn`, of the last one that did."""
+        how many it kept: fewer or none where layers no longer hold what the next tokens would see. Such layers keep a
+        copy of the rows at the prompt's end and, while `turn` is False (tool calls), at the end of the last user
+        turn."""
 
     def prefill(self, request: StepRequest, progress: Callable[[int], None] | None = None) -> StepResult:
         """Commits the request's tokens, part of a prompt; `choices` [1] is the token after the last of them.

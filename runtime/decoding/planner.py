@@ -3,6 +3,15 @@
 What a plan rests on is learned by `observers`, except for what trials of row costs may lose, which
 is settled here. A further consideration is a condition here and, where it learns, an observer there.
 
+Words of this module and of `draft_sources`:
+
+- source tree: the candidate tree of all draft sources, beside the drafter's `proposal`.
+- lasting: a source whose index remembers all texts of the session; others index one text.
+- stem: a row of the draft as it would be without a lasting source; it grafts its tokens onto stems.
+- exploration: rows verified for what they teach a source (the `explorer`), however unlikely.
+- waking: a source that is asked while speculation is paused; a draft of its tokens ends the pause.
+- shared: a call with rows of several sequences; `together` counts them.
+
 Tests: tests/runtime/decoding/test_loop.py, test_reference.py and test_pruning.py; of single
 considerations tests/runtime/costs/test_drafter_gate.py, tests/runtime/draft_sources/test_lookahead.py,
 tests/runtime/draft_model and tests/runtime/sampling/test_grammar_state.py.
@@ -25,7 +34,7 @@ from streamspec.runtime.draft_sources.lookup import SourceLookup
 from streamspec.runtime.draft_sources.source import CandidateTree, Continuations
 from streamspec.runtime.sampling.grammar_state import GrammarState
 
-STEMS = 24  # rows of a draft that lasting sources add to
+STEM_ROWS = 24  # of a draft that lasting sources add to
 ROOT_PROBABILITY, ROOT_SOURCES = [1.0], [0]  # of a draft without drafted tokens; never changed
 NO_DRAFTER = DrafterPlan(runs=False)
 
@@ -45,7 +54,7 @@ class Planner:
         self.policy = policy
         self.rows = rows
         self.sources = SourceLookup(policy.sources if rows > 1 else (), adaptive.calibration, policy.search)
-        self.depth = adaptive.depth if policy.deepest and rows > 1 else None  # of a second model's drafts
+        self.depth = adaptive.depth if policy.max_draft_tokens and rows > 1 else None  # of a second model's drafts
         compares = runner.gamma and rows > 1 and (policy.sources or self.depth is not None)
         self.gate = adaptive.gate if compares else None
         self._runner = runner
@@ -54,11 +63,11 @@ class Planner:
         self._grammar = grammar
         self._clock = clock
 
-    def prompt(self, tokens: int) -> DrafterPlan:
+    def plan_prefill(self, tokens: int) -> DrafterPlan:
         """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
         return self._after_prompt(self._drafter(together=1), tokens)
 
-    def read(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         """Adds tokens to the text that draft sources look up: the prompt first, as a whole."""
         self.sources.read(tokens)
 
@@ -74,7 +83,7 @@ class Planner:
         """Plans the next step, after the `new_tokens` of the call before, whose drafter made this `proposal`, None
         where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
-        self.read(new_tokens)
+        self.extend_text(new_tokens)
         together, idle = self._sequences(), self.idle
         drafter = NO_DRAFTER if idle else self._drafter(together)
         plan = StepPlan(
@@ -106,12 +115,12 @@ class Planner:
         there is nothing to verify, or no room left in the context."""
         room = self._runner.context_length - plan.cached - self._runner.gamma - 1
         rows = self.rows if plan.together == 1 or plan.costs is None else len(plan.costs)
-        lessons = self._lessons(plan, room)
-        spare = 0 if lessons is None else len(lessons.tokens)
+        exploration = self._exploration(plan, room)
+        spare = 0 if exploration is None else len(exploration.tokens)
         draft = self._likeliest(plan, room, rows - spare, spare) if rows > 1 else None
         likeliest = draft or plan.draft
-        if lessons is not None:
-            draft = with_rows(likeliest, lessons, self.sources.explorer)
+        if exploration is not None:
+            draft = with_rows(likeliest, exploration, self.sources.explorer)
         if draft is None:
             return None
         if self.policy.call_rows is None:
@@ -121,12 +130,12 @@ class Planner:
         pruning, priors = self.policy.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
-        paused = plan.paused and self.sources.others is None
+        paused = plan.paused and self.sources.source_tree is None
         return plan._replace(
             draft=draft, drafter=drafter, explored=explored, paused=paused, pruning=pruning, priors=priors
         )
 
-    def _lessons(self, plan: StepPlan, room: int) -> Continuations | None:
+    def _exploration(self, plan: StepPlan, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach a source, fewer than a step has; None for none."""
         if self._grammar is not None or plan.together > 1 or plan.paused or not self._adaptive.exploration.open:
             return None
@@ -139,16 +148,16 @@ class Planner:
         propose that end pauses."""
         grammar, root = self._grammar, plan.draft.tokens[0]
         costs = None if plan.costs is None else plan.costs[spare:]
-        others = self._continuations(plan, room, rows, costs)
+        source_tree = self._continuations(plan, room, rows, costs)
         forced = grammar is not None and grammar.after().forced is not None
-        if not forced and not self._promising(plan, others):
+        if not forced and not self._promising(plan, source_tree):
             return None
         if grammar is not None:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
         proposal = None if plan.paused else plan.proposal
         trial = None if forced or spare else self._trial(plan)
         sharpness, search = self._adaptive.calibration.sharpness, self.policy.search
-        draft = build_draft_tree(root, proposal, others, rows, costs, sharpness, grammar, trial, search)
+        draft = build_draft_tree(root, proposal, source_tree, rows, costs, sharpness, grammar, trial, search)
         if trial is not None and self.policy.costs is not None:
             self.policy.costs.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
@@ -162,14 +171,14 @@ class Planner:
         found = self.sources.look_up(room, plan.paused)
         if plan.paused or room <= 0 or not self.sources.lasting:
             return found
-        alone = self._grammar is not None
-        return self.sources.graft(room, plan.draft.tokens[0], plan.proposal, min(rows, STEMS), costs, alone)
+        root_only = self._grammar is not None
+        return self.sources.graft(room, plan.draft.tokens[0], plan.proposal, min(rows, STEM_ROWS), costs, root_only)
 
-    def _promising(self, plan: StepPlan, others: CandidateTree | None) -> bool:
+    def _promising(self, plan: StepPlan, source_tree: CandidateTree | None) -> bool:
         """Tells whether there is anything to draft. Together with a drafter that no gate compares with them, sources
         alone are not drafted from."""
         compared = not self._runner.gamma or self.gate is not None
-        return (plan.proposal is not None and not plan.paused) or (others is not None and compared)
+        return (plan.proposal is not None and not plan.paused) or (source_tree is not None and compared)
 
     def _trial(self, plan: StepPlan) -> Trial | None:
         """Returns the trial with which the step may learn what rows cost; None for none."""
@@ -178,17 +187,17 @@ class Planner:
             return None
         return costs.trial(plan.drafter.calls)
 
-    def without_drafter(self, plan: StepPlan, came: Sequence[int]) -> tuple[int, int]:
+    def without_drafter(self, plan: StepPlan, actual_tokens: Sequence[int]) -> tuple[int, int]:
         """Counts the tokens that the plan's draft would have brought without the drafter's proposal, and its rows."""
-        others, gate = self.sources.others, self.gate
-        if gate is None or (others is None and self._grammar is None):
+        source_tree, gate = self.sources.source_tree, self.gate
+        if gate is None or (source_tree is None and self._grammar is None):
             return 1, 1
         costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search or PYTHON_SEARCH
         rows = min(self.rows, MAX_ROWS)
-        taken = search.take(root, None, others, rows, costs, SHARPNESS, self._grammar)
+        taken = search.take(root, None, source_tree, rows, costs, SHARPNESS, self._grammar)
         if not taken.pays(costs):
             return 1, 1
-        return min(taken.follow(came) + 1, len(came)), taken.size
+        return min(taken.follow(actual_tokens) + 1, len(actual_tokens)), taken.size
 
     # ---- whether the drafter runs
 
@@ -211,7 +220,7 @@ class Planner:
         return drafter._replace(runs=drafter.runs and not needless and self._fits(tokens - 1))
 
     def _after_draft(self, plan: StepPlan) -> DrafterPlan:
-        """After the rows of a draft: not while speculation pauses, when the draft is what a grammar forces."""
+        """After the rows of a draft: not while speculation pauses, when it is of forced tokens or a waking source's."""
         return plan.drafter._replace(runs=False) if plan.paused else plan.drafter
 
     def _after_plain(self, plan: StepPlan, remaining: int, timing: bool) -> DrafterPlan:

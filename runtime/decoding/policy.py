@@ -25,11 +25,11 @@ class DecodingPolicy:
 
     `eos`: token ids that end a text. `rows`: most rows of a verification step, 1: plain, and `reason` why. `costs`: of
     steps by their rows, shared by all sessions; None (of no account): every step takes all rows. `sources`: of drafts,
-    beside the drafter. `pruning`: which rows go on above the early exit, None for
-    all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None for a dynamic
-    one. `expected` [rows]: tokens per step that trees of 1.. rows brought on validation data, if there was any.
-    `search`: chooses the drafts. `deepest`: most tokens that a second model drafts for a step; 0: there is none.
-    `window`: tokens that the model's own cache is cut to for drafting, in the place of a second one; 0: it is not.
+    beside the drafter. `pruning`: which rows go on above the early exit, None for all. `call_rows`: rows that every
+    call of a static graph computes, however few are asked for; None for a dynamic one. `expected` [rows]: tokens per
+    step that trees of 1.. rows brought on validation data, if there was any. `search`: chooses the drafts.
+    `max_draft_tokens`: most that a second model drafts for a step; 0: there is none. `window`: tokens that the model's
+    own cache is cut to for drafting, in the place of a second one; 0: it is not.
     """
 
     eos: Collection[int] = ()
@@ -41,7 +41,7 @@ class DecodingPolicy:
     reason: str = PLAIN_REQUESTED
     expected: np.ndarray | None = None
     search: DraftSearch = PYTHON_SEARCH
-    deepest: int = 0
+    max_draft_tokens: int = 0
     window: int = 0
 
     def with_sources(self, more: tuple[DraftSource, ...]) -> DecodingPolicy:

@@ -49,7 +49,8 @@ class StepPlan(NamedTuple):
     - `costs` [rows]: `costs[i]` is the time of a step with i + 1 rows, in plain steps; None: unknown.
     - `explored`: rows of the draft that are verified for what they teach.
     - `together`: sequences that share the call, this one included.
-    - `paused`: whether speculation is switched off, and only what a grammar forces is drafted.
+    - `paused`: speculation is off; only forced tokens are drafted, and what a source proposes that `wakes` it. False
+      where such a source has ended the pause for this step.
     - `cached`: tokens in the KV cache. `began`: when the step did, on the decoder's clock.
     """
 

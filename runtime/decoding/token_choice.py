@@ -39,7 +39,7 @@ class TokenChoice:
         """Tokens so far for which the grammar allowed a single choice."""
         return 0 if self._grammar is None else self._grammar.forced_tokens
 
-    def read_prompt(self, prompt: Sequence[int], runner: ModelRunner) -> int:
+    def begin(self, prompt: Sequence[int], runner: ModelRunner) -> int:
         """Begins the answer on `runner`. Returns how many of the prompt's tokens its cache holds already."""
         options = self._options
         if options.prompt_logprobs is not None:

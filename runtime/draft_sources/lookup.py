@@ -42,7 +42,7 @@ class SourceLookup:
 
     `explorer`: bit of the source that has rows verified for what they teach, 0 for none. `waking`: the indices that are
     asked while speculation pauses. `found`: what the last look-up
-    brought; `others`: the same as one tree, None for nothing.
+    brought; `source_tree`: the same as one tree, None for nothing.
     """
 
     def __init__(self, sources: Sequence[DraftSource], learned: DraftCalibration, search: DraftSearch) -> None:
@@ -60,7 +60,7 @@ class SourceLookup:
         self._keep = [source.keep for source in sources if source.keep is not None]
         self.explorer = next((bit for source, _, bit in rated if source.explores), 0)
         self.found: list[Found] = []
-        self.others: CandidateTree | None = None
+        self.source_tree: CandidateTree | None = None
         self._waiting: list[Callable[[], None]] = []
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -78,23 +78,23 @@ class SourceLookup:
         for index, rates, bit in indices:
             if (continuations := index.find(room)) is not None:
                 self.found.append(Found(continuations, rates, bit))
-        self.others = merged(self.found)
-        return self.others
+        self.source_tree = merged(self.found)
+        return self.source_tree
 
     def graft(
-        self, room: int, root: int, proposal: DraftProposal | None, rows: int, costs: np.ndarray | None, alone: bool
+        self, room: int, root: int, proposal: DraftProposal | None, rows: int, costs: np.ndarray | None, root_only: bool
     ) -> CandidateTree | None:
         """Adds what may follow, by the sources that last, the `rows` rows that would be drafted without them after
-        `root`, or `root` alone; at most `room` tokens deep. Returns `others`."""
+        `root`, or where `root_only` the root alone; at most `room` tokens deep. Returns `source_tree`."""
         stems = Stems((root,), (0,), (1.0,), (0,))
-        if not alone and (proposal is not None or self.others is not None):
-            taken = self._search.take(root, proposal, self.others, rows, costs, self._learned.sharpness)
+        if not root_only and (proposal is not None or self.source_tree is not None):
+            taken = self._search.take(root, proposal, self.source_tree, rows, costs, self._learned.sharpness)
             stems = Stems(taken.tokens, taken.parents, taken.probabilities, taken.sources)
         for index, rates, bit in self.lasting:
             if (continuations := index.graft(room, stems, rates)) is not None:
                 self.found.append(Found(continuations, rates, bit))
-                self.others = merged(self.found)
-        return self.others
+                self.source_tree = merged(self.found)
+        return self.source_tree
 
     def explore(self, room: int) -> Continuations | None:
         """Returns the rows to verify for what they teach, by the source that has such."""

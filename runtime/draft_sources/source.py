@@ -62,7 +62,7 @@ class TextIndex(Protocol):
 
 
 class Stems(NamedTuple):
-    """The rows that the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes),
+    """The draft as it would be without this source: `tokens`, `parents` (indices of nodes),
     `probabilities` and `sources` (bits of those that propose it) of each node, the root first, the likeliest before
     others."""
 

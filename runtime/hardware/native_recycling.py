@@ -21,7 +21,7 @@ _TABLES, _WHOLE, _IN = [_TABLE, _TABLE], ctypes.c_int64, ctypes.c_char_p  # `_IN
 _LEVELS = range(len(ASSUMED))
 
 
-def sooner(source: DraftSource) -> DraftSource:
+def with_native_table(source: DraftSource) -> DraftSource:
     """Returns the source with the native library's table, where it recycles tokens and there is a library to use."""
     path = native_library.library()
     return replace(source, lasting=partial(NativeRecyclingTable, path)) if source == RECYCLING and path else source

@@ -51,21 +51,21 @@ class NativeSearch(DraftSearch):
         self,
         root: int,
         proposal: DraftProposal | None,
-        others: CandidateTree | None,
+        source_tree: CandidateTree | None,
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
         grammar_state: GrammarState | None = None,
     ) -> Taken:
         if grammar_state is not None:
-            return super().take(root, proposal, others, rows, costs, sharpness, grammar_state)
+            return super().take(root, proposal, source_tree, rows, costs, sharpness, grammar_state)
         if costs is not None and len(costs) < rows:
             raise ValueError(f"{len(costs)} costs of {rows} rows")  # the caller's arithmetic is wrong
         arrays = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
         tree: tuple[bytes | None, ...] = NO_TREE
         size = 0
-        if others is not None:
-            tokens, parents, rates, sources = others
+        if source_tree is not None:
+            tokens, parents, rates, sources = source_tree
             size = len(tokens)
             tree = _whole(tokens), _whole(parents), array("d", rates).tobytes(), _whole(sources)
         times = None if costs is None else held(costs, np.float64)

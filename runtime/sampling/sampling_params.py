@@ -94,7 +94,7 @@ class Sampling:
         return self.temperature > 0
 
     @property
-    def alike(self) -> tuple[float, ...]:
+    def shared_call_key(self) -> tuple[float, ...]:
         """The values of `GRAPH_INPUTS` that are no sequence's own: one call serves samplings with equal ones."""
         return tuple(getattr(self, name) for name in GRAPH_INPUTS if name not in PER_SEQUENCE)
 

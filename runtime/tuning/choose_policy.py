@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.ort_runner import OrtRunner
     from streamspec.runtime.tuning.cost_file import CostKeeper
 
-AUTO = "auto"  # value of LoadOptions.tree
+AUTO, PLAIN = "auto", "plain"  # values of LoadOptions.tree
+NOTHING_TO_DRAFT = "nothing to draft from: no drafter, no draft sources"
 OWN_PRICE = 1.0  # of a draft token that the model itself writes, in plain steps with an empty cache
 
 
@@ -56,27 +57,27 @@ def choose_policy(
         sources=sources,
         pruning=pruning,
         call_rows=manifest.static.rows if manifest.static else None,
-        reason=_why_plain(manifest, options, second),
+        reason=_why_plain(manifest, options, drafts),
         expected=expected,
         search=(native_search.find() or PYTHON_SEARCH) if runner.trees else CHAIN_SEARCH,
-        deepest=MAX_DEPTH if second else 0,
+        max_draft_tokens=MAX_DEPTH if second else 0,
         window=options.window,
     )
 
 
 def _sources(runner: OrtRunner, options: LoadOptions, data: SourceData) -> tuple[DraftSource, ...]:
     """Returns the sources that are on. Raises ConfigError for one whose rows the graph cannot compute."""
-    sources = tuple(map(native_recycling.sooner, chosen(options, data)))
+    sources = tuple(map(native_recycling.with_native_table, chosen(options, data)))
     if not runner.trees and (explorer := next((source.name for source in sources if source.explores), None)):
         found = f"{explorer} with a graph whose rows see all rows before them"
         raise ConfigError(found, "a bundle, which knows rows beside others", f"leave {explorer} out")
     return sources
 
 
-def _why_plain(manifest: Manifest, options: LoadOptions, second: bool) -> str:
+def _why_plain(manifest: Manifest, options: LoadOptions, drafts: bool) -> str:
     if manifest.why_plain and options.tree == AUTO:
         return manifest.why_plain
-    return PLAIN_REQUESTED if manifest.streams is not None or second else "the bundle has no streams"
+    return PLAIN_REQUESTED if drafts or options.tree == PLAIN else NOTHING_TO_DRAFT
 
 
 def _prunes(manifest: Manifest) -> bool:

@@ -1,6 +1,6 @@
 """Opens a bundle on the requested provider, or on the fastest of those that compute it right.
 
-A provider must fit (`hardware.providers`), pass the self-test (`self_test`) and is timed (`calibration`).
+A provider must fit (`hardware.providers`), pass the self-test (`self_test`) and is timed (`step_costs`).
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_
 
 def check_rows(rows: Sequence[int], session: Session) -> None:
     """Raises ConfigError for tree sizes that the bundle cannot verify."""
-    if rows and session.manifest.trees is None and not session.policy.deepest:
+    if rows and session.manifest.trees is None and not session.policy.max_draft_tokens:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     static, counts = session.manifest.static, getattr(session.runner, "row_counts", ())
     max_rows = static.rows if static else counts[-1] if counts else None

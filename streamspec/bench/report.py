@@ -102,10 +102,12 @@ class Summary:
         passes = self.record.passes[name]
         arm = next(arm for arm in self.record.arms if arm.name == name)
         policy = arm.session.policy
-        theory = predict([(m.drafts, m.plain_steps) for run in passes for m in run], policy.costs, policy.deepest)
+        theory = predict(
+            [(m.drafts, m.plain_steps) for run in passes for m in run], policy.costs, policy.max_draft_tokens
+        )
         if theory is not None and policy.window and policy.costs is not None:
             limit = arm.session.context_length
-            theory = replace(theory, pays_from=pays_from(theory.alpha, policy.costs, policy.deepest, limit))
+            theory = replace(theory, pays_from=pays_from(theory.alpha, policy.costs, policy.max_draft_tokens, limit))
         return replace(figures(name, passes, self.record.passes[PLAIN], mismatches), theory=theory)
 
     def _quality(self) -> dict[str, Any]:

@@ -158,7 +158,9 @@ class FileInfo:
 @dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`. `files` is filled in when the bundle is written. `swappable`: the graph holds the
-    base alone and takes adapters at run time (`streamspec.bundle.swappable_adapters`).
+    base alone and takes adapters at run time (`streamspec.bundle.swappable_adapters`). `streams`: the shape of the
+    drafter, whatever its method; `drafter`: its name, that of the method or, of a published one, what its publisher
+    calls it. Both are None where there is none.
     """
 
     base: BaseInfo

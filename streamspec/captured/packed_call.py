@@ -12,8 +12,8 @@ that both are one block of neighbouring slots however short the sequence is.
             its token, position, parent's number and own number, and the token after it, -1: the one chosen; the
             numbers of `Numbers`, in row 0 alone; the slots `sources` that the `margin` slots in front of the new rows
             are filled from, in row 0 alone; and 1 where the row sees row j, itself or an ancestor, 0 elsewhere
-    draw    float32 [1 + s, DRAW_COLUMNS], s = n or, where nothing is sampled, 0: temperature, top-k, top-p, min-p and
-            repetition penalty; then of each row its number and its uniform number
+    draw    float32 [1 + s, DRAW_COLUMNS], s = n or, where nothing is sampled, 0: the `DRAW_INPUTS`;
+            then of each row its number and its uniform number
     result  float32 [n + 1 + 2 m C (+ m C C) (+ m)]: the choice after each row; with a drafter the accepted node, and
             its candidates [m, C], their logits [m, C] and, with a bigram, their pairs' logits [m, C, C], of a draft
             layer the origins of its rows [m]
@@ -31,10 +31,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamspec.step_graph import RAW_LOGITS, STATIC, GraphFeatures, is_cache, outputs
+from streamspec.step_graph import DRAW_INPUTS, RAW_LOGITS, STATIC, GraphFeatures, is_cache, outputs
 
 TOKEN, POSITION, PARENT, NUMBER, NEXT, PAST, NODE, ROOT, COLUMNS = range(9)
-DRAW_COLUMNS = 5
+DRAW_COLUMNS = len(DRAW_INPUTS)
 MOST_TOKENS, MOST_ROWS = 1 << 24, 64  # of a vocabulary, of a call
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamspec.adapters.drafters.dflash.config import check_block_base
-from streamspec.adapters.drafters.drafter_method import HARD, STAGED, DrafterMethod
+from streamspec.adapters.drafters.drafter_method import HARD_LABELS, STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
 from streamspec.option_fields import option
 
@@ -20,8 +20,10 @@ class BlockOptions:
 DFLASH = DrafterMethod(
     "streamspec.adapters.drafters.dflash.model:BlockDraftModel",
     (TrainedAloneOptions, DraftLayerOptions, BlockOptions),
-    defaults=HARD,
+    defaults=HARD_LABELS,
     recipes=STAGED,
     check_base=check_block_base,
-    not_over=lambda family, config: family.halves or (None if family.mixture is None else "have mixtures of experts"),
+    unsupported_layers=lambda family, config: (
+        family.halves or (None if family.mixture is None else "have mixtures of experts")
+    ),
 )

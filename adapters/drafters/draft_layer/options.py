@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.adapters.drafters.draft_layer.config import check_draft_layer, check_draft_layer_base
-from streamspec.adapters.drafters.drafter_method import HARD, STAGED, DrafterMethod
+from streamspec.adapters.drafters.drafter_method import HARD_LABELS, STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
 from streamspec.option_fields import option
 
@@ -86,11 +86,11 @@ def _row(options: tuple[type, ...], fixed: Mapping[str, Any], defaults: Mapping[
         recipes=STAGED,
         check=check_draft_layer,
         check_base=check_draft_layer_base,
-        not_over=lambda family, config: family.halves,
+        unsupported_layers=lambda family, config: family.halves,
     )
 
 
 JAKIRO = _row((UnrolledOptions, PrefixOptions, JakiroOptions), {}, TARGET_STATES | ALL_ATTEND)
 EAGLE = _row((UnrolledOptions, PrefixOptions), ONE_EXPERT, TARGET_STATES | ALL_ATTEND)
-MTP = _row((ModulesOptions,), ONE_EXPERT | ALL_ATTEND | {"unroll": 1}, HARD | {"taps": "1"})
+MTP = _row((ModulesOptions,), ONE_EXPERT | ALL_ATTEND | {"unroll": 1}, HARD_LABELS | {"taps": "1"})
 HYDRA = _row((PrefixOptions,), ONE_EXPERT | {"own_heads": True}, TARGET_STATES | {"prefix_attention": True})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.drafters.drafter_method import HARD, STAGED, DrafterMethod
+from streamspec.adapters.drafters.drafter_method import HARD_LABELS, STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import TrainedAloneOptions, comma_parts
 from streamspec.adapters.drafters.streams.config import check_exits, check_warm_streams
 from streamspec.bundle.manifest import POSITIONS
@@ -60,10 +60,10 @@ class StreamingOptions:
 STREAMING = DrafterMethod(
     "streamspec.adapters.drafters.streams.model:StreamingModel",
     (TrainedAloneOptions, StreamingOptions),
-    defaults=HARD,
+    defaults=HARD_LABELS,
     warm_start=STAGED,
     check_base=check_exits,
-    not_over=lambda family, config: (
+    unsupported_layers=lambda family, config: (
         family.halves
         or ("keep a recurrent state, which no row of a stream continues" if family.remembers(config) else None)
     ),

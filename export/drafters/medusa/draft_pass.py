@@ -12,12 +12,12 @@ from streamspec.export.quantization.precisions import Rows
 
 
 class MedusaPass(ParallelDraftPass):
-    """Heads as a branch. All depths are computed, in the order of `stream_ids`."""
+    """Heads as a branch."""
 
     spec: MedusaSpec
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
-        """Adds all heads over the accepted node's state; gathers the rows of `stream_ids`: [m, D]."""
+        """[m, D]. Computes every head, then picks the depths `stream_ids`."""
         row = Rows(g.op("Shape", accepted.final, start=0, end=1))
         hidden = g.op("Unsqueeze", accepted.final, g.ints(0))
         states, logits = [], []

@@ -18,7 +18,8 @@ class MedusaReference(ParallelReference):
 
     @torch.no_grad()
     def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
-        """Heads of their own know draft tokens only: elsewhere their logits are minus infinity."""
+        """Logits [gamma, V] of all heads at `row`. Heads with a matrix of their own know draft tokens only: minus
+        infinity elsewhere."""
         spec, hidden, decoder = self.spec, main.final[0, row], self.model.decoder
         moved = torch.as_tensor(spec.block_weights) @ hidden + torch.as_tensor(spec.block_biases)
         states = hidden + torch.nn.functional.silu(moved)

@@ -170,10 +170,10 @@ class StreamPass(ParallelDraftPass):
         decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
         normed, residual = decoder.enter(g, residual, layer)
         spec = decoder.spec
-        if taps := sum(spec.taps[layer : layer + 1]):
+        if conv_width := sum(spec.conv_widths[layer : layer + 1]):
             gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
             with g.named("conv"):
-                main = accepted.last_inputs(g, present, taps - 1)
+                main = accepted.last_inputs(g, present, conv_width - 1)
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         sizes = spec.at(layer)

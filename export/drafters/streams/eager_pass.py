@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def eager(drafter: DraftSpec | None, spec: DecoderSpec) -> DraftSpec:
     """The drafter as eager streams. Raises ConfigError for one that cannot be, and for layers that do not allow it."""
     found = "no streams" if drafter is None else drafter.not_eager
-    if not found and any(spec.taps):
+    if not found and any(spec.conv_widths):
         found = f"the short convolutions of {spec.model_type}"
     if drafter is not None and not found:
         return replace(drafter, eager=True)
@@ -184,6 +184,6 @@ class EagerPass(StreamPass):
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         """The head over the accepted node's streams: [m, D]."""
         each = g.op("Concat", g.ints(-1), g.op("Shape", stream_ids), g.op("Shape", self.states, start=1), axis=0)
-        own = g.op("Gather", g.op("Reshape", self.states, each), accepted.at, axis=0)
+        own = g.op("Gather", g.op("Reshape", self.states, each), accepted.node_in_logit_rows, axis=0)
         with g.named("head"):
             return self.head(g, g.op("Squeeze", own, g.ints(0)), Rows(g.op("Shape", stream_ids)))

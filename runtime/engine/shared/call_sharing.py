@@ -67,12 +67,12 @@ class CallSharing:
         """Lets go of the model and the caches."""
         self._places = self._call = None
 
-    def sequences(self, sequence: object, alike: tuple[float, ...]) -> int:
+    def sequences(self, sequence: object, key: tuple[float, ...]) -> int:
         """Returns how many sequences, this one included, decode now and can share a call."""
         with self._changed:
-            self._decoding[sequence] = alike
+            self._decoding[sequence] = key
             self._late.discard(sequence)
-            return sum(other == alike and key not in self._late for key, other in self._decoding.items())
+            return sum(other == key and one not in self._late for one, other in self._decoding.items())
 
     def leave(self, sequence: object) -> None:
         """Removes a sequence that has ended."""
@@ -131,7 +131,7 @@ class CallSharing:
             self._late |= self._missing(mine)
             self._waiting.remove(mine)
             calls = [mine]
-            for call in [call for call in self._waiting if call.alike == mine.alike]:
+            for call in [call for call in self._waiting if call.shared_call_key == mine.shared_call_key]:
                 if sum(len(other.rows.tokens) for other in (*calls, call)) <= MAX_ROWS:
                     self._waiting.remove(call)
                     calls.append(call)
@@ -140,7 +140,7 @@ class CallSharing:
             return calls
 
     def _missing(self, mine: SharedRows) -> set[object]:
-        alike = {sequence for sequence, other in self._decoding.items() if other == mine.alike}
+        alike = {sequence for sequence, other in self._decoding.items() if other == mine.shared_call_key}
         return alike - {call.sequence for call in self._waiting} - self._late
 
     def _make(self, calls: list[SharedRows], gathering: float) -> None:

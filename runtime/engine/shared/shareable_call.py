@@ -38,7 +38,7 @@ class ShareableCall:
         self._decoding = 1
         if self._choice.logits or sampling.repetition_penalty != 1:
             return 1
-        self._decoding = self._sharing.sequences(self._executor, sampling.alike)
+        self._decoding = self._sharing.sequences(self._executor, sampling.shared_call_key)
         return self._decoding if self._sharing.gate.shares(self._decoding) else 1
 
     def begin(self) -> None:

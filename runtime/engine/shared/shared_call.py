@@ -45,9 +45,9 @@ class SharedRows:
     seconds: float = 0.0
 
     @property
-    def alike(self) -> tuple[float, ...]:
+    def shared_call_key(self) -> tuple[float, ...]:
         """A key that is equal for sequences for which one call can choose tokens."""
-        return self.sampling.alike
+        return self.sampling.shared_call_key
 
 
 class SharedCall:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from streamspec.adapters import recipe_stages
+from streamspec.adapters.drafters.registry import MethodOptions
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.continued import start_of
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from tests.support.tiny_models import options
 
@@ -103,6 +107,21 @@ def test_other_shapes_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         check_early(again(base, data, eagle, tmp_path / "out", **changes))
+
+
+def test_each_option_of_a_method_in_the_adapters_section_is_its_shape(eagle: Path, tmp_path: Path) -> None:
+    """None is left out that a method has and `continued` did not hear of."""
+    names = {option.name for option in fields(MethodOptions)} - {"taps"}  # which the section has as a list
+    config = json.loads((eagle / "streamspec_config.json").read_text())
+    config["streams"] |= dict.fromkeys(names, 7)
+    (tmp_path / "adapter").mkdir()
+    for file in eagle.iterdir():
+        shutil.copy(file, tmp_path / "adapter")
+    (tmp_path / "adapter/streamspec_config.json").write_text(json.dumps(config))
+    start = start_of(tmp_path / "adapter")
+    assert start.shape.items() >= dict.fromkeys(names, 7).items() and start.shape["taps"] == "2"
+    with pytest.raises(ConfigError, match="--unroll 1; expected 7, as .*; leave it out, or start anew"):
+        start.check(start.shape | {"unroll": 1})
 
 
 def test_what_is_no_finished_adapter_of_ours_is_refused(eagle: Path, base: Path, data: Path, tmp_path: Path) -> None:

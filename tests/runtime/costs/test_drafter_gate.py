@@ -30,7 +30,7 @@ def test_streams_that_bring_nothing_are_left_out_and_asked_now_and_then() -> Non
     for _ in range(600):
         streams = gate.open
         if ran and ran[-1]:
-            gate.compare(tokens=2, rows=4, ngram_tokens=2, ngram_rows=3)
+            gate.compare(tokens=2, rows=4, source_tokens=2, source_rows=3)
         gate.step(2, 4, streams)
         ran.append(streams)
     late = ran[100:]

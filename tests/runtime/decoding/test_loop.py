@@ -130,7 +130,7 @@ def test_a_paused_step_looks_at_no_source_and_weighs_nothing(monkeypatch: pytest
     runner = ToyRunner(hashed(50, 3), 50, context=400)
     setup = Setup(MOST_WAITING - 5, rows=8, ngram=False, sources=(source,), adaptive=adaptive(Paused()))
     decoder, text = setup.decoder(runner), [1, 2, 3]
-    monkeypatch.setattr(Planner, "prompt", lambda *_: DrafterPlan(False))
+    monkeypatch.setattr(Planner, "plan_prefill", lambda *_: DrafterPlan(False))
     for done in decoder.run([1, 2, 3]):
         assert not read and not weighed
         text += done.tokens

@@ -191,9 +191,9 @@ def test_tokens_of_any_vocabulary_have_a_row() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_native_table_is_the_same(seed: int) -> None:
-    assert native_recycling.sooner(NGRAM) is NGRAM
+    assert native_recycling.with_native_table(NGRAM) is NGRAM
     random = np.random.default_rng(seed)
-    native = native_recycling.sooner(RECYCLING).lasting
+    native = native_recycling.with_native_table(RECYCLING).lasting
     assert native is not None and native is not RECYCLING.lasting
     tables, rates = (RecyclingTable(), native()), AcceptanceRates(ASSUMED)
     vocabulary = int(random.choice([3, 9, 300_000]))

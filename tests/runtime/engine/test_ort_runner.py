@@ -199,11 +199,14 @@ def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundle: str, bund
 
 def test_a_plain_bundle_without_ngrams_decodes_plainly(bundles: Bundles) -> None:
     session = load(bundles("lora"), threads=1, ngram=False, recycling=False)
-    assert session.policy.rows == 1 and session.speculation == "off (the bundle has no streams)"
+    assert session.policy.rows == 1
+    assert session.speculation == "off (nothing to draft from: no drafter, no draft sources)"
     answer = session.generate("hello", max_new_tokens=12)
     assert answer.stats.steps == 0 and answer.stats.plain_steps == len(answer.token_ids) - 1
     same = open_session(bundles("fp32"), "plain")
     assert same.generate("hello", max_new_tokens=12).token_ids == answer.token_ids
+    asked = load(bundles("lora"), threads=1, ngram=False, recycling=False, tree="plain")
+    assert asked.speculation == "off (asked for plain decoding)"
 
 
 def test_a_chat_bundle_takes_messages(bundles: Bundles) -> None:

@@ -26,6 +26,7 @@ from streamspec.runtime.sampling.sampling_params import (
     STEPS,
     AdjustedSampler,
 )
+from streamspec.step_graph import DRAW_INPUTS
 
 Bundles = Callable[[str], Path]
 PROMPT = [5, 9, 11, 3]
@@ -51,8 +52,9 @@ def test_each_parameter_is_applied_by_the_graph_or_by_the_host() -> None:
     for name, value in changed.items():
         sampling = Sampling(**{name: value})  # type: ignore[arg-type]
         assert sampling.adjusted == (name in ADJUSTMENTS)
-        assert (sampling.alike != Sampling().alike) == (name in {*GRAPH_INPUTS} - {*PER_SEQUENCE})
+        assert (sampling.shared_call_key != Sampling().shared_call_key) == (name in {*GRAPH_INPUTS} - {*PER_SEQUENCE})
     assert changed.keys() == names
+    assert tuple(name for name, _ in GRAPH_INPUTS.values()) == DRAW_INPUTS  # a captured graph reads them by place
 
 
 @pytest.mark.parametrize("given", ADJUSTED, ids=str)
