@@ -37,29 +37,31 @@ class Streamspec:
 
         self.session = load(config["model"], threads=config["threads"])
         self.provider = self.session.provider.name
-        self.arms: dict[str, Any] = {}
-
-    def arm(self, mode: str) -> Any:
-        """One way of decoding, which has learned nothing."""
-        from streamspec.bench.arms import Arm
-
-        if mode == "n-grams" and self.session.runner.gamma:
-            return Arm(mode, self.session, True, adaptive=without_drafter)
-        return Arm(mode, self.session, mode != "plain")
+        self.learned: dict[str, Any] = {}
 
     def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
-        if mode not in self.arms:
-            self.arms[mode] = self.arm(mode)
-        return self.timed(self.arms[mode], prompt, limit)
+        if mode not in self.learned:
+            self.learned[mode] = self.nothing_learned(mode)
+        return self.timed(self.learned[mode], prompt, limit, mode)
 
     def warm(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
-        return self.timed(self.arm(mode), prompt, limit)
+        return self.timed(self.nothing_learned(mode), prompt, limit, mode)
 
-    def timed(self, arm: Any, prompt: list[int], limit: int) -> Answer:
+    def nothing_learned(self, mode: str) -> Any:
+        """How a mode decodes, and the state of a session that knows no answers. Version 0.1 kept all in the state."""
+        from streamspec.runtime.decoding.policy import AdaptiveState
+
+        policy = self.session.policy
+        policy = policy.unlearned() if hasattr(policy, "unlearned") else policy
+        alone = mode == "n-grams" and self.session.runner.gamma
+        return policy, without_drafter(policy) if alone else AdaptiveState(policy)
+
+    def timed(self, learned: Any, prompt: list[int], limit: int, mode: str) -> Answer:
         self.session.forget()
-        started = time.perf_counter()
-        done = arm.answer(prompt, limit)
-        whole, stats = time.perf_counter() - started, done.stats
+        with self.session.decode_with(*learned):
+            started = time.perf_counter()
+            done = self.session.generate(prompt, max_new_tokens=limit, speculate=mode != "plain")
+            whole, stats = time.perf_counter() - started, done.stats
         steps = {"steps": stats.steps, "step_tokens": stats.step_tokens, "plain_steps": stats.plain_steps}
         return {
             "tokens": done.token_ids,
