@@ -16,7 +16,7 @@ from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.errors import ConfigError
-from streamspec.library.base_bundle import bundle_of
+from streamspec.library import base_bundle
 from streamspec.runtime.hardware import native_library
 
 
@@ -37,7 +37,7 @@ def train(config: TrainConfig, began: float | None = None, load: Callable[..., A
 def checked(config: TrainConfig) -> TrainConfig:
     """Refuses what can be refused without a model library. Returns the options with `answers_from` as a folder."""
     if config.answers_from is not None and not is_server(config.answers_from):
-        config = replace(config, answers_from=str(bundle_of(config.answers_from)))
+        config = replace(config, answers_from=str(base_bundle.bundle_of(config.answers_from, None)))
     check_early(config)
     return config
 
@@ -59,7 +59,7 @@ def own_bundle(config: TrainConfig) -> str | None:
     try:
         if why := native_library.why_not():
             raise ConfigError(why, "native operators", "see `streamspec doctor`")
-        return str(bundle_of(config.base, OWN_WEIGHTS))
+        return str(base_bundle.bundle_of(config.base, OWN_WEIGHTS))
     except ConfigError as error:
         print(f"PyTorch computes the target: {error.found}", file=sys.stderr)
         return None
