@@ -41,7 +41,21 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
         theirs = model(torch.as_tensor(tokens)[None], use_cache=False).logits[0].numpy()
     steps = GraphRunner(open_session(bundle / "model.onnx", threads=1), rows)
     ours = np.concatenate([steps.prefill(tokens[at : at + CHUNK])["logits"] for at in range(0, rows, CHUNK)])
-    assert np.abs(ours - theirs).max() < 2e-4 * theirs.std()
+    apart = np.abs(ours - theirs).max()
+    # Random weights can make a model of which no more is certain: Qwen3.5's, on some processors.
+    assert apart < 2e-4 * theirs.std() or apart < 4 * uncertainty(model, tokens)
+
+
+def uncertainty(model: Any, tokens: np.ndarray) -> float:
+    """How far transformers' own logits move when half a unit in the last place is added to each weight."""
+    ids, moved, drawn = torch.as_tensor(tokens)[None], list[float](), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        before, weights = model(ids, use_cache=False).logits, [weight.clone() for weight in model.parameters()]
+        for _ in range(3):
+            for kept, weight in zip(weights, model.parameters(), strict=True):
+                weight.copy_(kept * (1 + 2**-24 * torch.randn(kept.shape, generator=drawn)))
+            moved.append(float((model(ids, use_cache=False).logits - before).abs().max()))
+    return max(moved)
 
 
 def test_every_family_has_a_published_config() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.support import two_processes
@@ -48,10 +49,9 @@ def assert_same_tensors(found: Path, wanted: Path) -> None:
     for file in files:
         one, two = load_file(file), load_file(found / file.name)
         assert one.keys() == two.keys() and one
-        for tensor, value in one.items():
-            # Adam moves a weight whose gradient is next to nothing by the whole rate, to whichever side it rounds
-            apart = (two[tensor] - value).abs()
-            assert (apart > 1e-3).float().mean() < 0.1 and apart.max() < 1e-2, tensor
+        apart = torch.cat([(two[tensor] - value).abs().flatten() for tensor, value in one.items()])
+        # Adam moves a weight whose gradient is next to nothing by the whole rate, to whichever side it rounds
+        assert (apart > 1e-3).float().mean() < 0.05 and apart.max() < 1e-2, file
     assert files
 
 
@@ -64,7 +64,7 @@ def test_two_processes_give_the_adapter_of_one_with_twice_the_batch(runs: Runs, 
         if isinstance(log, list):  # of losses
             kept = [{k: v for k, v in one.items() if k not in ("minutes", "grad_norm")} for one in log]
             for ours, theirs in zip(found["log"][part], kept, strict=True):
-                assert {k: ours[k] for k in theirs} == pytest.approx(theirs, abs=2e-3)
+                assert {k: ours[k] for k in theirs} == pytest.approx(theirs, abs=5e-3)
 
 
 @pytest.mark.parametrize("name", two_processes.CASES)

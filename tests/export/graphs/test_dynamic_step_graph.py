@@ -91,7 +91,7 @@ def test_tree_rows_of_the_reference_are_those_of_each_path_alone(family: str) ->
     for node in set(range(len(TREE))) - set(TREE.parents):  # leaves
         path = np.array(TREE.path(node))
         expected = model(torch.as_tensor([*CONTEXT, *DRAFT[path]])[None]).logits[0].numpy()
-        assert off(ours[len(CONTEXT) + path], expected[len(CONTEXT) :]) < 1e-5
+        assert off(ours[len(CONTEXT) + path], expected[len(CONTEXT) :]) < 1e-4
 
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
