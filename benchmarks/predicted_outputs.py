@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measures predicted outputs: `python benchmarks/predicted_outputs.py BUNDLE [--edits 8] [--max-new-tokens 256]`.
+"""Measures predicted outputs:
+`python benchmarks/predicted_outputs.py BUNDLE [--documents] [--edits 8] [--max-new-tokens 256]`.
 
-Each prompt asks for an edit of a function of Python's standard library and is answered plainly, with the bundle's own
-drafts and with a prediction beside them, in turns; every answer begins with what a new process knows: costs of steps,
-nothing of texts. The prediction is, by row of the table:
+Each prompt asks for an edit of a function of Python's standard library, or of a section of the Apache License with
+`--documents`, and is answered plainly, with the bundle's own drafts and with a prediction beside them, in turns; every
+answer begins with what a new process knows: costs of steps, nothing of texts. The prediction is, by row of the table:
 
-- `function`: the function as it was. What a small model does to it is often no edit but another text.
+- `original`: the text as it was. What a small model does to it is often no edit but another text.
 - `answer, N % changed`: the plain answer, in which so many of its words are other ones, of one letter more or less or
   left out in turns; the changes are as likely everywhere.
 
@@ -44,11 +45,32 @@ EDITS = (
 )
 
 
-def source(module: str, name: str) -> str:
+LICENSE = Path(__file__).resolve().parents[1] / "LICENSE"
+SECTIONS = (
+    ("2", "Write Author for Contributor."),
+    ("3", "Remove the words in brackets."),
+    ("5", "Write the Owner for the Licensor."),
+    ("6", "Write Logos for Trademarks in the heading."),
+    ("7", "Write everything in capital letters as usual words, in small letters."),
+    ("8", "Remove the first sentence in brackets."),
+    ("9", "Write Program for Work."),
+)
+
+
+def function(module: str, name: str, edit: str) -> tuple[str, str]:
+    """A function's source, and the request to edit it."""
     found = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    return inspect.getsource(found)
+    code = inspect.getsource(found)
+    return code, f"{edit} Answer with the whole function and nothing else.\n\n```python\n{code}```"
+
+
+def section(number: str, edit: str) -> tuple[str, str]:
+    """A section of the licence without its indentation, and the request to edit it."""
+    after = LICENSE.read_text(encoding="utf-8").partition(f"\n   {number}. ")[2]
+    text = re.sub(r"\n +", "\n", f"{number}. " + re.split(r"\n\s*\n", after)[0])
+    return text, f"{edit} Answer with the whole text and nothing else.\n\n{text}"
 
 
 def changed(text: str, share: float, rng: random.Random) -> str:
@@ -75,6 +97,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--documents", action="store_true", help="edits of documents in place of functions")
     parser.add_argument("--edits", type=int, default=len(EDITS))
     parser.add_argument("--skip", type=int, default=0, help="edits to leave out at the beginning")
     parser.add_argument("--max-new-tokens", type=int, default=256)
@@ -84,23 +107,22 @@ def main() -> None:
     session = load(given.bundle, threads=given.threads)
     plain, own = DecodingPolicy(session.policy.eos), session.policy
     rows: dict[str, list[tuple[float, float, float, float]]] = {}
-    edits = EDITS[given.skip :][: given.edits]
-    for module, name, edit in track(edits, "edits", len(edits)):
-        code = source(module, name)
-        ask = f"{edit} Answer with the whole function and nothing else.\n\n```python\n{code}```"
+    asked = [section(*one) for one in SECTIONS] if given.documents else [function(*one) for one in EDITS]
+    edits = asked[given.skip :][: given.edits]
+    for original, ask in track(edits, "edits", len(edits)):
         prompt = session.encode([{"role": "user", "content": ask}])
         session.generate(prompt, max_new_tokens=1)  # reads it
         first = answer(session, prompt, plain, given.max_new_tokens, None)
         alone = answer(session, prompt, own.unlearned(), given.max_new_tokens, None)
-        sides = {"function": code} | {
-            f"answer, {100 * share:.0f} % changed": changed(first.text, share, random.Random(name))
+        sides = {"original": original} | {
+            f"answer, {100 * share:.0f} % changed": changed(first.text, share, random.Random(ask))
             for share in given.changed
         }
         seconds = first.stats.decode_seconds
         for side, prediction in sides.items():
             done = answer(session, prompt, own.unlearned(), given.max_new_tokens, prediction)
             if not first.token_ids == alone.token_ids == done.token_ids:
-                raise SystemExit(f"{module}.{name}, {side}: other tokens with drafts than without")
+                raise SystemExit(f"{ask!r}, {side}: other tokens with drafts than without")
             ids = predicted_tokens(prediction, session.tokenizer)
             index = PredictionIndex(ids)
             index.follow(done.token_ids)
