@@ -15,6 +15,10 @@
 #include <cstdint>
 #include <cstring>
 
+namespace streamspec {
+extern const bool kByAmd;  // choose.cpp: no code of this file runs before it is known that it can
+}
+
 namespace streamspec::STREAMSPEC_ISA {
 
 constexpr int kRows8 = 8, kRows6 = 8, kRows4 = 6;  // rows of a pass over a tile of weights
@@ -107,9 +111,14 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     std::memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
 }
+// Weights are read once a step. AMD's processors then spare L2, others leave L2 and its own
+// prefetching out, and wait.
 inline void prefetch(const void* p) {
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA);
-}  // read once a step
+    if (kByAmd)
+        _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA);
+    else
+        _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }

@@ -98,6 +98,11 @@ bool dot_products() {
 
 }  // namespace
 
+#if STREAMSPEC_X86
+extern const bool kByAmd;
+const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
+#endif
+
 // clang-format off
 #if STREAMSPEC_X86
 namespace avx512vnni { extern const Kernels kKernels; }
