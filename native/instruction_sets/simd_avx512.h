@@ -15,9 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace streamspec {
-extern const bool kByAmd;  // choose.cpp: no code of this file runs before it is known that it can
-}
+#include "kernels/kernels.h"
 
 namespace streamspec::STREAMSPEC_ISA {
 

@@ -99,7 +99,6 @@ bool dot_products() {
 }  // namespace
 
 #if STREAMSPEC_X86
-extern const bool kByAmd;
 const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
 #endif
 

@@ -188,6 +188,8 @@ static inline size_t state_scratch(const RecurrentState& d) {
            2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);
 }
 
+extern const bool kByAmd;  // the processor's vendor, on x86
+
 // The tables that this processor runs, the best first.
 struct Choices {
     const Kernels* of[8];
