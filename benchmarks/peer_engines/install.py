@@ -25,6 +25,9 @@ CMAKE = (
     *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DBUILD_SHARED_LIBS=OFF"),
     *(f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "OPENSSL", "BUILD_UI")),
     "-DLLAMA_USE_PREBUILT_UI=OFF",
+    # GCC before 12.4 and 13.3 takes the stores of a tile's configuration for dead (its bug 114098), and llama.cpp then
+    # ends at the first AMX instruction
+    "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",
 )
 PROGRAMS = ("llama-server", "llama-quantize")
 MEMORY = 0.8  # of the machine's, which a tool may take: with more, the system would end whatever it likes
