@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
-# half a gigabyte.
+# half a gigabyte, but fewer items than published schemas need.
 LIMITS = {
     "initial_lexer_fuel": 300_000,
-    "step_lexer_fuel": 100_000,
+    "step_lexer_fuel": 300_000,
+    "max_items_in_row": 20_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
@@ -292,10 +293,13 @@ class _LibraryMatcher:
         return mask, bool(bits[self._end])
 
     def consume(self, token: int) -> bool:
-        taken = all(matcher.consume_token(token) for matcher in self._matchers)
-        if taken:
-            self._text.append(token)
-        return taken
+        for matcher in self._matchers:
+            if not matcher.consume_token(token):
+                if error := matcher.get_error():  # at a limit
+                    raise _bad(self._kind, error)
+                return False
+        self._text.append(token)
+        return True
 
     def back(self, tokens: int) -> None:
         del self._text[len(self._text) - tokens :]

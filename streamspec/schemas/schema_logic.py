@@ -279,7 +279,7 @@ class SchemaLogic:
 
     @staticmethod
     def _with(name: str, schema: Schema) -> Schema:
-        return schema and {"type": "object", "required": [name], "properties": {name: schema}}
+        return schema is not False and {"type": "object", "required": [name], "properties": {name: schema}}
 
 
 OPPOSITES: dict[str, Callable[..., list[Schema]]] = {
@@ -349,7 +349,7 @@ def _others(values: Any) -> list[Schema]:
     if texts:
         ways.append({"type": "string", "pattern": other_texts(texts)})
     if kinds & {"boolean"}:
-        ways += [{"const": flag} for flag in (False, True) if not any(value is flag for value in values)]
+        ways += [{"enum": [flag]} for flag in (False, True) if not any(value is flag for value in values)]
     bounds = [None, *numbers, None]
     for least, most in pairwise(bounds):
         limits = {"exclusiveMinimum": least, "exclusiveMaximum": most}

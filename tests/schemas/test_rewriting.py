@@ -39,6 +39,23 @@ CASES: dict[str, tuple[Schema, list[str], list[str]]] = {
         ['{"x": 1}', '{"y": 1}'],
         ['{"x": 1, "y": 1}', "{}"],
     ),
+    "oneOf of keys of a key that may not be there": (
+        {
+            "type": "object",
+            "oneOf": [{"properties": {"d": {"properties": {key: {"not": {}}}}, "s": {"const": key}}} for key in "ab"],
+        },
+        ['{"d": {"a": 1}}', '{"d": {"b": 1}}', '{"d": 1, "s": "a"}'],
+        ['{"d": 1}', "{}", '{"d": {}}', '{"d": {"a": 1}, "s": "a"}'],
+    ),
+    "oneOf of flags, by draft 4": (
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "object",
+            "oneOf": [{"properties": {"a": {"enum": [flag]}, "b": {"enum": [False]}}} for flag in (True, False)],
+        },
+        ['{"a": true, "b": false}', '{"a": false, "b": false}'],
+        ['{"b": false}', "{}", '{"a": true, "b": true}'],
+    ),
     "oneOf of closed objects": (
         {"oneOf": [{**CLOSED, "properties": {"x": {}}}, {**CLOSED, "properties": {"y": {}}}]},
         ['{"x": 1}', '{"y": 1}'],
@@ -197,8 +214,21 @@ LEAVES: list[Schema] = [
     *(True, {}, {"type": "string"}, {"type": "integer"}, {"type": ["null", "boolean"]}, {"type": "object"}),
     *({"const": 1}, {"const": "a"}, {"enum": ["a", "b", 2, None, True]}, {"minimum": 2}, {"exclusiveMaximum": 3}),
     *({"type": "string", "minLength": 2}, {"maxLength": 1}, {"type": "string", "pattern": "^a"}, {"minItems": 1}),
-    *({"required": ["a"]}, {"required": ["b"], "type": "object"}, {"maxItems": 2}),
+    *({"required": ["a"]}, {"required": ["b"], "type": "object"}, {"maxItems": 2}, {"not": {}}, {"enum": [False]}),
 ]  # fmt: skip
+
+
+def is_schema(schema: Schema) -> bool:
+    """Whether it is one by its own dialect: draft 4 has no true and false."""
+    try:
+        type(validator(schema)).check_schema(schema)
+    except jsonschema.SchemaError:
+        return False
+    return True
+
+
+DIALECTS = [f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)]
+DIALECTS += [f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")]
 
 
 def random_schema(random: Random, depth: int = 2) -> Schema:
@@ -234,6 +264,10 @@ def test_whatever_answer_comes_satisfies_its_schema(seeds: range = range(150)) -
     for seed in seeds:
         random = Random(seed)
         schema = random_schema(random)
+        if isinstance(schema, dict):
+            schema = {"$schema": random.choice(DIALECTS)} | schema
+        if not is_schema(schema):
+            continue
         try:
             grammar = Grammar.json_schema(json.dumps(schema))
         except ConfigError:
@@ -248,3 +282,22 @@ def test_whatever_answer_comes_satisfies_its_schema(seeds: range = range(150)) -
                 answers += 1
                 assert validator(schema).is_valid(json.loads(answer)), (seed, schema, answer)
     assert answers > len(seeds)
+
+
+OPTIONAL = {f"p{i}": {"type": "string"} for i in range(30)}
+SHAPES = {  # each of a published schema
+    "thirty keys, some of which need others": {
+        "type": "object",
+        "properties": OPTIONAL,
+        "dependentRequired": {f"p{i}": [f"p{29 - i}"] for i in range(6)},
+        "additionalProperties": False,
+    },
+    "at most fifty words": {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500},
+}
+
+
+@pytest.mark.parametrize("schema", SHAPES.values(), ids=SHAPES)
+def test_answers_of_published_shapes_come_to_their_end(schema: Schema) -> None:
+    grammar = Grammar.json_schema(schema)
+    answers = [answer for seed in range(4) if (answer := random_answer(grammar, Random(seed))) is not None]
+    assert answers and all(validator(schema).is_valid(json.loads(answer)) for answer in answers)

@@ -127,6 +127,15 @@ def test_an_answer_that_reached_the_limits_leaves_the_next_one_alone(monkeypatch
     assert vocabulary.builds.built == 2
 
 
+def test_a_limit_that_a_token_reaches_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "max_items_in_row", 60)
+    keys = {f"p{i}": {"type": "string"} for i in range(30)}
+    grammar = Grammar.json_schema({"type": "object", "properties": keys, "additionalProperties": False})
+    state = Vocabulary(byte_level(), 257, [EOS]).start(grammar)
+    with pytest.raises(ConfigError, match=r"Current row has \d+ items"):
+        state.advance(byte_level().encode('{"p0": "').ids)
+
+
 def test_a_grammar_beyond_the_limits_is_built_once_and_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, grammar = Vocabulary(byte_level(), 257, [EOS]), Grammar.regex("[ab]*")
     monkeypatch.setitem(LIMITS, "max_grammar_size", 1)
