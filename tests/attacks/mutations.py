@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import tomllib
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_suffix(".toml")
 COPIED = ("streamspec", "runtime", "export", "adapters", "native", "tests", "pyproject.toml")
 SECONDS = 600  # for one test
+NOT_RUN = 9  # status of a process that pytest's own failure ended
 HEAVY = ("numpy", "torch", "transformers", "onnx", "pytest")  # imported once, for the processes of all tests
 
 
@@ -57,9 +59,13 @@ def failed(copy: Path, tests: Iterable[str], *options: str) -> set[str]:
         try:
             signal.alarm(SECONDS * len(tests))
             _run(copy, [*options, *tests], report)
+        except BaseException:  # of pytest itself
+            traceback.print_exc()
         finally:
-            os._exit(9)
+            os._exit(NOT_RUN)
     _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_RUN:
+        sys.exit(f"pytest could not begin with {' '.join(tests)}:\n{report.read_text('utf-8', 'replace')}")
     lines = report.read_text(encoding="utf-8", errors="replace").splitlines()
     ends = [line.split(" - ")[0].partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR "))]
     found = {test for test in tests if any(end == test or end.startswith(f"{test}[") for end in ends)}
@@ -79,7 +85,8 @@ def _run(copy: Path, arguments: list[str], report: Path) -> None:
         del sys.modules[name]
     import pytest
 
-    status = pytest.main(["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *arguments])
+    imported = "ignore::pytest.PytestAssertRewriteWarning"  # before pytest: what HEAVY brings
+    status = pytest.main(["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-W", imported, *arguments])
     sys.stdout.flush()
     os._exit(int(status))
 
