@@ -1,7 +1,7 @@
 """Takes the tools of BFCL's questions and forces calls: are they taken, and do the arguments keep to their schemas?
 
     pip download --no-deps bfcl-eval && unzip bfcl_eval-*.whl
-    python benchmarks/bfcl.py bfcl_eval/data
+    python -m benchmarks.bfcl bfcl_eval/data
 
 For each set of tools and each way to write arguments: JSON, between tags (Qwen3-Coder) and Gemma 4's. Walks through the
 grammar of forced calls at random, as a model without sense would, reads the calls and checks them with `jsonschema`.
