@@ -175,7 +175,7 @@ def _by_cases(logic: SchemaLogic, name: str, cases: list[tuple[list[Any], bool, 
     values = list(dict.fromkeys(value for listed, _, _ in cases for value in listed))
     options = [
         {
-            "properties": {name: {"enum": [value]}},
+            "properties": {name: {"enum": [value]}},  # draft 4 has no const
             "required": [name],
             "allOf": [then for listed, _, then in cases if value in listed],
         }

@@ -284,11 +284,10 @@ def test_whatever_answer_comes_satisfies_its_schema(seeds: range = range(150)) -
     assert answers > len(seeds)
 
 
-OPTIONAL = {f"p{i}": {"type": "string"} for i in range(30)}
 SHAPES = {  # each of a published schema
     "thirty keys, some of which need others": {
         "type": "object",
-        "properties": OPTIONAL,
+        "properties": {f"p{i}": {"type": "string"} for i in range(30)},
         "dependentRequired": {f"p{i}": [f"p{29 - i}"] for i in range(6)},
         "additionalProperties": False,
     },
