@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -33,6 +33,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
 from streamspec.runtime.text.thought import Thought
+from streamspec.runtime.text.token_bytes import TokenBytes
 from streamspec.runtime.text.tokenizer import control_tokens
 
 if TYPE_CHECKING:
@@ -393,7 +394,7 @@ class Session:
             found, expected = f"a prompt of {len(ids)} tokens", f"fewer than the context's {self.context_length}"
             raise ContextOverflow(found, expected, "shorten the prompt")
         options.sampling.check_vocabulary(self.manifest.model.vocab_size)
-        policy = self.policy.with_sources(brought(options, self.tokenizer))
+        policy = self.policy.with_sources(brought(options, partial(TokenBytes, self.tokenizer)))
         decoder = SpeculativeDecoder(self.runner, options, policy, self.adaptive)
         thought = self.thought if options.separate_reasoning else None
         budget = None if thought is None else options.thinking_budget(self.template)

@@ -35,8 +35,8 @@ SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
     "store": lambda data: None if data.store is None else store_source(data.store),
     "past_answers": lambda data: None if data.past is None else past_source(data.past),
 }
-# By the option of a generation that brings it: makes the source of that answer alone, with the tokenizer.
-OF_ANSWER: dict[str, Callable[[Any, Any], DraftSource | None]] = {"prediction": prediction_source}
+# By the option of a generation that brings it: makes the source of that answer alone.
+OF_ANSWER: dict[str, Callable[[Any, Callable[[], Any]], DraftSource | None]] = {"prediction": prediction_source}
 NO_DATA = SourceData()
 
 
@@ -46,8 +46,8 @@ def chosen(options: Any, data: SourceData = NO_DATA) -> tuple[DraftSource, ...]:
     return tuple(source for source in made if source is not None)
 
 
-def brought(options: Any, tokenizer: Any) -> tuple[DraftSource, ...]:
-    """Returns the sources that `options`, of a generation, bring."""
+def brought(options: Any, spelled: Callable[[], Any]) -> tuple[DraftSource, ...]:
+    """Returns the sources that `options`, of a generation, bring. `spelled`: makes a `TokenBytes`."""
     given = [(make, getattr(options, option)) for option, make in OF_ANSWER.items()]
-    made = [make(value, tokenizer) for make, value in given if value is not None]
+    made = [make(value, spelled) for make, value in given if value is not None]
     return tuple(source for source in made if source is not None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,35 @@ from streamspec.runtime.draft_sources.prediction import (
     ASSUMED,
     BEGINNING,
     CONTINUATION,
-    INSERTED,
+    CORRECTED,
+    FOUND,
     KEPT,
     LENGTHS,
     MEASURED,
-    MOST_INSERTED,
+    NEAR,
     REPEATED,
     REPLACED,
+    REPLACED_LONG,
     PredictionIndex,
     prediction_source,
 )
 from streamspec.runtime.draft_sources.registry import OF_ANSWER, SOURCES, brought
 from streamspec.runtime.draft_sources.source import DraftSource
+from streamspec.runtime.text.token_bytes import TokenBytes
 from tests.runtime.decoding.test_loop import decode
 from tests.runtime.test_session import TOKENIZER, saying
 from tests.support.toy_runner import Setup, ToyRunner, adaptive, hashed, scripted
 
-FILE = list(range(100, 300))
+FILE, SPELLED = list(range(100, 300)), partial(TokenBytes, TOKENIZER)
+
+
+def word(token: int) -> str:
+    """The text of a token where each is a word, none of which begins like another."""
+    return f" {chr(0x4E00 + token)}"
 
 
 def following(prediction: list[int], *answer: int) -> PredictionIndex:
-    index = PredictionIndex(prediction)
+    index = PredictionIndex(prediction, word)
     index.extend([7, 8, 9])  # the prompt
     index.extend(answer)
     return index
@@ -62,9 +71,9 @@ def paths(index: PredictionIndex, depth: int = 3) -> dict[tuple[int, ...], int]:
 
 
 def source(prediction: list[int]) -> DraftSource:
-    made = prediction_source("x", TOKENIZER)
+    made = prediction_source("x", SPELLED)
     assert made is not None
-    return replace(made, begin=lambda: PredictionIndex(prediction))
+    return replace(made, begin=lambda: PredictionIndex(prediction, word))
 
 
 def test_a_text_that_follows_is_offered_what_comes_next_to_the_last_row() -> None:
@@ -78,7 +87,7 @@ def test_a_text_that_follows_is_offered_what_comes_next_to_the_last_row() -> Non
 
 
 def test_the_prompt_is_no_part_of_the_answer() -> None:
-    index = PredictionIndex(FILE)
+    index = PredictionIndex(FILE, word)
     index.extend(FILE[:50])
     assert index.came == 0
     index.extend(FILE[:2])
@@ -88,15 +97,13 @@ def test_the_prompt_is_no_part_of_the_answer() -> None:
 @pytest.mark.parametrize(
     ("new", "goes_on", "where"),
     [
-        ([1], 110, INSERTED),
         ([1], 111, REPLACED),
-        ([1, 2, 3], 110, INSERTED),
-        ([1, 2], 112, REPLACED),
-        ([1, 2, 3, 4, 5, 6, 110], 111, 0),  # after an insertion
-        ([118], 119, 0),  # after a deletion
+        ([1, 2], 112, REPLACED_LONG),
+        ([1, 2, 3, 4, 5, 6, 110], 111, FOUND),  # after an insertion
+        ([118], 119, FOUND),  # after a deletion
         ([1, 2, 118, 119], 120, 1),  # after a longer replacement
         ([1, 118, 119, 120], 121, 2),
-        ([103], 104, 0),  # back
+        ([102, 103], 104, 1),  # back
     ],
 )
 def test_after_an_edit_the_text_goes_on_where_the_prediction_does(new: list[int], goes_on: int, where: int) -> None:
@@ -132,11 +139,36 @@ def test_an_edit_is_made_again_where_the_same_tokens_come_again() -> None:
     assert list(paths(gone)) == [(110, 111, 112), (9, 110, 111)]
 
 
-def test_one_token_that_agrees_says_nothing_after_a_long_insertion() -> None:
-    few, many = [1] * (MOST_INSERTED - 1), [1] * MOST_INSERTED
-    assert paths(following(FILE, *FILE[:10], *few, 150)) == {(151, 152, 153): 0}
-    assert paths(following(FILE, *FILE[:10], *many, 150)) == {}
-    assert paths(following(FILE, *FILE[:10], *many, 150, 151)) == {(152, 153, 154): 0}
+def test_one_token_that_agrees_says_nothing_far_away() -> None:
+    many = [1] * 40
+    assert paths(following(FILE, *FILE[:10], *many, 115)) == {(116, 117, 118): FOUND}
+    assert paths(following(FILE, *FILE[:10], *many, 190)) == {}
+    assert paths(following(FILE, *FILE[:10], *many, 190, 191)) == {(192, 193, 194): 1}
+    last = FILE[10 + NEAR]
+    assert (last + 1, last + 2, last + 3) in paths(following(FILE, *FILE[:10], last))
+    assert (last + 2, last + 3, last + 4) not in paths(following(FILE, *FILE[:10], last + 1))
+
+
+@pytest.mark.parametrize(
+    ("new", "offered"),
+    [
+        # One token in the place of a word of two that begins alike, and of another one.
+        ([" WITHOUT"], {" WAR|RANT|IES": CORRECTED}),
+        ([" BY"], {" WAR|RANT|IES": REPLACED}),
+        ([" O", "THER"], {" WAR|RANT|IES": REPLACED_LONG}),  # one word
+        ([" NO", " SUCH"], {" OR| OF": REPLACED_LONG}),  # two words
+        # After the beginning of a word, the rest of it is gone.
+        ([" WITH", " WAR"], {"RANT|IES| OR": FOUND, " OR| OF": CORRECTED}),
+        ([" WITH", " NO"], {" OR| OF": REPLACED}),
+    ],
+)
+def test_a_replacement_ends_where_a_word_does(new: list[str], offered: dict[str, int]) -> None:
+    old = [" AS", " IS", ",", " WITH", "OU", " WAR", "RANT", "IES", " OR", " OF"]
+    words = [*old, " WITHOUT", " BY", " O", "THER", " NO", " SUCH"]
+    index = PredictionIndex(list(range(len(old))), words.__getitem__)
+    index.extend([])
+    index.extend([0, 1, 2, *map(words.index, new)])
+    assert {"|".join(map(words.__getitem__, path)): level for path, level in paths(index).items()} == offered
 
 
 def test_tokens_that_came_are_counted_once() -> None:
@@ -225,10 +257,10 @@ def test_a_prediction_that_comes_true_ends_a_pause() -> None:
 
 def test_a_prediction_is_of_one_answer_alone() -> None:
     assert not set(OF_ANSWER) & set(SOURCES)
-    assert brought(GenerationOptions(), TOKENIZER) == brought(GenerationOptions(prediction=""), TOKENIZER) == ()
+    assert brought(GenerationOptions(), SPELLED) == brought(GenerationOptions(prediction=""), SPELLED) == ()
     session = saying("one two three four", rows=30, gamma=0)
     predicted = session.generate("p", prediction="one two 3 four")
-    assert predicted.text == "one two three four" and predicted.stats.sources["prediction"].accepted > 10
+    assert predicted.text == "one two three four" and predicted.stats.sources["prediction"].accepted > 8
     assert "prediction" not in session.generate("p").stats.sources
     assert "prediction" not in session.generate("p", prediction="one two three four", speculate=False).stats.sources
 
