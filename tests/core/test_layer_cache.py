@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, layer_caches, window_slots
+from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, window_slots
 from streamspec.runtime import GenerationOptions
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 
@@ -14,16 +14,8 @@ def test_a_ring_has_its_window_and_slack_in_whole_blocks(window: int) -> None:
     assert window + max(window // 4, LEAST_SLACK) <= slots < window + max(window // 4, LEAST_SLACK) + SUM_BLOCK
 
 
-def test_layers_keep_a_window_where_that_takes_fewer_slots() -> None:
-    assert layer_caches([512, None], 897) == (LayerCache(window=512), LayerCache())
-    assert layer_caches([512, None], 896) == layer_caches([None, None], 1 << 20) == ()
-    assert {cache.dtype for cache in layer_caches([512, None], 100, "float16")} == {"float16"}
-    assert [cache.slots(10_000) for cache in layer_caches([512, None], 10_000)] == [896, 10_000]
-    assert LayerCache(window=512).slots(100) == 100
-
-
 def test_what_layers_keep_is_said_in_words() -> None:
-    said = in_words(layer_caches([512, 512, None], 4096, "float16"))
+    said = in_words([LayerCache(window=512, dtype="float16")] * 2 + [LayerCache(dtype="float16")])
     assert said == "2 layers a window of 512, 1 layer everything, float16"
     assert in_words([LayerCache("conv", 3)]) == "1 layer a convolution's inputs, float32"
 
