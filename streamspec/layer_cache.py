@@ -6,7 +6,6 @@ see only a window keeps the rows of that window and some more, in a ring: token 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,24 +74,6 @@ class LayerCache:
 def window_slots(window: int) -> int:
     """Counts the slots of the ring of a layer with a window of `window` tokens."""
     return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
-
-
-NOT_KEYS = {
-    CONV: "a convolution's inputs",
-    **dict.fromkeys(WITH_STATE, "a recurrent state"),
-    SHARED: "nothing of their own",
-    NONE: "nothing",
-}
-
-
-def in_words(caches: Sequence[LayerCache]) -> str:
-    """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
-    counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
-    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
-
-
-def _kept(window: int | None) -> str:
-    return "everything" if window is None else f"a window of {window}"
 
 
 def dtype_in_words(caches: Sequence[LayerCache]) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, window_slots
+from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, window_slots
 from streamspec.runtime import GenerationOptions
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 
@@ -12,12 +12,6 @@ def test_a_ring_has_its_window_and_slack_in_whole_blocks(window: int) -> None:
     slots = window_slots(window)
     assert slots % SUM_BLOCK == 0  # trees never lie across the end of a ring: the runtime keeps them off these borders
     assert window + max(window // 4, LEAST_SLACK) <= slots < window + max(window // 4, LEAST_SLACK) + SUM_BLOCK
-
-
-def test_what_layers_keep_is_said_in_words() -> None:
-    said = in_words([LayerCache(window=512, dtype="float16")] * 2 + [LayerCache(dtype="float16")])
-    assert said == "2 layers a window of 512, 1 layer everything, float16"
-    assert in_words([LayerCache("conv", 3)]) == "1 layer a convolution's inputs, float32"
 
 
 def test_an_answer_of_the_default_length_can_be_taken_back() -> None:
