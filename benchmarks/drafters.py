@@ -9,8 +9,8 @@ them. Drafters measured one after the other meet different loads of a shared mac
 mean nothing. Here each prompt is answered plainly and by every side, in an order that changes.
 Prints one row each: tokens per step, decode time of a step over a plain step's, what the theory predicts, speed-up over
 plain, and speed over the first side's (medians over `--repeats`, with minimum and maximum). The prediction
-(`runtime/costs/theory.py`) has alpha and gamma from the drafts of the run, and costs as learned in it. `--rows` gives
-all sides steps of one size. All answers must be equal. `--json` keeps the rows.
+(`streamspec/bench/predicted_speedup.py`) has alpha and gamma from the drafts of the run, and costs as learned in it.
+`--rows` gives all sides steps of one size. All answers must be equal. `--json` keeps the rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from statistics import median
 from typing import Any
 
 from streamspec.bench.arms import Arm
+from streamspec.bench.predicted_speedup import Prediction, predict
 from streamspec.bench.prompts import BenchPrompt, read_cases
 from streamspec.bundle.model_section import SHORT
 from streamspec.progress import track
 from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.costs.learned_costs import CONTEXT
-from streamspec.runtime.costs.theory import Prediction, predict
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.registry import SOURCES
 from streamspec.runtime.options import SELF

@@ -23,9 +23,9 @@ from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_adapter
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
-from streamspec.errors import BaseModelError, BundleError, ConfigError
+from streamspec.errors import BaseModelError, BundleError, ConfigError, DataError
 from streamspec.export.weights.target import resolve_readable
-from streamspec.prompt.prompt_format import PromptFormat, check_template
+from streamspec.prompt.prompt_format import PromptFormat, render_chat
 from streamspec.prompt.template_file import special_token, tokenizer_settings
 from streamspec.runtime.hardware.huge_pages import trim
 from streamspec.runtime.text.tokenizer import LARGE, MAX_TOKENIZER, read_tokenizer
@@ -178,13 +178,32 @@ def _check_chat(described: DescribedBase) -> None:
             "use --format raw, or put the template into the base's folder",
         )
     try:
-        check_template(
+        _check_template(
             described.template, {name: text for name, text in described.specials.items() if text is not None}
         )
     except ConfigError as error:
         recorded = described.adapter is not None and described.adapter.prompt_format is not None
         advice = "mend it" if recorded else "mend it, or export with --format raw"
         raise ConfigError(f"{base.id}: {error.found}", error.expected, advice) from None
+
+
+def _check_template(template: bytes, specials: Mapping[str, str]) -> None:
+    """Raises ConfigError for a chat template that fails on a message, with a system prompt before it or without. One
+    that refuses both works for other messages, or for none: that is its own affair.
+    """
+    try:
+        text = template.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            "the chat template is no UTF-8 text", "a chat template", "restore chat_template.jinja"
+        ) from None
+    user = {"role": "user", "content": "Hello"}
+    for messages in ([user], [{"role": "system", "content": "Be brief."}, user]):
+        try:
+            render_chat(messages, text, specials)
+            return
+        except DataError:
+            continue
 
 
 def _identity(base: str, adapter: Adapter | None) -> str:

@@ -5,6 +5,7 @@ Everything is plain data, ready for JSON; None is what the system does not say.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from importlib.metadata import packages_distributions
@@ -67,50 +68,31 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
     `verdict`: "right", or what is wrong; `plain_ms` and `on_cpu` (small nodes left there) are None where it is.
     `captured`: whether a captured graph is replayed; `why_not_captured`, of a bundle with one for that.
     """
+    found: dict[str, Any] = {"name": provider, "right": False, "verdict": "", "plain_ms": None, "on_cpu": None}
     try:
         runner = open_on(folder, manifest, provider, threads)
         costs, _ = measure(runner, PLAIN)
     except StreamspecError as error:
-        return {
-            "name": provider,
-            "right": False,
-            "verdict": error.found,
-            "plain_ms": None,
-            "on_cpu": None,
-            "captured": False,
-        }
-    return {
-        "name": provider,
-        "right": True,
-        "verdict": "right",
-        "plain_ms": round(1000 * costs[1], 3),
-        "on_cpu": runner.model.on_cpu,
-        "captured": runner.model.captures,
-        "why_not_captured": runner.model.why_not_captured or None,
-    }
+        return found | {"verdict": error.found, "captured": False}
+    model = runner.model
+    found |= {"right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": model.on_cpu}
+    return found | {"captured": model.captures, "why_not_captured": model.why_not_captured or None}
 
 
 def _onnxruntime() -> dict[str, Any]:
+    names = "onnxruntime", "onnxruntime_path", "wheels", "telemetry_off", "products_saturate"
+    found: dict[str, Any] = dict.fromkeys(names) | {"wheels": []}
     try:
         ort = import_onnxruntime()
     except StreamspecError:
-        return {
-            "onnxruntime": None,
-            "onnxruntime_path": None,
-            "wheels": [],
-            "telemetry_off": None,
-            "products_saturate": None,
-        }
-    try:
-        saturate: bool | None = products_saturate()
-    except Exception:  # an ONNX Runtime that cannot run three lines is to be reported, not to end the report
-        saturate = None
-    return {
+        return found
+    with contextlib.suppress(Exception):  # one that cannot run three lines is to be reported, not to end the report
+        found["products_saturate"] = products_saturate()
+    return found | {
         "onnxruntime": str(ort.__version__),
         "onnxruntime_path": str(Path(ort.__file__).parent),
         "wheels": sorted(set(packages_distributions().get("onnxruntime", ()))),
         "telemetry_off": os.environ.get("ORT_DISABLE_TELEMETRY") == "1",
-        "products_saturate": saturate,
     }
 
 

@@ -6,7 +6,6 @@ see only a window keeps the rows of that window and some more, in a ring: token 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,57 +74,6 @@ class LayerCache:
 def window_slots(window: int) -> int:
     """Counts the slots of the ring of a layer with a window of `window` tokens."""
     return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
-
-
-def layer_caches(
-    windows: Sequence[int | None],
-    context: int,
-    dtype: str = DTYPES[0],
-    taps: Sequence[int] = (),
-    sizes: Sequence[tuple[int, int]] = (),
-    sources: Sequence[int] = (),
-    bare: Sequence[int] = (),
-    recurrent: LayerCache | None = None,
-) -> tuple[LayerCache, ...]:
-    """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
-    (None: all): a ring where that takes fewer slots.
-
-    `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
-    attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
-    keys it attends to; `bare`: layers without attention; `recurrent`: what layers with such
-    convolutions keep, where that is a recurrent state. Returns an empty tuple where all layers keep
-    everything in the first of `DTYPES`, as in bundles without the section.
-    """
-    none, caches = [0] * len(windows), list[LayerCache]()
-    by_layer = zip(windows, taps or none, sizes or [(0, 0)] * len(windows), sources or range(len(windows)), strict=True)
-    for layer, (window, convolved, size, source) in enumerate(by_layer):
-        if layer in bare or source != layer:
-            caches.append(LayerCache(NONE if layer in bare else SHARED, None, dtype))
-        elif convolved and recurrent is not None:
-            caches.append(recurrent)
-        else:
-            seen = convolved or window
-            ring = seen if seen is not None and window_slots(seen) < context else None
-            caches.append(LayerCache(CONV if convolved else ATTENTION, ring, dtype, *size))
-    return () if set(caches) == {LayerCache()} else tuple(caches)
-
-
-NOT_KEYS = {
-    CONV: "a convolution's inputs",
-    **dict.fromkeys(WITH_STATE, "a recurrent state"),
-    SHARED: "nothing of their own",
-    NONE: "nothing",
-}
-
-
-def in_words(caches: Sequence[LayerCache]) -> str:
-    """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
-    counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
-    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
-
-
-def _kept(window: int | None) -> str:
-    return "everything" if window is None else f"a window of {window}"
 
 
 def dtype_in_words(caches: Sequence[LayerCache]) -> str:

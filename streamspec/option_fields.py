@@ -1,21 +1,18 @@
-"""Fields of options: a default with the help text that command lines and the reference show, their ranges, and the
-conversion of flags and YAML values to their types.
+"""Fields of options: a default with the help text that command lines and the reference show, and the conversion of
+flags and YAML values to their types.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import operator
-from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from streamspec.errors import ConfigError, nearest
+from streamspec.errors import ConfigError
 
-BOUNDS = {"minimum": operator.lt, "above": operator.le, "maximum": operator.gt, "below": operator.ge}
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
@@ -62,42 +59,6 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     if type_ is Path and isinstance(value, (str, Path)):
         return Path(value)
     raise ConfigError(f"{name} = {value!r}", TYPES[type_], f"change {flag(name)}")
-
-
-def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ConfigError where `value` breaks a rule: `choices`; `minimum`, `maximum` (inclusive); `above`, `below`
-    (exclusive). None passes.
-    """
-    if value is None:
-        return
-    choices = rules.get("choices")
-    if choices is not None:
-        if value not in choices:
-            near = nearest(str(value), map(str, choices))
-            fix = f"change {flag(name)}" + (f" to {near}" if near else "")
-            raise ConfigError(f"{name} = {value}", " or ".join(map(str, choices)), fix)
-        return
-    for rule, broken in BOUNDS.items():
-        if rule in rules and broken(value, rules[rule]):
-            require(False, name, value, rules.get("says") or expected(rules))
-
-
-def expected(rules: Mapping[str, Any]) -> str:
-    """Describes the range of an option in words; "" without one."""
-    low, high, above, below = (rules.get(rule) for rule in ("minimum", "maximum", "above", "below"))
-    if low is not None and high is not None:
-        return f"{low}..{high}"
-    if low is not None and below is not None:
-        return f"{low} to {below}"
-    if above is not None and below is not None:
-        return f"between {above} and {below}"
-    if above is not None and high is not None:
-        return f"above {above} and at most {high}"
-    if above is not None:
-        return f"above {above}"
-    if low is not None:
-        return f"at least {low}" if low else "0 or more"
-    return ""
 
 
 def require(good: bool, name: str, found: Any, expected: str) -> None:

@@ -14,9 +14,10 @@ from typing import Any, get_type_hints
 from streamspec.adapters.drafters.drafter_method import RECIPES, DrafterMethod
 from streamspec.adapters.drafters.registry import DRAFTERS, MethodOptions, readers
 from streamspec.adapters.training.continued import inherited, start_of
+from streamspec.adapters.training.option_rules import check_rules, expected
 from streamspec.data import COLUMNS
 from streamspec.errors import ConfigError, nearest
-from streamspec.option_fields import check_rules, converted, expected, flag, option, plain_type, require
+from streamspec.option_fields import converted, flag, option, plain_type, require
 from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")

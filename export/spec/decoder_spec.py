@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.layer_cache import (
+    ATTENTION,
+    CONV,
     DECAY,
     DTYPES,
     INPUT,
     KEY,
     LAYER_KINDS,
     MARK,
+    NONE,
+    SHARED,
     STATE,
     STATE_BLOCK,
     STATE_WINDOW,
     UPDATE,
     VALUE,
     LayerCache,
-    layer_caches,
+    window_slots,
 )
 from streamspec.model_families import Family
 
@@ -319,3 +323,36 @@ class DecoderSpec:
             return array + 1
         order = self.row_order(module) if module in self.widths else None
         return array if order is None else array[order]
+
+
+def layer_caches(
+    windows: Sequence[int | None],
+    context: int,
+    dtype: str = DTYPES[0],
+    taps: Sequence[int] = (),
+    sizes: Sequence[tuple[int, int]] = (),
+    sources: Sequence[int] = (),
+    bare: Sequence[int] = (),
+    recurrent: LayerCache | None = None,
+) -> tuple[LayerCache, ...]:
+    """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
+    (None: all): a ring where that takes fewer slots.
+
+    `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
+    attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
+    keys it attends to; `bare`: layers without attention; `recurrent`: what layers with such
+    convolutions keep, where that is a recurrent state. Returns an empty tuple where all layers keep
+    everything in the first of `DTYPES`, as in bundles without the section.
+    """
+    none, caches = [0] * len(windows), list[LayerCache]()
+    by_layer = zip(windows, taps or none, sizes or [(0, 0)] * len(windows), sources or range(len(windows)), strict=True)
+    for layer, (window, convolved, size, source) in enumerate(by_layer):
+        if layer in bare or source != layer:
+            caches.append(LayerCache(NONE if layer in bare else SHARED, None, dtype))
+        elif convolved and recurrent is not None:
+            caches.append(recurrent)
+        else:
+            seen = convolved or window
+            ring = seen if seen is not None and window_slots(seen) < context else None
+            caches.append(LayerCache(CONV if convolved else ATTENTION, ring, dtype, *size))
+    return () if set(caches) == {LayerCache()} else tuple(caches)

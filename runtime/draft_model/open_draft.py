@@ -79,10 +79,8 @@ def with_draft(runner: OrtRunner, draft: Manifest | None, options: LoadOptions) 
     model = runner.model
     same_files = options.short
     folder = model.folder if same_files else read_folder(Path(options.draft))[0]
-    passed, hashes = (
-        options.passed_checks(),
-        options.verify and not same_files,
-    )  # the target's were, a moment ago
+    passed = options.passed_checks()
+    hashes = options.verify and not same_files  # the target's were, a moment ago
     with form_of(draft).checked(folder, draft, hashes, passed):
         if same_files:
             graph = folder / SHORT_OF[model.path.name]

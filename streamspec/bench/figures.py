@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.runtime.costs.theory import Prediction
+from streamspec.bench.predicted_speedup import Prediction
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.source import SourceCounts
 from streamspec.runtime.hardware.providers import ProviderChoice

@@ -10,10 +10,10 @@ from typing import Any
 
 from streamspec.bench.arms import SessionTieBreaker
 from streamspec.bench.figures import Figures, Pass, Report, Spread, figures, speed
+from streamspec.bench.predicted_speedup import pays_from, predict
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.tie_breaker import Agreement, compare_outputs
-from streamspec.runtime.costs.theory import pays_from, predict
 
 
 @dataclass

@@ -18,7 +18,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.bench.figures import Report, Spread
-    from streamspec.runtime.costs.theory import Prediction
+    from streamspec.bench.predicted_speedup import Prediction
 
 
 @with_flags

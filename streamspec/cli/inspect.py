@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +30,7 @@ from streamspec.cli.shared_options import BASES, Precision, folder_of
 from streamspec.cli.tables import print_facts
 from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
-from streamspec.layer_cache import in_words
+from streamspec.layer_cache import CONV, NONE, SHARED, WITH_STATE, LayerCache
 from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
@@ -36,6 +38,12 @@ from streamspec.runtime.folder_forms import is_ready, read_folder
 from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 Rows = list[tuple[str, str]]
+NOT_KEYS = {
+    CONV: "a convolution's inputs",
+    **dict.fromkeys(WITH_STATE, "a recurrent state"),
+    SHARED: "nothing of their own",
+    NONE: "nothing",
+}
 CHAINS = "chains, no trees; the exporter's kernels may round a row otherwise beside others, so near-ties may differ"
 REFERENCES = {"pytorch": "float32"}  # in `Manifest.parity`, whoever computed it
 
@@ -107,7 +115,7 @@ def _bundle(path: Path) -> Rows:
     if manifest.flavour == DECODER:
         rows.append(("drafts", manifest.why_plain or CHAINS))
     if model.caches:
-        rows.append(("K/V cache", in_words(model.caches)))
+        rows.append(("K/V cache", caches_in_words(model.caches)))
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [
         (f"memory, {context:,} tokens of context", f"about {estimate_memory(path, context=context)}")
@@ -310,3 +318,13 @@ def in_short(value: object) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
+
+
+def caches_in_words(caches: Sequence[LayerCache]) -> str:
+    """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
+    counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
+    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
+
+
+def _kept(window: int | None) -> str:
+    return "everything" if window is None else f"a window of {window}"

@@ -364,25 +364,6 @@ def render_chat(
         ) from None
 
 
-def check_template(template: bytes, specials: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError for a chat template that fails on a message, with a system prompt before it or without. One
-    that refuses both works for other messages, or for none: that is its own affair.
-    """
-    try:
-        text = template.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(
-            "the chat template is no UTF-8 text", "a chat template", "restore chat_template.jinja"
-        ) from None
-    user = {"role": "user", "content": "Hello"}
-    for messages in ([user], [{"role": "system", "content": "Be brief."}, user]):
-        try:
-            render_chat(messages, text, specials)
-            return
-        except DataError:
-            continue
-
-
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Returns messages as templates take them. Raises DataError (`plain_message`)."""
     return [plain_message(message, f"message {i}") for i, message in enumerate(messages)]

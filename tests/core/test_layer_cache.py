@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, layer_caches, window_slots
+from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, window_slots
 from streamspec.runtime import GenerationOptions
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 
@@ -12,20 +12,6 @@ def test_a_ring_has_its_window_and_slack_in_whole_blocks(window: int) -> None:
     slots = window_slots(window)
     assert slots % SUM_BLOCK == 0  # trees never lie across the end of a ring: the runtime keeps them off these borders
     assert window + max(window // 4, LEAST_SLACK) <= slots < window + max(window // 4, LEAST_SLACK) + SUM_BLOCK
-
-
-def test_layers_keep_a_window_where_that_takes_fewer_slots() -> None:
-    assert layer_caches([512, None], 897) == (LayerCache(window=512), LayerCache())
-    assert layer_caches([512, None], 896) == layer_caches([None, None], 1 << 20) == ()
-    assert {cache.dtype for cache in layer_caches([512, None], 100, "float16")} == {"float16"}
-    assert [cache.slots(10_000) for cache in layer_caches([512, None], 10_000)] == [896, 10_000]
-    assert LayerCache(window=512).slots(100) == 100
-
-
-def test_what_layers_keep_is_said_in_words() -> None:
-    said = in_words(layer_caches([512, 512, None], 4096, "float16"))
-    assert said == "2 layers a window of 512, 1 layer everything, float16"
-    assert in_words([LayerCache("conv", 3)]) == "1 layer a convolution's inputs, float32"
 
 
 def test_an_answer_of_the_default_length_can_be_taken_back() -> None:
