@@ -1,8 +1,8 @@
 """Runs the decoding loop: prefill, then plan, verify, accept and commit until the text ends.
 
-The loop is the algorithm alone (docs/explain/how-it-works.md has it in forty lines). A call of the
-model verifies one draft and, at its end, runs the drafter for the next: so the graph accepts too, by
-the same rule. The `planner` decides what a call computes, the `observers` learn from its outcome, and
+The loop is the algorithm alone (`reference` has it in forty lines). A call of the model verifies
+one draft and, at its end, runs the drafter for the next: so the graph accepts too, by the same
+rule. The `planner` decides what a call computes, the `observers` learn from its outcome, and
 `token_choice` chooses tokens in ways that graphs do not know.
 Works on any `ModelRunner`: token ids in, token ids out.
 """

@@ -172,7 +172,7 @@ def test_the_speed_figure_shows_the_published_results() -> None:
 
 
 def test_how_it_works_shows_the_reference_as_it_is() -> None:
-    source = (ROOT / "tests" / "support" / "reference_decode.py").read_text(encoding="utf-8")
+    source = (ROOT / "runtime" / "decoding" / "reference.py").read_text(encoding="utf-8")
     function = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     docstring, lines = function.body[0], source.splitlines()
     code = [

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.policy import DecodingPolicy
+from streamspec.runtime.decoding.reference import Distribution, reference_decode
 from streamspec.runtime.options import GenerationOptions
 from streamspec.runtime.sampling.sampling_params import Sampling
-from tests.support.reference_decode import Distribution, reference_decode
 from tests.support.toy_runner import ToyRunner
 
 VOCABULARY, EOS = 8, (5,)
