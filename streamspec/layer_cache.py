@@ -7,11 +7,12 @@ see only a window keeps the rows of that window and some more, in a ring: token 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 KEY, VALUE = "key", "value"
 UPDATE, INPUT, DECAY, STATE, MARK = "update", "input", "decay", "state", "mark"  # of a layer with a recurrent state
+BESIDE = "beside_"  # before the parts of what mixes rows beside a layer's attention
 DTYPES = ("float32", "float16")
 # Slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple. A ring has whole
 # blocks, so that a token's slot lies in the same block whoever wrote it.
@@ -50,7 +51,7 @@ class LayerCache:
     """One layer's share of the cache. `window`: how many tokens back its rows see, themselves included, where it keeps
     no more than that needs; None: all tokens are kept. `kind`: of `LAYER_KINDS`; `dtype`: of `DTYPES`; `heads`,
     `width`: of its keys where they differ from the model's, else 0; `parts`: of all its parts, heads and width in turn,
-    where they differ from each other."""
+    where they differ from each other; `beside`: what else the layer keeps, for what mixes rows beside this."""
 
     kind: str = ATTENTION
     window: int | None = None
@@ -58,6 +59,24 @@ class LayerCache:
     heads: int = 0
     width: int = 0
     parts: tuple[int, ...] = ()
+    beside: LayerCache | None = None
+
+    @property
+    def own(self) -> LayerCache:
+        """The same without what the layer keeps beside it."""
+        return self if self.beside is None else replace(self, beside=None)
+
+    @property
+    def named_parts(self) -> tuple[str, ...]:
+        """All that the layer keeps of a token, by the names in a graph."""
+        others = () if self.beside is None else LAYER_KINDS[self.beside.kind].parts
+        return *LAYER_KINDS[self.kind].parts, *(f"{BESIDE}{part}" for part in others)
+
+    def of(self, part: str) -> tuple[LayerCache, str]:
+        """The cache that a part of `named_parts` belongs to, and the part's name there."""
+        if self.beside is not None and part.startswith(BESIDE):
+            return self.beside, part.removeprefix(BESIDE)
+        return self.own, part
 
     def slots(self, limit: int) -> int:
         """Slots where the sequence has at most `limit` rows."""

@@ -17,7 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.layer_cache import ATTENTION, DECAY, INPUT, KEY, LAYER_KINDS, MARK, STATE, UPDATE, VALUE, LayerCache
+from streamspec.layer_cache import (
+    ATTENTION,
+    BESIDE,
+    DECAY,
+    INPUT,
+    KEY,
+    LAYER_KINDS,
+    MARK,
+    STATE,
+    UPDATE,
+    VALUE,
+    LayerCache,
+)
 
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
 
@@ -41,7 +53,8 @@ STREAMS, EAGER = "streams", "eager"  # no tensor: in that metadata, where stream
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
 CACHE_KINDS = KEY, VALUE
-CACHE_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK  # of any layer some, in this order
+OWN_PARTS = *CACHE_KINDS, UPDATE, INPUT, DECAY, STATE, MARK
+CACHE_PARTS = *OWN_PARTS, *(f"{BESIDE}{part}" for part in OWN_PARTS)  # of any layer some, in this order
 EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
 ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"  # compaction
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to
@@ -187,7 +200,7 @@ class GraphFeatures:
     def cache_sizes(self, layer: int, sizes: Mapping[str, int], part: str = KEY) -> dict[str, int | str]:
         """`sizes` for a part of a layer's cache: a ring's slots are `S` and its window, or their number where `S` is
         one."""
-        cache = self.cache(layer)
+        cache, part = self.cache(layer).of(part)
         kind = LAYER_KINDS[cache.kind]
         heads, width = cache.size(kind.parts.index(part)) if part in kind.parts else (0, 0)
         own: dict[str, int | str] = {"Hkv": heads or sizes[kind.heads], "D": width or sizes[kind.width]}
@@ -412,6 +425,6 @@ def _expanded(rows: Iterable[GraphTensor], kind: str, features: GraphFeatures) -
         replace(row.resolved(own), name=row.name.format(layer=layer, kind=part), dtype=features.cache(layer).dtype)
         for row in cache
         for layer in range(features.cache_layers)
-        for part in LAYER_KINDS[features.cache(layer).kind].parts
+        for part in features.cache(layer).named_parts
         for own in (features.cache_sizes(layer, sizes, part),)
     ]

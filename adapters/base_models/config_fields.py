@@ -25,7 +25,7 @@ from streamspec.adapters.base_models.without_torch.config import (
 )
 from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
-from streamspec.layer_cache import SUM_BLOCK
+from streamspec.layer_cache import RECURRENT, STATE_SPACE, SUM_BLOCK
 from streamspec.model_families import FAMILIES, Family, family_of, switched, turned_back
 from streamspec.model_families.family import MLP_LAYER
 
@@ -48,6 +48,7 @@ FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond th
 HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
 HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
 STATE_MULTIPLE = 8  # of the sizes of a recurrent state
+STATE_KEYS = {RECURRENT: SUM_BLOCK, STATE_SPACE: 4 * SUM_BLOCK}  # numbers of a key, at most
 EXPERT_MULTIPLE = 32  # the experts of a layer lie one after the other, in whole tiles
 LAYER_SIZES = frozenset({"head_dim", "num_key_value_heads"})  # in which layers of a model may differ
 QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
@@ -212,7 +213,7 @@ def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
     faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     supported = ", ".join(family.layer_kinds)
     unknown = sorted(kinds - set(family.layer_kinds))
-    if family.convolves(config) and family.layer_kinds[0] not in kinds:
+    if family.convolves(config) and not family.conv_beside and family.layer_kinds[0] not in kinds:
         faults.append("no layer of attention")
     if family.halved and list(config.layer_types)[:1] == [MLP_LAYER]:
         faults.append("an MLP as its first layer, where the cache begins")
@@ -226,8 +227,9 @@ def _wrong_states(config: BaseConfig, family: Family) -> list[str]:
     keys, values = (int(getattr(config, name)) for name in family.recurrent.widths)
     function = getattr(config, family.recurrent.activation)
     faults = [] if function == CONVOLVED else [f"convolutions under `{function}` (only {CONVOLVED} is supported)"]
-    if keys > SUM_BLOCK or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
-        sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {SUM_BLOCK}"
+    most = STATE_KEYS[family.recurrent.kind]
+    if keys > most or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
+        sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {most}"
         faults.append(f"recurrent states of {keys} x {values} (only {sizes} are supported)")
     return faults
 

@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.config_fields import layer_rotates, layer_w
 from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
 from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
-from streamspec.model_families.family import MLP_LAYER, STATE_LAYER
+from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, MapMultipliers
 
 # Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.
 CACHE_ARGUMENTS = "cache", "past_key_values", "layer_past"
@@ -127,8 +127,8 @@ class HFDecoder:
         return max(index for index, source in layers if source == index and self._attends(index))
 
     def conv(self, index: int) -> Any:
-        """The short convolution that layer `index` has in place of attention, or None."""
-        if self._attends(index) or index in self.mlps:
+        """The short convolution that layer `index` has in place of attention or beside it, or None."""
+        if index in self.mlps or (self._attends(index) and not self.family.conv_beside):
             return None
         return getattr(self.layer(index), str(self.family.conv))
 
@@ -143,7 +143,12 @@ class HFDecoder:
         name = self.family.conv
         if self.family.halved:
             return bool(self.model.config.layer_types[index] not in (MLP_LAYER, STATE_LAYER))
-        return name is None or getattr(self.layers[index], name, None) is None
+        return name is None or self.family.conv_beside or getattr(self.layers[index], name, None) is None
+
+    def map_factor(self, module: str) -> tuple[float, float]:
+        """The numbers that inputs and outputs of a layer's linear map are multiplied by."""
+        names = self.family.map_multipliers.get(module, MapMultipliers())
+        return factor(self.model.config, names.inputs), factor(self.model.config, names.outputs)
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for the model's own passes."""
@@ -178,8 +183,8 @@ class HFDecoder:
         [B, 1, R, K]. `per_layer_inputs`: those of all layers [B, R, layers, width], None for rows without a token:
         zeros, which add nothing. Where layers share K/V `cache.shared` has them by kind of layer.
         """
-        if (conv := self.conv(index)) is not None:
-            return self._call_conv_layer(conv, index, hidden, mask, cache)
+        if self.family.conv_beside or self.conv(index) is not None:
+            return self._call_mixers(module or self.layer(index), index, hidden, mask, positions, cache)
         module = module or self.layer(index)
         extra = self._attending(module, index, positions, rotary, cache)
         if self.per_layer is not None:
@@ -188,13 +193,22 @@ class HFDecoder:
         out = module(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
-    def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """As `call_layer`: the parts of Hugging Face's layer, but for which rows the convolution mixes."""
-        layer, family = self.layer(index), self.family
+    def _call_mixers(
+        self, layer: nn.Module, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, cache: Any
+    ) -> Tensor:
+        """As `call_layer`: the parts of Hugging Face's layer, but for which rows a convolution mixes. Of attention and
+        a convolution beside it a drafter's layer has attention alone."""
+        family, updates = self.family, list[Tensor]()
         first, second = family.conv_norms or (str(family.attention_norm), str(family.mlp_norm))
         normed = layer.get_submodule(first)(hidden)
-        mixing = partial(RULES[family.recurrent.kind], family=family) if family.recurrent else short_conv
-        hidden = hidden + mixing(conv, hidden=normed, mask=mask, cache=cache, index=index) * self.residual_scale
+        if family.conv_beside:
+            updates.append(self.attend(layer.get_submodule(family.attention), index, normed, mask, positions, cache))
+        if (conv := getattr(layer, str(family.conv), None)) is not None:
+            mixing = partial(RULES[family.recurrent.kind], family=family) if family.recurrent else short_conv
+            number = index + len(self.layers) * len(updates)  # in the cache, where attention has its own
+            mixed = mixing(conv, hidden=normed, mask=mask, cache=cache, index=number)
+            updates.append(mixed * self.map_factor(family.conv_out[0])[1])
+        hidden = hidden + sum(updates) * self.residual_scale
         if family.halved:
             return hidden
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
@@ -207,8 +221,10 @@ class HFDecoder:
         """Runs the module `attention`, a copy of that of layer `index`, on rows [B, R, H] as `call_layer` runs it."""
         rotary = self.rotary_embeddings(normed, positions)
         extra = self._attending(attention, index, positions, rotary, cache)
-        attended: Tensor = attention(normed, attention_mask=mask, **extra)[0]
-        return attended
+        # Hugging Face's layer multiplies what enters the module and what leaves it.
+        before, after = self.map_factor(self.family.qkv[0])[0], self.map_factor(self.family.out[0])[1]
+        attended: Tensor = attention(normed * before, attention_mask=mask, **extra)[0]
+        return attended * after
 
     def _attending(self, module: nn.Module, index: int, positions: Tensor, rotary: Any, cache: Any) -> dict[str, Any]:
         """The arguments of `module`, a layer or its attention: positions, their rotary embeddings, the cache."""

@@ -70,7 +70,9 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     if mixture and experts is not None:
         maps = _drawn(decoder, mixture.chosen(config) * getattr(config, mixture.width))
     else:
-        maps = [_affine(layer.get_submodule(name)) for name in (*family.up, family.down[0])]
+        maps = [
+            _affine(layer.get_submodule(name), decoder.map_factor(name)[1]) for name in (*family.up, family.down[0])
+        ]
     *up, down = maps
     if family.gated and len(up) == 1:
         (weight, bias), halves = up[0], (None, None)
@@ -116,9 +118,13 @@ def _activation(decoder: HFDecoder, layer: nn.Module) -> nn.Module:
     return function
 
 
-def _affine(module: nn.Module) -> Affine:
+def _affine(module: nn.Module, factor: float) -> Affine:
+    """Weight and bias of a linear map whose outputs are multiplied by `factor`."""
     bias = getattr(module, "bias", None)
-    return module.weight.detach(), None if bias is None else bias.detach()  # type: ignore[union-attr, operator]
+    weight, bias = module.weight.detach(), None if bias is None else bias.detach()  # type: ignore[union-attr, operator]
+    if factor == 1.0:
+        return weight, bias
+    return weight * factor, None if bias is None else bias * factor
 
 
 def plain_maps(layer: nn.Module) -> None:

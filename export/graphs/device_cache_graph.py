@@ -9,7 +9,6 @@ from __future__ import annotations
 import onnx
 
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
-from streamspec.layer_cache import LAYER_KINDS
 from streamspec.step_graph import (
     COMPACTION,
     ROWS,
@@ -31,9 +30,8 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
     for layer in range(features.cache_layers):
         above = features.exit_layer is not None and layer >= features.exit_layer
         rows, start = (ROWS_ABOVE, START_ABOVE) if above else (ROWS, START)
-        ring = features.cache(layer).window is not None
-        for kind in LAYER_KINDS[features.cache(layer).kind].parts:
-            cache = past(layer, kind)
+        for kind in features.cache(layer).named_parts:
+            cache, ring = past(layer, kind), features.cache(layer).of(kind)[0].window is not None
             slots = _in_circle(g, rows, cache) if ring else rows
             moved, mode = g.op("Gather", cache, slots, axis=2), {"mode": "circular"} if ring else {}
             g.op("TensorScatter", cache, moved, start, out=present(layer, kind), axis=2, **mode)

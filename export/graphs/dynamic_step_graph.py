@@ -203,13 +203,16 @@ class _Layers(ConvolvingStack):
         if recurrent is None or self.spec.state is None:
             return super().convolution(layer, state)
         g, batch, native = self.g, self.batch, self.decoder.native
-        self.presents.append(())
-        if native is not None and native.remembers(recurrent.kind, self.spec.state, self.spec.conv_widths[layer]):
+        if len(self.presents) == layer:  # nothing beside it that drafters read
+            self.presents.append(())
+        sizes, taps = self.spec.state, self.spec.conv_widths[layer]
+        if native is not None and native.remembers(recurrent.kind, sizes, taps) and not self.spec.norm_first:
             with g.named("recurrent"):
                 return native_mix(native, self.decoder, g, state.normed, self.rows(), layer)
         if batch.states is None:
             with g.named("states"):
-                slots, before = g.op("Shape", past(layer, KEY), start=2, end=3), self.rows_before()
+                ring = past(layer, self.spec.state_part(layer, KEY))
+                slots, before = g.op("Shape", ring, start=2, end=3), self.rows_before()
                 solved = UPDATE in LAYER_KINDS[recurrent.kind].parts
                 batch.states = StateRows(g, slots, batch.visible, batch.positions, batch.tree_mask, before, solved)
         with g.named("recurrent"):
@@ -232,9 +235,8 @@ class _Layers(ConvolvingStack):
         if layer != self.spec.layers - 1 or self.taps_final:
             return
         g, logit_rows = self.g, self.batch.logit_rows
-        state.mixed, state.normed, stream = (
-            self.picked(x, logit_rows) for x in (state.mixed, state.normed, state.residual.stream)
-        )
+        state.mixed = [self.picked(x, logit_rows) for x in state.mixed]
+        state.normed, stream = (self.picked(x, logit_rows) for x in (state.normed, state.residual.stream))
         if state.per_layer_inputs:
             state.per_layer_inputs = self.picked(state.per_layer_inputs, logit_rows)
         state.residual = Residual(stream)

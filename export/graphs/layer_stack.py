@@ -18,7 +18,7 @@ from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.decoder_spec import DecoderSpec, Mixer
 from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.progress import track
 from streamspec.step_graph import FORCED_NODE, FORCED_ROOT, INPUT_IDS, NEXT_IDS, PARENTS, STREAM_IDS, TREE_MASK
@@ -26,13 +26,13 @@ from streamspec.step_graph import FORCED_NODE, FORCED_ROOT, INPUT_IDS, NEXT_IDS,
 
 @dataclass
 class LayerRows:
-    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output;
-    `per_layer_inputs` [1, n, layers * width], '' for none."""
+    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: the outputs of what mixes
+    rows; `per_layer_inputs` [1, n, layers * width], '' for none."""
 
     normed: str
     residual: Residual
     rotary: Tables
-    mixed: str = ""
+    mixed: Sequence[str] = ()
     per_layer_inputs: str = ""
 
 
@@ -69,7 +69,7 @@ class LayerStack(ABC):
                 self.entering(layer, state)
                 if layer in self.tapped:
                     self.entries[layer] = state.residual.stream
-                state.mixed = self.mixed(layer, state) if mixes else state.normed
+                state.mixed = [self.mixed(layer, state, mixer) for mixer in self.spec.mixers(layer)]
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
                     g,
@@ -108,8 +108,8 @@ class LayerStack(ABC):
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
 
-    def mixed(self, layer: int, state: LayerRows) -> str:
-        """[1, rows, ..]: what mixes the rows of a layer."""
+    def mixed(self, layer: int, state: LayerRows, mixer: Mixer) -> str:
+        """[1, rows, ..]: what a mixer of a layer's rows gives."""
         return self.attention(layer, state)
 
     @abstractmethod
@@ -189,8 +189,8 @@ class UnbranchedStack(LayerStack):
 class ConvolvingStack(LayerStack):
     """Layers of which some have a short convolution in place of attention."""
 
-    def mixed(self, layer: int, state: LayerRows) -> str:
-        return self.convolution(layer, state) if self.spec.conv_widths[layer] else super().mixed(layer, state)
+    def mixed(self, layer: int, state: LayerRows, mixer: Mixer) -> str:
+        return self.convolution(layer, state) if mixer.convolves else super().mixed(layer, state, mixer)
 
     def convolution(self, layer: int, state: LayerRows) -> str:
         """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""

@@ -55,7 +55,7 @@ class RowExactAttention:
 
     def keep(self, rows: str, layer: int, kind: str) -> str:
         """Writes rows [1, heads, n, width], as the cache holds them, after the first `past_length` slots."""
-        g, mode = self.g, {} if self.spec.ring(layer) is None else {"mode": "circular"}
+        g, mode = self.g, {} if self.spec.ring(layer, kind) is None else {"mode": "circular"}
         new = stored(g, self.spec, rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 

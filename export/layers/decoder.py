@@ -259,7 +259,7 @@ class Decoder(AttentionHeads):
     def leave(
         self,
         g: Scope,
-        mixed: str,
+        mixed: Sequence[str],
         normed: str,
         residual: Residual,
         rows: Rows,
@@ -267,12 +267,13 @@ class Decoder(AttentionHeads):
         linear: Linear,
         per_layer_inputs: str = "",
     ) -> Residual:
-        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
-        results of `enter`. `per_layer_inputs`: the rows', of all layers (`layer_inputs`), '' for none.
+        """The layer after the mixing of values, `mixed` [1, rows, Hq*D] of each of its mixers; `normed` and `residual`
+        are the results of `enter`. `per_layer_inputs`: the rows', of all layers (`layer_inputs`), '' for none.
         """
         update = ""
-        if layer not in self.spec.no_attention:
-            update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
+        for values, mixer in zip(mixed, self.spec.mixers(layer), strict=True):
+            added = self.attention_update(g, linear(g, values, rows, layer, mixer.after), layer)
+            update = g.op("Add", update, added) if update else added
         if layer in self.spec.no_mlp:
             return Residual(residual.stream, update)
         normed, residual = self.before_mlp(g, update, normed, residual, layer)

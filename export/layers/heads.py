@@ -72,7 +72,7 @@ class AttentionHeads:
     ) -> tuple[str, str, str]:
         """Rotated q [1, rows, Hq*D], rotated k and v [1, rows, Hkv*D] of normed rows x; no k and v ('') of a layer that
         attends to another's."""
-        spec, maps = self.spec.at(layer), self.spec.mixer(layer)[0]
+        spec, maps = self.spec.at(layer), self.spec.mixers(layer)[0].before
         if self.spec.source(layer) != layer:
             q, k, v = linear(g, x, rows, layer, maps), "", ""
         else:
@@ -90,7 +90,7 @@ class AttentionHeads:
     def packed_heads(self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear) -> PackedHeads:
         """Queries, keys and values side by side, for a native operator, which normalises and turns heads where it
         can."""
-        spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixer(layer)[0]
+        spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixers(layer)[0].before
         borrows = self.spec.source(layer) != layer
         kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
         alone = borrows or (len(maps) == len(family.qkv) and not family.value_norm and spec.clip is None)

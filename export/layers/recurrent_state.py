@@ -38,11 +38,13 @@ from streamspec.layer_cache import (
     DECAY,
     INPUT,
     KEY,
+    LAYER_KINDS,
     MARK,
     RECURRENT,
     STATE,
     STATE_BLOCK,
     STATE_SPACE,
+    SUM_BLOCK,
     UPDATE,
     VALUE,
 )
@@ -152,6 +154,10 @@ class RecurrentLayer(ABC):
         self.names = decoder.spec.family.recurrent
         self.group = self.sizes.heads // self.sizes.key_heads
 
+    def part(self, kind: str) -> str:
+        """The name of a part of its cache in the graph."""
+        return self.decoder.spec.state_part(self.layer, kind)
+
     @abstractmethod
     def mix(self, normed: str, rows: Rows) -> str:
         """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
@@ -165,7 +171,7 @@ class RecurrentLayer(ABC):
     def _convolved(self, own: str) -> str:
         """The convolution of a call's rows [1, n, inputs] under its activation; writes the cache."""
         g = self.g
-        kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, INPUT)
+        kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, self.part(INPUT))
         read = from_cache(self.decoder.spec, kept)
         mixed = mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer)
         bias = taps_bias(self.decoder, g, self.layer)
@@ -176,17 +182,21 @@ class RecurrentLayer(ABC):
         """o [1, heads, n, width] of q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n, heads]
         and steps [1, heads, n, 1]; writes the cache."""
         g = self.g
-        keys = self.cache.keep(k, self.layer, KEY)
+        keys = self.cache.keep(k, self.layer, self.part(KEY))
         column = g.op("Transpose", steps, perm=[0, 3, 2, 1])
-        logs = self.cache.keep(g.op("Concat", g.op("Unsqueeze", decays, g.ints(1)), column, axis=-1), self.layer, DECAY)
+        logs = self.cache.keep(
+            g.op("Concat", g.op("Unsqueeze", decays, g.ints(1)), column, axis=-1), self.layer, self.part(DECAY)
+        )
         both = g.op("Concat", k, q, axis=2)
-        products = g.op("Transpose", g.contrib("FusedMatMul", both, keys, transB=1), perm=[0, 1, 3, 2])
+        sides = zip(self._in_runs(g, both, 3), self._in_runs(g, keys, 3), strict=True)
+        products = self._total(g, [g.contrib("FusedMatMul", *parts, transB=1) for parts in sides])
+        products = g.op("Transpose", products, perm=[0, 1, 3, 2])
         since, fading = self._fading(logs)
         of_keys, of_queries = g.ops("Split", products, out=(None, None), axis=-1, num_outputs=2)
         weights = self._weights(fading, of_queries, self.rows.seen)
         before_keys, before_queries = self._from_state(both, since)
         added = self._added(v, steps, (fading, of_keys), before_keys, (keys, logs))
-        added = self.cache.keep(added, self.layer, VALUE)
+        added = self.cache.keep(added, self.layer, self.part(VALUE))
         return g.op("Add", before_queries, g.contrib("FusedMatMul", weights, added, transA=1))
 
     def _weights(self, fading: str, products: str, mask: str) -> str:
@@ -237,8 +247,23 @@ class RecurrentLayer(ABC):
         """S^T k and S^T q [1, heads, n, width]."""
         sizes, wide = self.sizes, g.op("Unsqueeze", both, g.ints(2))
         grouped = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
-        product = g.op("Reshape", g.op("MatMul", wide, grouped), g.ints(1, sizes.heads, -1, sizes.width))
+        sides = zip(self._in_runs(g, wide, 4), self._in_runs(g, grouped, 3), strict=True)
+        product = self._total(g, [g.op("MatMul", *parts) for parts in sides])
+        product = g.op("Reshape", product, g.ints(1, sizes.heads, -1, sizes.width))
         return g.ops("Split", product, out=(None, None), axis=2, num_outputs=2)
+
+    def _in_runs(self, g: Scope, x: str, axis: int) -> list[str]:
+        """x in parts along an `axis` of a key's numbers, each of which a product adds up in one run for any rows."""
+        width = self.sizes.key_width
+        parts = [min(SUM_BLOCK, width - at) for at in range(0, width, SUM_BLOCK)]
+        return list(g.ops("Split", x, g.ints(*parts), out=(None,) * len(parts), axis=axis)) if parts[1:] else [x]
+
+    def _total(self, g: Scope, products: list[str]) -> str:
+        """The sum of the products of these parts."""
+        total, *others = products
+        for product in others:
+            total = g.op("Add", total, product)
+        return total
 
     def _as_state(self, g: Scope, slices: str) -> str:
         return g.op("Reshape", slices, g.ints(1, self.sizes.heads, self.sizes.key_width, self.sizes.width))
@@ -246,7 +271,7 @@ class RecurrentLayer(ABC):
     def _older(self, g: Scope) -> str:
         """The states [1, heads, key width, width] after the block before the newest whole one."""
         at = self.rows.block(g, 1)
-        slices = g.op("Slice", past(self.layer, STATE), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
+        slices = g.op("Slice", past(self.layer, self.part(STATE)), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
         return g.op("Mul", self._as_state(g, slices), self.rows.exists(g, 1))
 
     def _keep_newest(self) -> str:
@@ -254,24 +279,24 @@ class RecurrentLayer(ABC):
         g, rows = self.g, self.rows
         at, exists = rows.block(g, 0), rows.exists(g, 0)
         last = g.op("Add", at, g.ints(STATE_BLOCK - 1))
-        mark = g.op("Slice", past(self.layer, MARK), last, g.op("Add", last, g.ints(1)), g.ints(2))
+        mark = g.op("Slice", past(self.layer, self.part(MARK)), last, g.op("Add", last, g.ints(1)), g.ints(2))
         due = g.op("Squeeze", g.op("Less", g.op("Squeeze", mark, g.ints(0, 1, 2)), exists))
         # A call's rows have no marks; a block's are set after the old one was read, whose memory they share.
         shape = g.op("Concat", g.ints(1, 1), g.op("Shape", rows.run), g.ints(1), axis=0)
         none = g.op("Expand", g.number(0), shape)
-        marks = g.op("TensorScatter", past(self.layer, MARK), none, PAST_LENGTH, axis=2, mode="circular")
+        marks = g.op("TensorScatter", past(self.layer, self.part(MARK)), none, PAST_LENGTH, axis=2, mode="circular")
         there = g.op("Mul", g.op("Max", mark, exists), exists)
         whole = g.op("Expand", there, g.ints(1, 1, STATE_BLOCK, 1))
-        g.op("TensorScatter", marks, whole, at, out=present(self.layer, MARK), axis=2, mode="circular")
+        g.op("TensorScatter", marks, whole, at, out=present(self.layer, self.part(MARK)), axis=2, mode="circular")
 
         compute, leave = (Scope(g.store, f"{g.label}/{name}") for name in ("state", "kept"))
-        nothing = leave.op("Slice", past(self.layer, STATE), g.ints(0), g.ints(0), g.ints(2))
+        nothing = leave.op("Slice", past(self.layer, self.part(STATE)), g.ints(0), g.ints(0), g.ints(2))
         branches = {
             "then_branch": compute.branch([self._newest(compute)], (TensorProto.FLOAT,)),
             "else_branch": leave.branch([nothing], (TensorProto.FLOAT,)),
         }
         slices = g.op("If", due, **branches)
-        name, out = past(self.layer, STATE), present(self.layer, STATE)
+        name, out = past(self.layer, self.part(STATE)), present(self.layer, self.part(STATE))
         return g.op("TensorScatter", name, slices, at, out=out, axis=2, mode="circular")
 
     def _newest(self, g: Scope) -> str:
@@ -294,7 +319,7 @@ class RecurrentLayer(ABC):
     def _block(self, g: Scope, kind: str) -> str:
         """The rows of the newest whole block in a part of the cache."""
         at = self.rows.block(g, 0)
-        return g.op("Slice", past(self.layer, kind), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
+        return g.op("Slice", past(self.layer, self.part(kind)), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
 
     def _by_head(self, x: str, heads: int, width: int) -> str:
         """x [1, n, heads * width] as [1, heads, n, width]."""
@@ -380,12 +405,12 @@ class DeltaRuleLayer(RecurrentLayer):
         shape = g.op("Concat", g.op("Shape", rows.run), g.ints(sizes.heads, 1, sizes.width), axis=0)
         none = g.op("Expand", g.number(0), shape)
         before = g.op("Slice", rows.near, g.ints(0), g.ints(RUN - 1))
-        old = g.op("Gather", past(self.layer, UPDATE), before, axis=2)
+        old = g.op("Gather", past(self.layer, self.part(UPDATE)), before, axis=2)
 
         def run(g: Scope, number: int, earlier: tuple[str, str]) -> tuple[str, str]:
             """w and d [n, heads, 1, width] of the rows of the runs up to this one, zero for others, and of later ones
             where there are such."""
-            ring = past(self.layer, VALUE)
+            ring = past(self.layer, self.part(VALUE))
             if number:
                 known = g.op("Transpose", earlier[1], perm=[2, 1, 0, 3])
                 ring = g.op("TensorScatter", ring, known, PAST_LENGTH, axis=2, mode="circular")
@@ -413,7 +438,7 @@ class DeltaRuleLayer(RecurrentLayer):
             return updates, found
 
         updates, found = (g.op("Transpose", side, perm=[2, 1, 0, 3]) for side in run(g, 0, (none, none)))
-        self.cache.keep(updates, self.layer, UPDATE)
+        self.cache.keep(updates, self.layer, self.part(UPDATE))
         return found
 
     def _unit(self, x: str, power: float) -> str:
@@ -445,8 +470,11 @@ class StateSpaceLayer(RecurrentLayer):
         out = self._returned(q, k, v, self._decays(steps), self._by_head(steps, sizes.heads, 1))
         skipped = g.op("Mul", v, skip_weight(self.decoder, g, self.layer))
         out = g.op("Transpose", g.op("Add", out, skipped), perm=[0, 2, 1, 3])
-        gated = g.op("Mul", g.op("Reshape", out, g.ints(0, 0, sizes.values)), g.contrib("QuickGelu", gate, alpha=1.0))
-        return self._normed(gated)
+        flat, gate = g.op("Reshape", out, g.ints(0, 0, sizes.values)), g.contrib("QuickGelu", gate, alpha=1.0)
+        if spec.norm_first:
+            return g.op("Mul", self._normed(flat), gate)
+        gated = g.op("Mul", flat, gate)
+        return self._normed(gated) if spec.state_norm else gated
 
     def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
         return self.g.op("Mul", v, steps)
@@ -470,13 +498,16 @@ def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows:
     spec, recurrent = decoder.spec, decoder.spec.family.recurrent
     assert spec.state is not None and recurrent is not None
     mapped = decoder.linear(g, normed, rows, layer, spec.family.conv_in)
-    norm = decoder.norm_weights(g, part_name(decoder, layer, recurrent.norm))[0]
+    norm = decoder.norm_weights(g, part_name(decoder, layer, recurrent.norm))[0] if spec.state_norm else ""
     own, limits = [norm], {} if spec.largest_step == 1.0 else {"largest_step": spec.largest_step}
     if recurrent.skip:
         own = [skip_weight(decoder, g, layer), norm, taps_bias(decoder, g, layer)]
         limits = {"least": spec.step_limits[0]} | ({"most": spec.step_limits[1]} if spec.step_limits[1] < inf else {})
     weights = *decay_weights(decoder, g, layer), *own, *tap_weights(decoder, g, layer)
-    return native.recurrent(g, recurrent.kind, mapped, layer, spec.state, recurrent.eps or spec.eps, weights, **limits)
+    parts = [spec.state_part(layer, part) for part in LAYER_KINDS[recurrent.kind].parts]
+    caches = [[name(layer, part) for part in parts] for name in (past, present)]
+    eps = recurrent.eps or spec.eps
+    return native.recurrent(g, recurrent.kind, mapped, (caches[0], caches[1]), spec.state, eps, weights, **limits)
 
 
 def skip_weight(decoder: Decoder, g: Scope, layer: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec, StateSizes
-from streamspec.layer_cache import DTYPES, LAYER_KINDS, RECURRENT, STATE_SPACE
+from streamspec.layer_cache import DTYPES, RECURRENT, STATE_SPACE
 from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, TREE_MASK, past, present
 
 if TYPE_CHECKING:
@@ -198,25 +198,24 @@ class NativeOps:
         g: Scope,
         kind: str,
         mapped: str,
-        layer: int,
+        caches: tuple[Sequence[str], Sequence[str]],
         sizes: StateSizes,
         eps: float,
         weights: Sequence[str],
         **attributes: float,
     ) -> str:
         """What the output map of a layer with a recurrent state of this `kind` reads [1, n, values], of the call's rows
-        `mapped` by the input maps; writes its cache. `weights`: bias and rate of decays; of a state space the skip; of
-        the norm; of a state space the convolution's bias or ''; and its weights of the row itself, of that before it,
-        .."""
-        parts = LAYER_KINDS[kind].parts
+        `mapped` by the input maps; writes its cache, whose parts have the names `caches` before and after. `weights`:
+        bias and rate of decays; of a state space the skip; of the norm or ''; of a state space the convolution's bias
+        or ''; and its weights of the row itself, of that before it, .."""
         outputs = g.ops(
             RULES[kind],
             mapped,
             TREE_MASK,
             PAST_LENGTH,
-            *(past(layer, part) for part in parts),
+            *caches[0],
             *weights,
-            out=(None, *(present(layer, part) for part in parts)),
+            out=(None, *caches[1]),
             domain=NATIVE,
             eps=float(eps),
             **sizes._asdict(),

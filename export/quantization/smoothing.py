@@ -66,10 +66,15 @@ class Group:
 
 def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
-    family, norms, (before, after) = spec.family, spec.norms(layer), spec.mixer(layer)
+    family, norms, mixers = spec.family, spec.norms(layer), spec.mixers(layer)
+    before = tuple(name for mixer in mixers for name in mixer.before)
     # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
-    bent = family.value_norm or spec.clip is not None or (spec.state is not None and spec.conv_widths[layer] > 0)
-    groups = [] if bent or not before else [Group(after, before[-1], values=not spec.conv_widths[layer])]
+    linear = [
+        mixer
+        for mixer in mixers
+        if not (family.value_norm or spec.clip is not None or (spec.state is not None and mixer.convolves))
+    ]
+    groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in linear]
     if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
         return [*groups, Group(before, norms.attention)] if norms.attention else groups
     if layer in spec.no_mlp:

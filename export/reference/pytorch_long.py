@@ -5,7 +5,7 @@ tests/export/reference/test_long_context.py covers it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,18 @@ def _cut(rotary: Any, rows: slice) -> Any:
 
 @dataclass
 class _Growing:
-    """One layer's cache: K/V [1, Hkv, T, D] of all rows so far, after a row of zeros where `zeros`; `shared`: by kind
-    of layer, those that others attend to."""
+    """One layer's cache: K/V [1, Hkv, T, D] of all rows so far, after a row of zeros where `zeros`, by the number that
+    each of its mixers gives; `shared`: by kind of layer, those that others attend to."""
 
     zeros: bool
     shared: dict[str, tuple[Tensor, ...]]
-    parts: tuple[Tensor, Tensor] | None = None
+    parts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.parts is None and self.zeros:
-            self.parts = torch.zeros_like(key[:, :, :1]), torch.zeros_like(value[:, :, :1])
-        if self.parts is not None:
-            key, value = torch.cat([self.parts[0], key], dim=2), torch.cat([self.parts[1], value], dim=2)
-        self.parts = key, value
-        return self.parts
+    def update(self, key: Tensor, value: Tensor, number: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        before = self.parts.get(number)
+        if before is None and self.zeros:
+            before = torch.zeros_like(key[:, :, :1]), torch.zeros_like(value[:, :, :1])
+        if before is not None:
+            key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+        self.parts[number] = key, value
+        return key, value

@@ -5,7 +5,7 @@ model, `weights.config_spec` off a configuration. The tests of both cover it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.layer_cache import (
     ATTENTION,
+    BESIDE,
     CONV,
     DECAY,
     DTYPES,
@@ -65,6 +66,15 @@ class LayerNorms(NamedTuple):
     mlp: str | None
     attention_out: str | None = None
     mlp_out: str | None = None
+
+
+class Mixer(NamedTuple):
+    """What mixes rows in a layer: attention, or where it `convolves` a short convolution with what follows it. The maps
+    before and after it."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    convolves: bool = False
 
 
 class StateSizes(NamedTuple):
@@ -135,7 +145,7 @@ class DecoderSpec:
     joint_head_norms: bool  # over all heads together
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
-    conv_widths: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
+    conv_widths: tuple[int, ...]  # per layer: rows that a short convolution mixes, 0: there is none
     rotaries: tuple[Rotary, ...]
     rotary_of: tuple[tuple[int, int] | None, ...]  # per layer: which of them turns queries, which keys; None: none
     embedding_scale: float
@@ -154,11 +164,16 @@ class DecoderSpec:
     sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
     numbers: tuple[int, ...] = ()  # per layer: in the names of its weights; empty: its own, from 0 on
+    both: tuple[int, ...] = ()  # layers with attention beside their convolution: what the two give adds up
     no_attention: tuple[int, ...] = ()  # layers that are their MLP alone, of the model or of a short graph
     no_mlp: tuple[int, ...] = ()  # and those that are their attention alone
     state: StateSizes | None = None  # recurrent, of the layers with short convolutions
     step_limits: tuple[float, float] = (0.0, inf)  # of a state space
     largest_step: float = 1.0  # of the gated delta rule
+    state_norm: bool = True  # what a state space returns is normalised
+    norm_first: bool = False  # and then multiplied by its gates, not before
+    # By a layer's linear map: what its weight [out] and its bias [out] are multiplied by, rows in Hugging Face's order.
+    map_scales: Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
     mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
@@ -170,9 +185,8 @@ class DecoderSpec:
         sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
         windows, context, sources = self.windows, self.context_length, self.kv_sources
         state = self.state.cache(self.family.recurrent.kind) if self.state and self.family.recurrent else None
-        return layer_caches(
-            windows, context, self.cache_dtype, self.conv_widths, sizes, sources, self.no_attention, state
-        )
+        bare, both = self.no_attention, self.both
+        return layer_caches(windows, context, self.cache_dtype, self.conv_widths, sizes, sources, bare, state, both)
 
     def at(self, layer: int) -> DecoderSpec:
         """The spec with the sizes of `layer`, for the nodes of that layer."""
@@ -186,10 +200,14 @@ class DecoderSpec:
         """The layers from `first` on that attend to what one below `first` keeps."""
         return [layer for layer in range(first, self.layers) if self.source(layer) < first]
 
-    def ring(self, layer: int) -> int | None:
-        """The window of a layer whose keys are kept for no more than that; None where everything is, as of a draft
-        layer."""
-        return self.caches[self.source(layer)].window if layer < len(self.caches) else None
+    def ring(self, layer: int, part: str = KEY) -> int | None:
+        """The window of a layer whose keys, or another part of its cache, are kept for no more than that; None where
+        everything is, as of a draft layer."""
+        return self.caches[self.source(layer)].of(part)[0].window if layer < len(self.caches) else None
+
+    def state_part(self, layer: int, part: str) -> str:
+        """The name of a part of the cache that belongs to a layer's convolution, or to the state after it."""
+        return f"{BESIDE}{part}" if layer in self.both else part
 
     @property
     def group(self) -> int:
@@ -204,7 +222,8 @@ class DecoderSpec:
         """The modules in the groups that are computed as one map."""
         names = self.family.per_layer_input
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
-        return *filter(None, (*self.mixer(layer), *self.mlp_maps(layer))), *per_layer
+        mixing = (maps for mixer in self.mixers(layer) for maps in (mixer.before, mixer.after))
+        return *filter(None, (*mixing, *self.mlp_maps(layer))), *per_layer
 
     def mlp_kind(self, layer: int) -> str:
         """The kind of MLP of a layer, by its name in `MLPS`."""
@@ -231,23 +250,23 @@ class DecoderSpec:
         family = self.family
         return tuple(modules) == (family.conv_in if self.state and modules[0] in family.conv_in else family.qkv)
 
-    def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
-        family = self.family
-        if layer in self.no_attention:
-            return (), ()
-        if any(self.conv_widths[layer : layer + 1]):
-            return family.conv_in, family.conv_out
-        widths = self.at(layer).widths
-        return tuple(name for name in family.qkv if name in widths), family.out
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has attention, as one after the last does."""
+        convolves = any(self.conv_widths[layer : layer + 1]) and layer not in self.both
+        return not convolves and layer not in self.no_attention
+
+    def mixers(self, layer: int) -> tuple[Mixer, ...]:
+        """What mixes the rows of a layer, mostly one; they read the same rows, and what they give adds up."""
+        family, widths = self.family, self.at(layer).widths
+        attention = Mixer(tuple(name for name in family.qkv if name in widths), family.out)
+        convolution = Mixer(family.conv_in, family.conv_out, convolves=True)
+        convolves = layer not in self.no_attention and any(self.conv_widths[layer : layer + 1])
+        return *((attention,) if self.attends(layer) else ()), *((convolution,) if convolves else ())
 
     @property
     def last_attention(self) -> int:
         """The last layer that attends to keys of its own; draft layers are like it."""
-        attending = (
-            layer for layer, count in enumerate(self.conv_widths) if not count and layer not in self.no_attention
-        )
-        return max(layer for layer in attending if self.source(layer) == layer)
+        return max(layer for layer in range(self.layers) if self.attends(layer) and self.source(layer) == layer)
 
     @property
     def draft_channels(self) -> int:
@@ -315,9 +334,13 @@ class DecoderSpec:
 
     def in_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """A weight or bias of a layer's `module` ("self_attn.q_proj.weight", linear maps [out, in]) or of another norm
-        as the graph has it: rows in its order, norms with the one that is added.
+        as the graph has it: rows in its order and multiplied, norms with the one that is added. The same for the map B
+        [out, r] of a LoRA.
         """
-        module = name.rpartition(".")[0]
+        module, _, kind = name.rpartition(".")
+        if module in self.map_scales:
+            scale = self.map_scales[module][kind == "bias"]
+            array = array * scale.reshape(-1, *[1] * (array.ndim - 1))
         plain = self.family.recurrent is not None and name.startswith(f"{self.family.conv}.")
         if array.ndim == 1 and self.family.one_added and name.endswith(".weight") and not plain:
             return array + 1
@@ -334,6 +357,7 @@ def layer_caches(
     sources: Sequence[int] = (),
     bare: Sequence[int] = (),
     recurrent: LayerCache | None = None,
+    both: Sequence[int] = (),
 ) -> tuple[LayerCache, ...]:
     """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
     (None: all): a ring where that takes fewer slots.
@@ -341,18 +365,24 @@ def layer_caches(
     `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
     attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
     keys it attends to; `bare`: layers without attention; `recurrent`: what layers with such
-    convolutions keep, where that is a recurrent state. Returns an empty tuple where all layers keep
-    everything in the first of `DTYPES`, as in bundles without the section.
+    convolutions keep, where that is a recurrent state; `both`: those with attention beside them.
+    Returns an empty tuple where all layers keep everything in the first of `DTYPES`, as in bundles
+    without the section.
     """
     none, caches = [0] * len(windows), list[LayerCache]()
     by_layer = zip(windows, taps or none, sizes or [(0, 0)] * len(windows), sources or range(len(windows)), strict=True)
     for layer, (window, convolved, size, source) in enumerate(by_layer):
         if layer in bare or source != layer:
             caches.append(LayerCache(NONE if layer in bare else SHARED, None, dtype))
-        elif convolved and recurrent is not None:
-            caches.append(recurrent)
-        else:
-            seen = convolved or window
-            ring = seen if seen is not None and window_slots(seen) < context else None
-            caches.append(LayerCache(CONV if convolved else ATTENTION, ring, dtype, *size))
+            continue
+        cache = LayerCache(ATTENTION, _ring_within(window, context), dtype, *size)
+        if convolved:
+            conv = recurrent or LayerCache(CONV, _ring_within(convolved, context), dtype, *size)
+            cache = replace(cache, beside=conv) if layer in both else conv
+        caches.append(cache)
     return () if set(caches) == {LayerCache()} else tuple(caches)
+
+
+def _ring_within(seen: int | None, context: int) -> int | None:
+    """The window of a ring for rows that see so many tokens; None where all of a context takes no more slots."""
+    return seen if seen is not None and window_slots(seen) < context else None

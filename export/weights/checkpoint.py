@@ -153,9 +153,10 @@ def stored_blocks(parameter: Parameter) -> StoredBlocks | None:
 
 
 def in_graph(blocks: StoredBlocks | None, spec: DecoderSpec, name: str) -> StoredBlocks | None:
-    """The rows of the weight `name`, if any, in the graph's order."""
+    """The rows of the weight `name`, if any, in the graph's order; None for one that the graph has multiplied."""
     module = name.removeprefix(f"{spec.stacked(spec.family.layers)}.").partition(".")[2]
-    return None if blocks is None else replace(blocks, data=spec.in_graph(module, blocks.data))
+    scaled = module.removesuffix(".weight") in spec.map_scales
+    return None if blocks is None or scaled else replace(blocks, data=spec.in_graph(module, blocks.data))
 
 
 def parameters_in(file: Path, by_table: bool = True) -> dict[str, Parameter]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from streamspec.adapters.base_models.gguf.lazy_tensors import is_hollow, lazy_stack, read_lazily, read_rows
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.token_mixers.recurrent_state import restore_multipliers
 from streamspec.export.ops.builder import Array
 
 HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
@@ -49,10 +50,16 @@ class Float32Decoder(HFDecoder):
         if kept is None or kept[0] != index:
             del kept
             self._kept.pop(self.layers, None)
-            kept = self._kept[self.layers] = index, to_float32(self.layers[index])
+            kept = self._kept[self.layers] = index, self._copy(index)
             for parameter in self.layers[index].parameters():
                 give_back(parameter)
         return kept[1]
+
+    def _copy(self, index: int) -> nn.Module:
+        layer, name = to_float32(self.layers[index]), self.family.map_multipliers.get(self.family.conv_in[0])
+        if name is not None:
+            restore_multipliers(getattr(layer, str(self.family.conv)), getattr(self.model.config, name.outputs))
+        return layer
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeds tokens in float32."""

@@ -170,8 +170,8 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
                 if linear.lora_variant.get(name) is not None or linear.lora_bias.get(name):
                     raise _no_plain_lora(adapter, f"{module} of layer {layer} has a variant of LoRA or a bias")
                 a, b = (side[name].weight.detach().float().numpy() for side in (linear.lora_A, linear.lora_B))
-                order = spec.row_order(module)
-                pairs[layer, module] = a, (b if order is None else b[order]) * np.float32(linear.scaling[name])
+                scaled = spec.in_graph(f"{module}.weight", b) * np.float32(linear.scaling[name])
+                pairs[layer, module] = a, scaled
     adapted = sum(isinstance(module, BaseTunerLayer) for module in model.modules())
     if adapter.has_task_lora and not 0 < len(pairs) == adapted:
         raise _no_plain_lora(adapter, "it changes more than linear maps of the layers")

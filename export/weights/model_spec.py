@@ -10,6 +10,9 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamspec.adapters.base_models.config_fields import (
     FIXED_WITHIN,
     HEADS,
@@ -35,7 +38,7 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    conv_widths, mlps = _conv_widths(decoder), decoder.mlps
+    conv_widths, mlps, recurrent = _conv_widths(decoder), decoder.mlps, family.recurrent
     last = layers[decoder.last_attention]
     sizes, widths, kv_heads = _map_sizes(decoder, conv_widths)
     rotaries, rotary_of, length = _rotaries(decoder)
@@ -70,21 +73,25 @@ def describe(model: Any) -> DecoderSpec:
         logit_cap=read_field(config, "final_logit_softcapping"),
         clip=getattr(config, family.clip) if family.clip else None,
         widths=widths,
-        shapes=_shapes(last) | _bare_shapes(family, config.hidden_size),
+        shapes=_shapes(last, family) | _bare_shapes(family, config.hidden_size),
         eos_token_ids=_eos(model),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(conv_widths) else None,
         step_limits=_step_limits(decoder),
-        largest_step=2.0 if family.recurrent and switched(config, family.recurrent.doubled) else 1.0,
+        largest_step=2.0 if recurrent and switched(config, recurrent.doubled) else 1.0,
+        state_norm=(normed := recurrent is None or recurrent.normed is None or switched(config, recurrent.normed)),
+        norm_first=normed and recurrent is not None and switched(config, recurrent.norm_first),
+        both=tuple(range(len(layers))) if family.conv_beside else (),
         no_attention=mlps,
         no_mlp=tuple(layer for layer in range(len(layers)) if layer not in mlps) if family.halved else (),
         mixture=_mixture(decoder),
     )
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
-    attending = (layer for i, layer in enumerate(layers) if not conv_widths[i] and i not in mlps)
+    spec = replace(spec, map_scales=_map_scales(spec, config))
+    attending = (layer for i, layer in enumerate(layers) if spec.attends(i))
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
 
@@ -96,7 +103,7 @@ def _conv_widths(decoder: HFDecoder) -> tuple[int, ...]:
     recurrent = decoder.family.recurrent
     name = recurrent.taps if recurrent else "conv"
     conv_widths = tuple(0 if conv is None else getattr(conv, name).weight.shape[-1] for conv in convolutions)
-    if all(conv_widths):
+    if all(conv_widths) and not decoder.family.conv_beside:
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
     return conv_widths
 
@@ -106,6 +113,23 @@ def _state(family: Family, config: Any) -> StateSizes | None:
     if family.recurrent is None:
         return None
     return StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
+
+
+def _map_scales(spec: DecoderSpec, config: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """What weights and biases of linear maps are multiplied by (`DecoderSpec.map_scales`), those that are not 1."""
+    scales = {}
+    for module, names in spec.family.map_multipliers.items():
+        given, rows = getattr(config, names.outputs, None), np.ones(spec.out_width(module), np.float32)
+        if isinstance(given, (list, tuple)) and spec.state is not None:
+            state = spec.state
+            parts = state.values, state.values, state.keys, state.keys, state.heads
+            rows = np.repeat(np.asarray(given, np.float32), parts)
+        else:
+            rows *= np.float32(factor(config, names.outputs))
+        inputs = np.float32(factor(config, names.inputs))
+        if inputs != 1 or (rows != 1).any():
+            scales[module] = rows * inputs, rows
+    return scales
 
 
 def _step_limits(decoder: HFDecoder) -> tuple[float, float]:
@@ -187,11 +211,12 @@ def _mlp_widths(layers: Iterable[Any], family: Family) -> dict[str, tuple[int, i
     return {name: _widths(module) for name, module in known}
 
 
-def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(layer: Any, family: Family) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer with attention, without a convolution beside it."""
     shapes = {}
     for name, value in layer.named_parameters():
         module, _, kind = name.rpartition(".")
-        if "lora_" in name:
+        if "lora_" in name or (family.conv_beside and name.startswith(f"{family.conv}.")):
             continue
         shape = _widths(layer.get_submodule(module)) if value.ndim == 2 and kind == "weight" else tuple(value.shape)
         shapes[f"{module.removesuffix('.base_layer')}.{kind}"] = shape

@@ -61,7 +61,8 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
 
 def _check_window(manifest: Manifest) -> None:
     found = FIXED.get(manifest.flavour)
-    if found is None and any(cache.window is not None or cache.kind == CONV for cache in manifest.model.caches):
+    caches = [each for cache in manifest.model.caches for each in (cache, cache.beside) if each is not None]
+    if found is None and any(cache.window is not None or cache.kind == CONV for cache in caches):
         found = "a bundle whose layers keep windows of their own"
     if found is not None:
         raise ConfigError(f"draft {WINDOW!r} for {found}", "a KV cache of all tokens in memory", "leave draft out")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamspec.layer_cache import LAYER_KINDS, LayerCache
+from streamspec.layer_cache import BESIDE, LAYER_KINDS, LayerCache
 from streamspec.runtime.kv_cache.kept_place import KeptPlace
 from streamspec.step_graph import GraphFeatures
 
@@ -52,15 +52,21 @@ class CacheGroup:
 def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
     """Groups the layers of a graph's cache that keep something, in the order of their first layers."""
     grouped: dict[LayerCache, list[int]] = {}
+    beside: dict[LayerCache, list[int]] = {}  # last: a layer's parts are in the order of their groups
     for layer in range(features.cache_layers):
-        if LAYER_KINDS[features.cache(layer).kind].parts:
-            grouped.setdefault(features.cache(layer), []).append(layer)
+        cache = features.cache(layer)
+        if LAYER_KINDS[cache.kind].parts:
+            grouped.setdefault(cache.own, []).append(layer)
+        if cache.beside is not None:
+            beside.setdefault(cache.beside, []).append(layer)
     sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "one": 1, "H": features.hidden}
     return tuple(
         CacheGroup(tuple(layers), cache, heads or sizes[kind.heads], width or sizes[kind.width], part)
-        for cache, layers in grouped.items()
+        for prefix, groups in (("", grouped), (BESIDE, beside))
+        for cache, layers in groups.items()
         for kind in (LAYER_KINDS[cache.kind],)
-        for number, part in enumerate(kind.parts if cache.parts else (None,))
+        for number, name in enumerate(kind.parts if cache.parts or prefix else (None,))
+        for part in (name and f"{prefix}{name}",)
         for heads, width in (cache.size(number),)
     )
 

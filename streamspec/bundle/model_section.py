@@ -111,7 +111,7 @@ def check_model(model: ModelInfo, precision: str, files: Container[str], native:
 def without_defaults(model: dict[str, Any]) -> dict[str, Any]:
     """Removes the fields of `IF_ANY` that are empty, and cache sizes that equal the model's:
     manifests have never had them."""
-    for cache in model["caches"]:
-        for name in [name for name in (*MAX_SIZES, "parts") if not cache[name]]:
+    for cache in [each for layer in model["caches"] for each in (layer, layer["beside"]) if each]:
+        for name in [name for name in (*MAX_SIZES, "parts", "beside") if not cache[name]]:
             del cache[name]
     return {name: value for name, value in model.items() if value or name not in IF_ANY}

@@ -322,9 +322,11 @@ def _megabytes(count: int) -> str:
 
 def caches_in_words(caches: Sequence[LayerCache]) -> str:
     """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
-    counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
+    counts = Counter(_kept(cache) for cache in caches)
     return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
 
 
-def _kept(window: int | None) -> str:
-    return "everything" if window is None else f"a window of {window}"
+def _kept(cache: LayerCache) -> str:
+    whole = "everything" if cache.window is None else f"a window of {cache.window}"
+    kept = NOT_KEYS.get(cache.kind, whole)
+    return kept if cache.beside is None else f"{kept} and {_kept(cache.beside)}"

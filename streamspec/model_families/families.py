@@ -7,7 +7,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
+from streamspec.model_families.family import (
+    BOTH_LAYER,
+    MLP_LAYER,
+    STATE_LAYER,
+    Family,
+    MapMultipliers,
+    PerLayerInput,
+    RecurrentState,
+    StateSpace,
+)
 from streamspec.model_families.mixtures import mixtures
 from streamspec.model_families.not_computed import NOT_COMPUTED
 
@@ -160,6 +169,30 @@ FAMILIES = {
     "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
     "exaone": Family(),
+    "falcon_h1": replace(
+        _MAMBA,
+        final_norm="final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down=("feed_forward.down_proj",),
+        conv_beside=True,
+        recurrent=StateSpace(normed="mamba_rms_norm", norm_first="mamba_norm_before_gate"),
+        untuned=("mamba.out_proj",),
+        layer_kinds=(BOTH_LAYER,),
+        embedding_multiplier="embedding_multiplier",
+        logit_multiplier="lm_head_multiplier",
+        map_multipliers={
+            "self_attn.q_proj": MapMultipliers("attention_in_multiplier"),
+            "self_attn.k_proj": MapMultipliers("attention_in_multiplier", "key_multiplier"),
+            "self_attn.v_proj": MapMultipliers("attention_in_multiplier"),
+            "self_attn.o_proj": MapMultipliers(outputs="attention_out_multiplier"),
+            "mamba.in_proj": MapMultipliers("ssm_in_multiplier", "ssm_multipliers"),
+            "mamba.out_proj": MapMultipliers(outputs="ssm_out_multiplier"),
+            "feed_forward.gate_proj": MapMultipliers(outputs="mlp_multipliers.0"),
+            "feed_forward.down_proj": MapMultipliers(outputs="mlp_multipliers.1"),
+        },
+        ignored=_MAMBA.ignored | {"mamba_d_ssm", "num_logits_to_keep", "projectors_bias"},
+    ),
     "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
     "glm": _GLM,
     "glm4": replace(_GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"),
@@ -354,7 +387,6 @@ _MAMBA_2 = "layers with a recurrent state (Mamba-2)"
 # draft tree would need the state after its own ancestors
 # (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
 RECURRENT = {
-    "falcon_h1": f"{_MAMBA_2} beside attention in the same layers",
     "mamba2": f"{_MAMBA_2} and none of attention",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",
 }

@@ -14,6 +14,7 @@ from streamspec.layer_cache import RECURRENT, STATE_SPACE
 
 STATE_LAYER = "linear_attention"  # in the config's `layer_types`: one that keeps a recurrent state
 MLP_LAYER = "mlp"  # one that is an MLP alone
+BOTH_LAYER = "hybrid"  # one with attention and a recurrent state beside each other
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class RecurrentState:
     decay_bias: str = "dt_bias"
     norm: str = "norm"  # of what a head returns, before its gate
     eps: float | None = None  # of that norm, where it is not that of the others
+    normed: str | None = None  # config switch without which there is no such norm
+    norm_first: str | None = None  # config switch with which a state space's gates come after it
     doubled: str | None = None  # config switch: steps up to 2, not 1, so that a state may change its sign
     skip: str = ""  # of each head: the factor of its values that is added to what it returns
     by_key_head: bool = False  # each input map has side by side what it makes for a head of keys
@@ -58,6 +61,16 @@ class StateSpace(RecurrentState):
     widths: tuple[str, str] = ("mamba_d_state", "mamba_d_head")
     norm: str = "norm"  # of what the heads of a group return, after their gates
     skip: str = "D"
+
+
+@dataclass(frozen=True)
+class MapMultipliers:
+    """Config fields by which the inputs and the outputs of a linear map of a layer are multiplied, '' for none; `.0`
+    after one: the first of its list. Of a state space's input map, `outputs` may be a list: of gates, values, keys,
+    queries and steps."""
+
+    inputs: str = ""
+    outputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,7 @@ class Family:
     activation: str = "silu"  # of the MLP, where no config field says it
     activation_module: str | None = None  # that holds the parameters of an activation, where it may have some
     conv: str | None = None  # short convolution in place of attention, in the layers that have one
+    conv_beside: bool = False  # all layers have it, beside attention: both read the same rows, what they give adds up
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
@@ -142,6 +156,8 @@ class Family:
     residual_multiplier: str | None = None
     logit_multiplier: str | None = None
     logit_divisor: str | None = None
+    # By name of a layer's linear map; outputs are multiplied with their bias.
+    map_multipliers: Mapping[str, MapMultipliers] = field(default_factory=dict)
     needed: tuple[str, ...] = ()  # config fields without which its Hugging Face model does not run
     shared_kv: str | None = None  # config field: so many last layers attend to the K/V of the last of their kind below
     value_norm: bool = False  # values of each head over their root mean square
@@ -172,14 +188,16 @@ class Family:
             self.logit_divisor,
             self.shared_kv,
             self.per_layer_input and self.per_layer_input.width,
-            self.recurrent and self.recurrent.doubled,
+            *((rule.doubled, rule.normed, rule.norm_first) if (rule := self.recurrent) else ()),
+            *(name.partition(".")[0] for each in self.map_multipliers.values() for name in (each.inputs, each.outputs)),
             *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
         )
-        return {switch for switch in named if isinstance(switch, str)}
+        return {switch for switch in named if isinstance(switch, str) and switch}
 
     def convolves(self, config: Any) -> bool:
-        """Whether layers of the model with this config have a short convolution in place of attention."""
-        return self.conv is not None and self.layer_kinds[1] in (getattr(config, "layer_types", None) or ())
+        """Whether layers of the model with this config have a short convolution, in place of attention or beside it."""
+        kinds = getattr(config, "layer_types", None) or ()
+        return self.conv_beside or (self.conv is not None and self.layer_kinds[1] in kinds)
 
     @property
     def halved(self) -> bool:
@@ -233,5 +251,10 @@ def switched(config: Any, switch: bool | str | None) -> bool:
 
 
 def factor(config: Any, name: str | None) -> float:
-    """The number in the config field `name`; 1 for a field that a family does not have."""
-    return 1.0 if name is None else float(getattr(config, name))
+    """The number in the config field `name`, `.0` after it: the first of its list; 1 for a field that a family does not
+    have."""
+    if not name:
+        return 1.0
+    field_name, _, number = name.partition(".")
+    value = getattr(config, field_name)
+    return float(value[int(number)] if number else value)

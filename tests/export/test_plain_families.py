@@ -18,8 +18,9 @@ from tests.support.tiny_exports import save_base, tiny_model
 
 STATE, HYBRID = "keep a recurrent state", "granitemoehybrid+mamba"
 HALVED, HALF = "nemotron_h", "are attention or an MLP alone"
+BOTH = "falcon_h1"
 FAMILIES = {"qwen3_5_text": STATE, HYBRID: STATE, "ernie4_5_moe": "have mixtures of experts"}
-FAMILIES |= {"gpt_oss": "have attention sinks", HALVED: HALF}
+FAMILIES |= {"gpt_oss": "have attention sinks", HALVED: HALF, BOTH: STATE}
 OWN = {HALVED: {"layers_block_type": ["full_attention", "mlp"] * 2}}
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"target": Target(static=True)}, "--static"),
@@ -27,7 +28,9 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"self_draft": "1"}, "--self-draft"),
 ]
 CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family not in (HYBRID, HALVED)]
-CASES += [(family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID)]
+CASES += [
+    (family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID, BOTH)
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_pa
 @pytest.mark.parametrize(
     ("family", "method", "why"),
     [
-        *((family, "streaming", STATE) for family in ("qwen3_5_text", HYBRID)),
+        *((family, "streaming", STATE) for family in ("qwen3_5_text", HYBRID, BOTH)),
         ("gpt_oss", "dflash", "have mixtures"),
         *((HALVED, method, HALF) for method in ("streaming", "eagle", "dflash")),
     ],

@@ -88,8 +88,9 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
         if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             count = heads if stem.endswith("q_proj") else kv_heads
             values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if ".linear_attn." in name:
-            values, name = recurrent(values, name, model.config)
+        if ".linear_attn." in name or architecture == "falcon-h1":
+            laid_out = recurrent if ".linear_attn." in name else beside_attention
+            values, name = laid_out(values, name, model.config)
             stem, _, suffix = name.rpartition(".")
         elif architecture in ONE_ADDED and name.endswith("norm.weight"):
             values = values + np.float32(1)
@@ -110,7 +111,8 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             stem, suffix = name, "weight" if suffix == "sinks" else "bias"
         if suffix == "e_score_correction_bias":
             stem, suffix, values = f"{stem.replace('gate.', '')}.e_score_correction", "bias", values.squeeze(0)
-        path = f"{names.get_name(stem)}.{suffix}" if suffix in ("weight", "bias") else str(names.get_name(name))
+        named = suffix in ("weight", "bias") and not stem.endswith("pre_ff_layernorm")  # which llama.cpp has without
+        path = f"{names.get_name(stem)}.{suffix}" if named else str(names.get_name(name))
         found[path] = np.ascontiguousarray(values)
     for name, pieces in stacked.items():
         stem, _, suffix = name.rpartition(".")
@@ -148,6 +150,37 @@ def recurrent(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, s
     if part == "dt_bias":
         return values[order], name.replace("dt_bias", "dt_proj.bias")
     return (values[order] if part in ("in_proj_a", "in_proj_b") else values), name
+
+
+def multiplier(name: str, config: Any) -> np.ndarray:
+    """What llama.cpp's converter multiplies a tensor of Falcon-H1 by: a number, or one for each row."""
+    keys, (gate, down) = config.mamba_n_groups * config.mamba_d_state, config.mlp_multipliers
+    parts = config.mamba_d_ssm, config.mamba_d_ssm, keys, keys, config.mamba_n_heads
+    given = {
+        "q_proj": config.attention_in_multiplier,
+        "k_proj": config.key_multiplier * config.attention_in_multiplier,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "in_proj": np.repeat(config.ssm_multipliers, parts)[:, None] * config.ssm_in_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "gate_proj": gate,
+        "down_proj": down,
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+    }
+    return np.asarray(given.get(name.split(".")[-2], 1.0), np.float32)
+
+
+def beside_attention(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:
+    """A tensor of Falcon-H1, and its name."""
+    values, part = values * multiplier(name, config), name.partition(".mamba.")[2]
+    if part == "conv1d.weight":
+        values = values.squeeze(1)
+    elif part == "norm.weight":
+        values = values.reshape(config.mamba_n_groups, -1)
+    elif part in ("A_log", "D"):
+        values = (-np.exp(values) if part == "A_log" else values)[:, None]
+    return values, name.replace("mamba.dt_bias", "mamba.dt_proj.bias")
 
 
 def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:

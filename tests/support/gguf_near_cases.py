@@ -10,6 +10,36 @@ from tests.support import gguf_files as files
 from tests.support.gguf_positions import LENGTH, LLAMA3, ONE, YARN, llama3_divisors
 
 VOCABULARY = len(files.bpe_vocabulary()["tokens"])
+_FALCON: dict[str, Any] = {
+    "head_dim": 24,
+    "rope_parameters": ONE | {"rope_theta": 1e11},
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 0.3,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "key_multiplier": 0.6,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.4, 0.6, 1.5, 0.8],
+    "mlp_multipliers": [1.6, 0.7],
+}
+_FALCON_KEYS = {
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "rope.freq_base": 1e11,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 96,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 6,
+    "ssm.group_count": 2,
+    "vocab_size": VOCABULARY,
+}
 # architecture, model_type, config fields, further keys, further tensors
 Case = tuple[str, str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]
 NEAR: dict[str, Case] = {
@@ -146,6 +176,14 @@ NEAR |= {
         | _HEADS
         | {"expert_feed_forward_length": 96, "attention.sliding_window": 8, "rope.freq_base": 1e6}
         | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": LENGTH},
+        {},
+    ),
+    "falcon-h1": ("falcon-h1", "falcon_h1", _FALCON, _FALCON_KEYS, {}),
+    "falcon-h1 with norms": (
+        "falcon-h1",
+        "falcon_h1",
+        _FALCON | {"mamba_rms_norm": True, "mamba_conv_bias": False, "mlp_bias": True},
+        _FALCON_KEYS,
         {},
     ),
     "qwen3.5": (

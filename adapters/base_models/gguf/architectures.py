@@ -399,6 +399,28 @@ ARCHITECTURES = {
         turned=True,
         more=rules.gpt_oss,
     ),
+    "falcon-h1": Architecture(  # whose multipliers the file has in the weights
+        "falcon_h1",
+        _names(
+            {"output_norm": "model.final_layernorm"},
+            ffn_norm="pre_ff_layernorm",
+            ffn_gate="feed_forward.gate_proj",
+            ffn_up="feed_forward.up_proj",
+            ffn_down="feed_forward.down_proj",
+            ssm_in="mamba.in_proj",
+            ssm_conv1d="mamba.conv1d",
+            ssm_a="mamba.A_log",
+            ssm_d="mamba.D",
+            ssm_dt="mamba.dt_bias",
+            ssm_norm="mamba.norm",
+            ssm_out="mamba.out_proj",
+        ),
+        fixed={"mamba_norm_before_gate": False},
+        biases={"mamba_conv_bias": "ssm_conv1d", "mamba_rms_norm": "ssm_norm", "mlp_bias": "ffn_down"},
+        layout="falcon-h1",
+        head_dim=True,
+        more=rules.falcon_h1,
+    ),
     "qwen35": Architecture(
         "qwen3_5_text",
         _names(

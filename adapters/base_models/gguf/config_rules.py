@@ -177,14 +177,34 @@ def gpt_oss(keys: Keys, config: Config) -> None:
         config["rope_parameters"]["truncate"] = False
 
 
-def qwen35(keys: Keys, config: Config) -> None:
-    """Each fourth layer attends, the others keep a recurrent state."""
-    layers, sizes = config["num_hidden_layers"], {name: keys.whole(f"ssm.{name}") for name in STATE}
+def _state(keys: Keys) -> dict[str, int]:
+    """Sizes of recurrent states, by the keys' names."""
+    sizes = {name: keys.whole(f"ssm.{name}") for name in STATE}
     key_heads, heads = sizes["group_count"], sizes["time_step_rank"]
     if heads % key_heads:
         keys.refuse("ssm.time_step_rank", heads, f"a multiple of {key_heads}, the heads of keys")
     if sizes["inner_size"] % heads:
         keys.refuse("ssm.inner_size", sizes["inner_size"], f"a multiple of {heads}, the heads of values")
+    return sizes
+
+
+def falcon_h1(keys: Keys, config: Config) -> None:
+    sizes = _state(keys)
+    heads = sizes["time_step_rank"]
+    config |= {
+        "mamba_d_conv": sizes["conv_kernel"],
+        "mamba_d_state": sizes["state_size"],
+        "mamba_n_groups": sizes["group_count"],
+        "mamba_n_heads": heads,
+        "mamba_d_ssm": sizes["inner_size"],
+        "mamba_d_head": sizes["inner_size"] // heads,
+    }
+
+
+def qwen35(keys: Keys, config: Config) -> None:
+    """Each fourth layer attends, the others keep a recurrent state."""
+    layers, sizes = config["num_hidden_layers"], _state(keys)
+    key_heads, heads = sizes["group_count"], sizes["time_step_rank"]
     config["linear_conv_kernel_dim"] = sizes["conv_kernel"]
     config["linear_num_key_heads"], config["linear_key_head_dim"] = key_heads, sizes["state_size"]
     config["linear_num_value_heads"], config["linear_value_head_dim"] = heads, sizes["inner_size"] // heads

@@ -345,8 +345,7 @@ def _state_decay(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> 
     """Of each value head, as exp(A_log) below 0."""
 
     def change(values: Values) -> Values:
-        with np.errstate(invalid="ignore", divide="ignore"):  # refused as any NaN or infinity
-            return np.asarray(np.log(-_grouped(values, 1, config)))
+        return _logarithm(_grouped(values, 1, config))
 
     return [Parameter(name.removesuffix("."), tensor.shape, tensor, change)]
 
@@ -355,6 +354,27 @@ def _state_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> l
     """Of each value head, a parameter that is not the bias of a module."""
     path = name.removesuffix(".bias")
     return [Parameter(path, tensor.shape, tensor, lambda values: _grouped(values, 1, config))]
+
+
+def _flat(suffix: str, change: Change | None = None) -> Layout:
+    """Numbers in a column, or in the rows of groups, of a parameter whose name ends with `suffix`."""
+
+    def layout(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+        path = f"{name.rpartition('.')[0]}{suffix}"
+
+        def flat(values: Values) -> Values:
+            values = values.reshape(-1)
+            return values if change is None else change(values)
+
+        return [Parameter(path, (math.prod(tensor.shape),), tensor, flat)]
+
+    return layout
+
+
+def _logarithm(values: NDArray[Any]) -> NDArray[Any]:
+    """A_log of -exp(A_log)."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # refused as any NaN or infinity
+        return np.asarray(np.log(-values))
 
 
 def _as_stored(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
@@ -385,6 +405,14 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
     "gpt-oss": {("attn_sinks", "weight"): _sinks},
+    "falcon-h1": {
+        ("ffn_norm", ""): _flat(".weight"),  # without the suffix in the file
+        ("ssm_norm", "weight"): _flat(".weight"),
+        ("ssm_conv1d", "weight"): _depthwise,
+        ("ssm_a", ""): _flat("", _logarithm),
+        ("ssm_d", ""): _flat(""),
+        ("ssm_dt", "bias"): _flat(""),
+    },
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
     "qwen35": {
         ("attn_qkv", "weight"): _value_heads(_after_keys),

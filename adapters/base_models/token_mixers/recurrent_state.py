@@ -8,6 +8,7 @@ tests/export/graphs/test_dynamic_step_graph.py covers it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ def state_space(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache
         out: Tensor = module(hidden)
         return out
     heads, keys = module.num_heads, module.n_groups * module.ssm_state_size
-    gate, inputs, step = module.in_proj(hidden).split([module.intermediate_size, module.conv_dim, heads], -1)
+    mapped = module.in_proj(hidden * getattr(module, "ssm_in_multiplier", 1.0)) * getattr(module, "mup_vector", 1.0)
+    gate, inputs, step = mapped.split([module.intermediate_size, module.conv_dim, heads], -1)
     step = nn.functional.softplus(step + module.dt_bias).clamp(*module.time_step_limit)
     decay = -module.A_log.exp() * step
     mixed, decay, step, parents = _kept(module, inputs, decay, step, mask, cache, index)
@@ -78,8 +80,18 @@ def state_space(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache
         state = states.before(row) * decay[:, row, :, None, None].exp()
         state = states.keep(row, state + k[:, row, :, :, None] * new[:, :, None])
         outputs.append((state * q[:, row, :, :, None]).sum(-2) + v[:, row] * module.D[:, None])
-    out = module.out_proj(module.norm(torch.stack(outputs[-hidden.shape[1] :], 1).flatten(-2), gate))
+    returned = torch.stack(outputs[-hidden.shape[1] :], 1).flatten(-2)
+    without = isinstance(module.norm, nn.Identity)
+    out = module.out_proj(returned * nn.functional.silu(gate) if without else module.norm(returned, gate))
     return out
+
+
+def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
+    """Gives a module of Mamba-2 in float32 those of its gates, values, keys, queries and steps: transformers holds them
+    in the dtype that the model was loaded in."""
+    values, keys = module.intermediate_size, module.n_groups * module.ssm_state_size
+    counts = torch.tensor([values, values, keys, keys, module.num_heads])
+    module.mup_vector = torch.tensor(multipliers, dtype=torch.float32).repeat_interleave(counts)[None, None]
 
 
 RULES = {RECURRENT: delta_rule, STATE_SPACE: state_space}

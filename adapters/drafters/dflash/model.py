@@ -188,10 +188,12 @@ def like_last(decoder: HFDecoder, count: int) -> list[int]:
 
 
 def own_layer(decoder: HFDecoder, index: int) -> nn.Module:
-    """A trainable copy of a layer in float32, its maps plain ones and its norms with weights."""
-    layer = copy.deepcopy(decoder.layers[index])
+    """A trainable copy of a layer in float32, its maps plain ones and its norms with weights; of attention and a
+    convolution beside it attention alone."""
+    family, layer = decoder.family, copy.deepcopy(decoder.layers[index])
+    if family.conv_beside:
+        delattr(layer, str(family.conv))
     plain_maps(layer)
-    family = decoder.family
     names = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
     for name in filter(None, names if family.bare_norms else ()):
         layer.set_submodule(name, weighted(layer.get_submodule(name), decoder))

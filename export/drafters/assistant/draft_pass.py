@@ -109,7 +109,7 @@ class AssistantPass(DraftLayerPass):
             with g.named(f"layers.{layer}"):
                 normed, residual = decoder.enter(g, residual, layer)
                 mixed = self._mixed(g, normed, rows, count, layer, rotary)
-                residual = decoder.leave(g, mixed, normed, residual, rows, layer, decoder.linear)
+                residual = decoder.leave(g, [mixed], normed, residual, rows, layer, decoder.linear)
         finished = decoder.finish(g, residual)
         goes_on = number + 1 < self.spec.passes
         return DraftLevel(finished, feature=decoder.linear_map(g, finished, rows, self._own(AFTER)) if goes_on else "")

@@ -175,7 +175,7 @@ class StreamPass(ParallelDraftPass):
             with g.named("conv"):
                 main = accepted.last_inputs(g, present, conv_width - 1)
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
-            return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+            return decoder.leave(g, [mixed], normed, residual, rows, layer, self.linear)
         sizes = spec.at(layer)
         linear = GatedQueries(sizes, self.linear)
         plain = not (spec.kv_sources or self.spec.value_rotation or spec.family.sinks)
@@ -186,7 +186,7 @@ class StreamPass(ParallelDraftPass):
         else:
             heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, linear)
             mixed = group.mixed(g, layer, *heads_of, present)
-        return decoder.leave(g, linear.applied(g, mixed), normed, residual, rows, layer, self.linear)
+        return decoder.leave(g, [linear.applied(g, mixed)], normed, residual, rows, layer, self.linear)
 
 
 class StreamRows:

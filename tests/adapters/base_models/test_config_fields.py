@@ -26,7 +26,7 @@ from tests.support.tiny_models import options
 
 USUAL: dict[str, dict[str, Any]] = {  # what the defaults of transformers do not say as published models do
     "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2},
-    "bamba": {"attn_layer_indices": [9], "mamba_d_state": 128},
+    "bamba": {"attn_layer_indices": [9]},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "glm4_moe": {"head_dim": 128},
 }
@@ -95,10 +95,10 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ),
         (
             "granitemoehybrid",
-            {"layer_types": ["attention", "mamba"]},
-            "recurrent states of 256 x 64 (only multiples of",
+            {"layer_types": ["attention", "mamba"], "mamba_d_state": 520},
+            "recurrent states of 520 x 64 (only multiples of",
         ),
-        ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "mamba_d_state": 64}, "no layer of attention"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "mamba"]}, "no layer of attention"),
         ("nemotron_h", {"hybrid_override_pattern": "MEM*E"}, "layers of kind `moe` (only full_attention, linear_"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, "an MLP as its first layer"),
         ("nemotron_h", {"hybrid_override_pattern": "M-M-"}, "no layer of attention"),

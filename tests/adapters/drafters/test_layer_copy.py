@@ -77,6 +77,8 @@ def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, ex
     window = decoder.window(last) or length
     mask = torch.zeros(4, 1, length, length).masked_fill((back < 0) | (back >= window), torch.finfo(torch.float32).min)
     rotary = decoder.rotary_embeddings(hidden, positions)
+    if decoder.family.conv_beside:  # the drafter's layer has attention alone
+        delattr(decoder.layers[last], str(decoder.family.conv))
     expected = decoder.call_layer(last, hidden, mask, positions, rotary, DynamicCache())
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 

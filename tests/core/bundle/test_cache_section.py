@@ -10,11 +10,13 @@ import pytest
 
 from streamspec.bundle.manifest import FileInfo, Manifest
 from streamspec.errors import BundleError
-from streamspec.layer_cache import LayerCache
+from streamspec.layer_cache import STATE_WINDOW, LayerCache
 from streamspec.step_graph import COMPACTION, DYNAMIC, STATIC, GraphFeatures, inputs, outputs
 from tests.support.manifests import FILES, manifest
 
 SIZES = (LayerCache(heads=2, width=32), LayerCache("shared"))
+STATE = LayerCache("state_space", STATE_WINDOW, parts=(2, 16, 4, 32, 1, 192, 1, 8, 1, 32, 1, 1))
+BESIDE = (LayerCache(beside=STATE), STATE)
 CACHES = (LayerCache(window=8, dtype="float16"), LayerCache(dtype="float16"))
 
 
@@ -26,6 +28,8 @@ def complete(caches: tuple[LayerCache, ...]) -> Manifest:
 def test_a_manifest_keeps_what_layers_keep() -> None:
     assert Manifest.from_json(complete(CACHES).to_json()) == complete(CACHES)
     assert Manifest.from_json(complete(SIZES).to_json()) == complete(SIZES)
+    assert Manifest.from_json(complete(BESIDE).to_json()) == complete(BESIDE)
+    assert "beside" not in complete((STATE, STATE)).to_json()
     assert "width" not in complete(CACHES).to_json()
 
 
@@ -36,6 +40,34 @@ def test_a_layer_that_keeps_nothing_has_no_inputs() -> None:
     assert len(caches) == 4
     with pytest.raises(BundleError, match="a first layer that keeps nothing"):
         Manifest.from_json(complete(SIZES[::-1]).to_json())
+
+
+def test_a_layer_has_inputs_for_what_it_keeps_beside_its_keys() -> None:
+    features = GraphFeatures(2, 1, 8, 257, caches=BESIDE)
+    caches = {row.name: row.dims for row in inputs(DYNAMIC, features) if row.name.startswith("past_key_values.")}
+    assert caches["past_key_values.0.key"] == (1, 1, "S", 8)
+    ring = f"S{STATE_WINDOW}"
+    assert caches["past_key_values.0.beside_key"] == caches["past_key_values.1.key"] == (1, 2, ring, 16)
+    assert caches["past_key_values.0.beside_mark"] == (1, 1, ring, 1) and len(caches) == 2 + 6 + 6
+    fixed = {row.name: row.dims for row in inputs(STATIC, replace(features, rows=4, slots=1000))}
+    assert (fixed["past_key_values.0.key"][2], fixed["past_key_values.0.beside_key"][2]) == (1000, 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda c: c[0]["beside"].update(window=8), r"caches\[0\].beside.parts"),
+        (lambda c: c[0]["beside"].update(kind="other"), r"caches\[0\].beside.kind"),
+        (lambda c: c[0]["beside"].update(dtype="float16"), "all of one dtype"),
+        (lambda c: c[0].update(beside=5), r"caches\[0\].beside"),
+        (lambda c: c[1].update(beside=c[0]["beside"]), r"caches\[1\].kind is .state_space.*expected attention"),
+    ],
+)
+def test_what_makes_no_sense_beside_attention_is_refused(change: Any, field: str) -> None:
+    content = json.loads(complete(BESIDE).to_json())
+    change(content["model"]["caches"])
+    with pytest.raises(BundleError, match=field):
+        Manifest.from_json(json.dumps(content))
 
 
 def test_layers_that_keep_everything_are_not_mentioned() -> None:

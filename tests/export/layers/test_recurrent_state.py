@@ -31,7 +31,9 @@ from tests.support import tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-DELTA, MAMBA, OLMO, HALVED = FAMILIES = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid", "nemotron_h"
+DELTA, MAMBA, OLMO, HALVED, BOTH = "qwen3_5_text", "granitemoehybrid+mamba", "olmo_hybrid", "nemotron_h", "falcon_h1"
+FAMILIES = DELTA, MAMBA, OLMO, HALVED, BOTH
+NORMED, GATED = f"{BOTH}+normed", f"{BOTH}+gated_last"  # with a norm before or after the gates
 NEXT = "qwen3_next"  # with experts
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
@@ -39,6 +41,8 @@ TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (DELTA, "int4"): "medusa", (MAMBA, "fp32"): "hydra"}
 MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int4"): "jakiro"}
 MADE |= {(NEXT, "int8"): "medusa", (HALVED, "fp32"): "medusa", (HALVED, "int4"): "medusa"}
+MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (BOTH, "int4"): "dflash", (NORMED, "int8"): "hydra"}
+MADE |= {(GATED, "int4"): "mtp"}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -47,7 +51,7 @@ def model(family: str = DELTA) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("recurrent") for family in (*FAMILIES, NEXT)}
+    folders = {family: tmp_path_factory.mktemp("recurrent") for family in (*FAMILIES, NEXT, NORMED, GATED)}
     for family, folder in folders.items():
         model(family).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
@@ -62,7 +66,9 @@ def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         adapter = save_random(folder.parent / "adapter", base, fresh_drafter(model(family), drafter), drafter)
         manifest = export_bundle(bases[family], adapter, folder, precision, progress=lambda line: None)
         assert manifest.method == drafter and (precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4)
-        assert [cache.window for cache in manifest.model.caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * 3
+        caches = [cache.beside or cache for cache in manifest.model.caches]
+        states = 4 if family.startswith(BOTH) else 3
+        assert [cache.window for cache in caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * states
     return folders
 
 
@@ -77,6 +83,10 @@ RUNS = [
     (OLMO, "int4", "native"),
     (NEXT, "int8", "native"),
     (HALVED, "int4", "cpu"),
+    (BOTH, "int8", "cpu"),
+    (BOTH, "int4", "native"),
+    (NORMED, "int8", "native"),
+    (GATED, "int4", "native"),
 ]
 
 
@@ -259,6 +269,7 @@ def test_a_conversation_goes_on_in_the_other_graph(
     [
         *((DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)),
         *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False), (HALVED, False)),
+        *((BOTH, False), (NORMED, True), (GATED, False)),
     ],
 )
 def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
@@ -273,7 +284,7 @@ def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: boo
 
 
 @pytest.mark.parametrize(
-    ("family", "own"), [*((family, {}) for family in (*FAMILIES, NEXT)), (HALVED, {"conv_kernel": 1})]
+    ("family", "own"), [*((family, {}) for family in (*FAMILIES, NEXT, NORMED, GATED)), (HALVED, {"conv_kernel": 1})]
 )
 def test_rows_of_a_tree_are_those_of_pytorch(family: str, own: dict[str, int], tmp_path: Path) -> None:
     tiny = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT, **own)
@@ -285,6 +296,22 @@ def test_rows_of_a_tree_are_those_of_pytorch(family: str, own: dict[str, int], t
     steps.prefill(context)
     found = steps.step(drafted, np.asarray(tree.depths), tree.mask())["logits"]
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+def test_multipliers_are_not_rounded_to_the_dtype_of_the_files(tmp_path: Path) -> None:
+    """transformers rounds its vector of those of a state space to it."""
+    rounded = model(BOTH).bfloat16()
+    rounded.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    manifest = export_bundle(tmp_path / "base", None, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert manifest.parity["plain"]["relative"] < 1e-5
+    ids = random_tokens(80)
+    exact = type(rounded).from_pretrained(tmp_path / "base", dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = exact(torch.tensor([ids])).logits[0].numpy()
+    session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
+    known = np.isfinite(ours := session.score(ids))
+    assert np.abs(ours[known] - expected[known]).max() < 1e-4 * expected.std()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

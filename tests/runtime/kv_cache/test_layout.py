@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.layer_cache import LayerCache, window_slots
+from streamspec.layer_cache import STATE_BLOCK, STATE_WINDOW, LayerCache, window_slots
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.kv_cache.kept_place import REACH
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
@@ -29,6 +29,21 @@ def test_layers_that_keep_the_same_share_an_array() -> None:
     assert rings.shape(7) == (2, 2, 1, 1, 7, 4) and rings.bytes(7) == 2 * 2 * 7 * 4 * 4
     half = CacheGroup((0,), LayerCache(dtype="float16"), 1, 4)
     assert half.name == "rows" and half.bytes(7) == 2 * 7 * 4 * 2
+
+
+def test_what_a_layer_keeps_beside_its_keys_is_grouped_apart() -> None:
+    sizes = (2, 16, 4, 32, 1, 192, 1, 8, 1, 32, 1, 1)
+    state = LayerCache("state_space", STATE_WINDOW, parts=sizes)
+    cache = KeyValueCache(cache_groups(GraphFeatures(2, 1, 4, 0, caches=(state, LayerCache(beside=state)))), 2000)
+    names = [group.name for group in cache.groups]
+    assert len(set(names)) == len(names) == 6 + 1 + 6
+    assert names[6] == "rows" and names[7] == f"rows.state_space.beside_key.{STATE_WINDOW}"
+    alone, both = cache.views()
+    slots = STATE_WINDOW + STATE_BLOCK
+    parts = [(1, heads, slots, width) for heads, width in zip(sizes[::2], sizes[1::2], strict=True)]
+    assert [part.shape for part in alone] == parts
+    assert [part.shape for part in both] == [(1, 1, 2000, 4)] * 2 + parts  # as the graph's inputs are ordered
+    assert cache.max_call_rows == STATE_BLOCK
 
 
 def test_a_ring_takes_no_more_than_its_slots() -> None:
