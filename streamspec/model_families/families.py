@@ -7,7 +7,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
-from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, Family, PerLayerInput, RecurrentState, StateSpace
+from streamspec.model_families.family import (
+    MLP_LAYER,
+    STATE_LAYER,
+    Family,
+    MtpNames,
+    PerLayerInput,
+    RecurrentState,
+    StateSpace,
+)
 from streamspec.model_families.mixtures import mixtures
 from streamspec.model_families.not_computed import NOT_COMPUTED
 
@@ -319,7 +327,7 @@ FAMILIES = {
         conv_in=tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")),
         conv_out=("linear_attn.out_proj",),
         recurrent=RecurrentState(),
-        mtp="mtp.",
+        mtp=MtpNames(),
         layer_kinds=("full_attention", STATE_LAYER),
         ignored=_DELTA_SIZES,
     ),
