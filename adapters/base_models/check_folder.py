@@ -21,7 +21,7 @@ from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, one_line
 from streamspec.json_fields import parse_object
-from streamspec.model_families import family_of, turned_back
+from streamspec.model_families import FAMILIES, family_of, turned_back
 from streamspec.model_families.text_parts import TEXT_PARTS, text_name
 
 # Tables that older versions of transformers saved and newer ones compute.
@@ -39,7 +39,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     if modules := left_out(folder, config.model_type) if has_torch() else ():
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
-    check_tensors(folder, turned_back(config))
+    check_tensors(folder, config)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
@@ -65,10 +65,10 @@ def left_out(folder: Path, family: str) -> tuple[str, ...]:
     source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, AGAIN, infinite=True)
     if (model_type := str(source.get("model_type"))) not in TEXT_PARTS:
         return ()
-    stack, drafter = TEXT_PARTS[model_type].stack, family_of(family, f"{folder} is").mtp or ""
+    stack, drafter = TEXT_PARTS[model_type].stack, family_of(family, f"{folder} is").mtp
     others = (tensor.name for tensor in stored_tensors(folder) if not text_name(tensor.name, stack))
     modules = {name.removeprefix("model.").partition(".")[0] for name in others}
-    return tuple(sorted(modules - {drafter.removesuffix(".")}))
+    return tuple(sorted(modules - ({drafter.beside.removesuffix(".")} if drafter else set())))
 
 
 def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
@@ -86,10 +86,11 @@ def ends_beyond(folder: Path, config: BaseConfig) -> list[str]:
     return list(beyond)
 
 
-def check_tensors(folder: Path, packed: bool) -> None:
-    """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes. `packed`: some as blocks
-    with scales."""
+def check_tensors(folder: Path, config: BaseConfig) -> None:
+    """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes, and at most layers for
+    multi-token prediction besides."""
     check_names(folder)
+    packed, drafter = turned_back(config), FAMILIES[config.model_type].mtp
     for tensor in stored_tensors(folder):  # cut files are named before transformers reads them
         if packed and BLOCKS.search(tensor.name):
             usable = tensor.dtype == "U8"
@@ -107,7 +108,8 @@ def check_tensors(folder: Path, packed: bool) -> None:
             "a config and weights of one model",
             AGAIN,
         ) from None
-    besides = [name for name in besides if not HARMLESS.search(name)]
+    drafting = drafter.numbered(besides, config.num_hidden_layers) if drafter else {}
+    besides = [name for name in besides if not HARMLESS.search(name) and name not in drafting]
     groups = {"no": missing, "besides its tensors": besides, "with another shape": shapes}
     if faults := [f"{fault} {_some(names)}" for fault, names in groups.items() if names]:
         raise BaseModelError(

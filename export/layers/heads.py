@@ -92,7 +92,7 @@ class AttentionHeads:
         can."""
         spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixers(layer)[0].before
         borrows = self.spec.source(layer) != layer
-        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
+        kinds = self.spec.turns(layer)
         alone = borrows or (len(maps) == len(family.qkv) and not family.value_norm and spec.clip is None)
         turns = kinds is None or kinds[0] == kinds[1]
         norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
@@ -133,7 +133,7 @@ class AttentionHeads:
 
     def _turned(self, g: Scope, q: str, k: str, layer: int, rotary: Tables) -> tuple[str, str]:
         """Rotated queries and keys, where the layer rotates them."""
-        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
+        kinds = self.spec.turns(layer)
         if kinds is None:
             return q, k
         spec = self.spec.at(layer)

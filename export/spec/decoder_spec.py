@@ -274,6 +274,10 @@ class DecoderSpec:
         mixed = self.mixture and self.mlp_kind(self.last_attention) == "experts"
         return self.mixture.active * self.mixture.width if self.mixture and mixed else self.intermediate
 
+    def turns(self, layer: int) -> tuple[int, int] | None:
+        """The kinds of rotary embedding of a layer; of one that is not described those of the last with attention."""
+        return self.rotary_of[layer if layer < len(self.rotary_of) else self.last_attention]
+
     def rotated(self, kind: int) -> int:
         """Leading numbers of each head that a kind of rotary embedding turns."""
         return 2 * len(self.rotaries[kind].inv_freq)

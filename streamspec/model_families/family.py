@@ -6,7 +6,7 @@ One decoder template reads a description, in training (`adapters/base_models/hf_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,37 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class MtpNames:
+    """What a checkpoint calls the parts of its layers for multi-token prediction. `layer`: what the names of a layer's
+    own parts begin with, by its number; `beside`: those of what is around it. `copies`: of the target's tables, which
+    serve in their place."""
+
+    layer: str = "mtp.layers.{}."
+    beside: str = "mtp."
+    after_last: bool = False  # layers are counted on from the model's own, not from 0
+    embedding_norm: str = "pre_fc_norm_embedding"
+    state_norm: str = "pre_fc_norm_hidden"
+    map: str = "fc"  # of the embedding and the state, side by side
+    norm: str = "norm"  # of what the layer returns
+    copies: tuple[str, ...] = ()
+
+    def numbered(self, names: Iterable[str], layers: int) -> dict[str, int]:
+        """Of the tensors `names` in a checkpoint of a model of so many layers those of such layers, with the number of
+        each, from 0 on; 0 beside them. One after the model's own counts as such a layer if it has the map."""
+        begin, end = self.layer.split("{}")
+        first, found, maps = layers if self.after_last else 0, dict[str, int](), set[int]()
+        for name in names:
+            number = name.removeprefix(begin).partition(end)[0] if name.startswith(begin) else ""
+            if number.isdigit() and int(number) >= first:
+                found[name] = int(number) - first
+            elif not self.after_last and name.startswith(self.beside):
+                found[name] = 0
+            if name == f"{begin}{number}{end}{self.map}.weight":
+                maps.add(int(number) - first)
+        return {name: number for name, number in found.items() if number in maps or not self.after_last}
+
+
+@dataclass(frozen=True)
 class Family:
     """Module names are below the causal LM (`stack`), below the stack, or below a layer."""
 
@@ -165,7 +196,7 @@ class Family:
     per_layer_input: PerLayerInput | None = None
     mixture: Mixture | None = None
     packed: str | None = None  # `quant_method` of checkpoints whose weights transformers turns back exactly
-    mtp: str | None = None  # what the names of a checkpoint's layers for multi-token prediction begin with
+    mtp: MtpNames | None = None  # of a checkpoint's layers for multi-token prediction
     # Config fields of which one value is understood, or those of a tuple.
     only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in

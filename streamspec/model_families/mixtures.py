@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamspec.model_families.family import Family, Mixture, RecurrentState
+from streamspec.model_families.family import Family, Mixture, MtpNames, RecurrentState
 
 # Of training, and sizes that the modules show.
 _IGNORED = frozenset(
@@ -53,6 +53,16 @@ _LFM2 = Mixture(
     added=1e-6,
     scale="routed_scaling_factor",
 )
+_AFTER_LAST = MtpNames(
+    layer="model.layers.{}.",
+    beside="model.layers.{}.",
+    after_last=True,
+    embedding_norm="enorm",
+    state_norm="hnorm",
+    map="eh_proj",
+    norm="shared_head.norm",
+    copies=("embed_tokens.weight", "shared_head.head.weight"),
+)
 _ONE_GROUP = {"n_group": 1, "topk_group": 1}
 _ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
 _SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
@@ -96,7 +106,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             head_norms=dense["qwen3"].head_norms,
         ),
         "mellum": like(
-            "qwen3", Mixture(normalized="norm_topk_prob"), "mlp_layer_types", window_switch=None, mtp="mtp."
+            "qwen3", Mixture(normalized="norm_topk_prob"), "mlp_layer_types", window_switch=None, mtp=MtpNames()
         ),
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "exaone_moe": like(
@@ -107,7 +117,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             only=_ONE_GROUP,
             window_switch=None,
             local_rotary=True,
-            mtp="mtp.",
+            mtp=MtpNames(),
         ),
         "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
         "glm4_moe": like(
@@ -118,6 +128,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             head_norms=dense["qwen3"].head_norms,
             head_norm_switch="use_qk_norm",
             only=_ONE_GROUP,
+            mtp=_AFTER_LAST,
         ),
         "gpt_oss": like(
             "mistral",
@@ -151,6 +162,6 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             ),
             *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
             *("moe_layer_start_index", "moe_layer_end_index"),
-            mtp="model.mtp_",
+            mtp=MtpNames(layer="model.mtp_block.{}.", beside="model.mtp_"),
         ),
     }

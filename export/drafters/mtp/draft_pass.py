@@ -15,7 +15,7 @@ from __future__ import annotations
 from streamspec.export.drafters.draft_layer.draft_pass import ChosenRows, DraftBranch, DraftLayerPass, DraftLevel
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
 from streamspec.export.drafters.draft_pass import MainRows, own_weight
-from streamspec.export.drafters.mtp.spec import LABEL, MAP, NORM, PAIR, MtpSource
+from streamspec.export.drafters.mtp.spec import LABEL, MAP, NORM, PAIR, MtpSource, MtpSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
@@ -26,7 +26,8 @@ class MtpPass(DraftLayerPass):
 
     def own_decoder(self, decoder: Decoder, spec: DraftLayerSpec) -> Decoder:
         """Writes the layer, which is number `self.layer` of the target's `decoder`."""
-        return decoder.drafting(decoder.spec, MtpSource(decoder.source, spec, decoder.spec))
+        assert isinstance(spec, MtpSpec)
+        return decoder.drafting(spec.layer_of(decoder.spec), MtpSource(decoder.source, spec, decoder.spec))
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
         """Writes the layer's K/V of the main rows; returns its cache outputs."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import additive_mask
 from streamspec.export.drafters.draft_layer.reference import DraftsOfStates, level_paths, level_rows
@@ -25,14 +26,22 @@ class MtpReference(DraftReference):
 
     def __init__(self, model: ReferenceModel, spec: MtpSpec) -> None:
         self.model, self.spec, self.decoder = model, spec, model.decoder
-        tensors = {name: torch.as_tensor(array) for name, array in spec.tensors.items()}
         self.layer = copy.deepcopy(self.decoder.layer(self.decoder.last_attention))
-        self.layer.load_state_dict({name.removeprefix(LAYER): one for name, one in tensors.items() if LAYER in name})
+        state, around = self.layer.state_dict(), dict[str, Tensor]()
+        for name, array in spec.tensors.items():
+            inside = name.removeprefix(LAYER)
+            path, _, kind = inside.rpartition(".")
+            if inside == name:
+                around[name] = torch.tensor(array)
+            else:
+                place = expert_tensor(self.layer, path, kind) if EXPERT.fullmatch(path) else state[inside]
+                assert place is not None, name
+                place.copy_(torch.tensor(array))
         self.norms = {name: copy.deepcopy(self.decoder.norm) for name in (*PAIR, NORM)}
         for name, norm in self.norms.items():
             assert norm is not None
-            norm.load_state_dict({"weight": tensors[f"{name}.weight"]})
-        self.map = tensors[MAP]
+            norm.load_state_dict({"weight": around[f"{name}.weight"]})
+        self.map = around[MAP]
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
@@ -63,9 +72,10 @@ class MtpReference(DraftReference):
         joined = torch.cat([self.norms[name](one) for one, name in pair], dim=-1)  # type: ignore[misc]
         x = nn.functional.linear(joined, self.map)[None]
         positions = torch.arange(first, first + count)[None]
-        mask = additive_mask(torch.ones(count, first + count).tril(first).bool()[None, None], x.dtype)
+        sees = torch.ones(count, first + count).tril(first)
+        sees = sees if self.spec.window is None else sees.triu(first + 1 - self.spec.window)
+        mask = additive_mask(sees.bool()[None, None], x.dtype)
         rotary = self.decoder.rotary_embeddings(x, positions)
-        layer = self.decoder.last_attention
-        out = self.decoder.call_layer(layer, x, mask, positions, rotary, cache, module=self.layer)
+        out = self.decoder.call_layer(self.spec.like, x, mask, positions, rotary, cache, module=self.layer)
         state: Tensor = self.norms[NORM](out[0, -1:])  # type: ignore[misc]
         return state

@@ -7,20 +7,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.export.described_base import DescribedBase
 from streamspec.export.drafters.assistant.spec import AssistantSpec
 from streamspec.export.drafters.eagle3.spec import Eagle3Spec
-from streamspec.export.drafters.mtp.spec import MtpSpec, shapes
+from streamspec.export.drafters.mtp.spec import MtpSpec, one_by_one, own_name, shapes
 from streamspec.export.drafters.published.assistant_config import is_assistant, read_assistant
 from streamspec.export.drafters.published.block_config import kind_of
 from streamspec.export.drafters.published.eagle3_config import read_fields
 from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
-from streamspec.export.drafters.published.tensors import checked, expected_nodes
+from streamspec.export.drafters.published.tensors import FloatsOf, expected_nodes, mapped
 from streamspec.export.options import NO_DRAFTER, Progress
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
@@ -61,25 +59,37 @@ def read_published(folder: Path, described: DescribedBase, precision: Precision 
 
 def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> MtpSpec | None:
     """The layer that the base's checkpoint holds, None where there is none that is computed here: `say` gets a line
-    that tells which."""
-    begin, base = spec.family.mtp, described.base
-    if begin is None or base.gguf or base.stored_in:
+    that tells which. Of several layers the first, which goes on from its own states."""
+    names, base = spec.family.mtp, described.base
+    if names is None or base.gguf or base.stored_in:
         return None
-    found = {one.name.removeprefix(begin): one for one in stored_tensors(base.path) if one.name.startswith(begin)}
+    stored = {one.name: one for one in stored_tensors(base.path)}
+    found = names.numbered(stored, spec.layers)
     if not found:
         return None
+    first, more = spec.layers if names.after_last else 0, max(found.values())
+    named = {own_name(name, first, names): stored[name] for name, number in found.items() if number == 0}
+    named.pop("", None)
     try:
-        layers = {name.split(".")[1] for name in found if name.startswith("layers.")}
-        if len(layers) > 1:
-            raise AdapterError(f"{len(layers)} of them", "one, which goes on from its own states", NO_DRAFTER)
-        if spec.mixture is not None:
-            raise AdapterError(f"those of {spec.model_type}", "one beside a model without experts", NO_DRAFTER)
-        tensors = checked(base.path, found, lambda _: shapes(spec))
+        like = _attends_like(described, spec)
+        tensors = FloatsOf(one_by_one(mapped(base.path, named, lambda known: shapes(spec, known)), spec))
     except AdapterError as error:
         say(f"the checkpoint's MTP layers (multi-token prediction), left out: {error.found}; expected {error.expected}")
         return None
-    say(f"drafting with the checkpoint's own MTP layer (multi-token prediction; left out by --drafter {NO_DRAFTER})")
-    return MtpSpec(gamma=SHIPPED_TOKENS, tensors={name: one.astype(np.float32) for name, one in tensors.items()})
+    which = f"the first of the checkpoint's {more + 1} MTP layers" if more else "the checkpoint's own MTP layer"
+    say(f"drafting with {which} (multi-token prediction; left out by --drafter {NO_DRAFTER})")
+    return MtpSpec(gamma=SHIPPED_TOKENS, like=like, window=spec.windows[like], tensors=tensors)
+
+
+def _attends_like(described: DescribedBase, spec: DecoderSpec) -> int:
+    """The layer whose window and positions an MTP layer has. Raises AdapterError where nothing says which."""
+    attending = [layer for layer, width in enumerate(spec.conv_widths) if not width]
+    if len({(spec.windows[layer], spec.rotary_of[layer]) for layer in attending}) == 1:
+        return spec.last_attention
+    kinds, own = (getattr(described.config, name, None) or () for name in ("layer_types", "mtp_layer_types"))
+    if like := [layer for layer in attending if own and kinds[layer] == own[0]]:
+        return like[-1]
+    raise AdapterError("nothing says whether they have a window", "mtp_layer_types in config.json", NO_DRAFTER)
 
 
 def beside(head: Published, target: ReadTarget) -> tuple[Published, DraftTreeInfo, int]:

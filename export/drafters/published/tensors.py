@@ -4,7 +4,7 @@ tests/export/drafters/test_eagle3.py and test_published_block.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,47 @@ def checked(
 ) -> dict[str, Array]:
     """The tensors `stored` by their names, which are as `shapes_of` says. Raises AdapterError that names all that are
     missing, misshapen, unknown or not finite."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    if faults := tensor_faults(shapes, shapes_of(set(stored))):
-        raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
-    if odd := sorted(f"{name} ({tensor.dtype})" for name, tensor in stored.items() if tensor.dtype not in DTYPES):
-        raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(DTYPES), FETCH)
+    _check_described(folder, stored, shapes_of(set(stored)), DTYPES)
     tensors = {name: _array(tensor) for name, tensor in stored.items()}
     broken = [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]
     if broken:
         raise AdapterError(f"{folder}: {tensor_faults({}, {}, broken)}", "finite numbers", FETCH)
     return tensors
+
+
+def mapped(folder: Path, stored: Mapping[str, SafeTensor], shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
+    """The tensors `stored` of a base by their names as they lie in their files, mapped, for `FloatsOf`. Raises
+    AdapterError as `checked`; that they are finite was seen when the base's files were hashed."""
+    _check_described(folder, stored, shapes_of(set(stored)), FLOATS)
+    files = {file: np.memmap(file, np.uint8, "r") for file in {tensor.file for tensor in stored.values()}}
+    return {
+        name: files[one.file][one.start : one.start + one.size].view(FLOATS[one.dtype]).reshape(one.shape)
+        for name, one in stored.items()
+    }
+
+
+class FloatsOf(Mapping[str, Array]):
+    """Tensors that are mapped, in float32 where they are used."""
+
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self.tensors = tensors
+
+    def __getitem__(self, name: str) -> Array:
+        return widened(self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def _check_described(folder: Path, stored: Mapping[str, SafeTensor], shapes: Shapes, kinds: Mapping[str, str]) -> None:
+    """Raises AdapterError for tensors that are missing, misshapen or unknown, or not of one of the `kinds`."""
+    if faults := tensor_faults({name: tuple(tensor.shape) for name, tensor in stored.items()}, shapes):
+        raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
+    if odd := sorted(f"{name} ({tensor.dtype})" for name, tensor in stored.items() if tensor.dtype not in kinds):
+        raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(kinds), FETCH)
 
 
 def expected_nodes(spec: DraftSpec, candidates: int) -> DraftTreeInfo:

@@ -137,6 +137,7 @@ def _stack(decoder: Decoder, mixture: MixtureSpec, layer: int, parts: tuple[str,
             rounded=lambda: source.rounded(names),
             mix=source.mixed(names[0]),
             gated=UP in parts and decoder.gates(sizes[0]),
+            drafter=decoder.drafter,
             stored=lambda: stored_runs(source, [f"{name}.weight" for name in names]),
         )
 

@@ -44,7 +44,7 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         attention_scale=width**-0.5,
         attention_cap=cap,
         cache_dtype="float32",
-        ring=lambda layer: None,
+        ring=lambda layer, part: None,
         source=lambda layer: layer,
         at=lambda layer: spec,
     )
