@@ -142,7 +142,7 @@ def test_the_layer_drafts_what_transformers_drafts_at_every_place(
     assert followed > 2 * len(places)  # else a chain leaves the levels, which go on from the likeliest paths
 
 
-@pytest.fixture(scope="module", params=[("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "native")])
+@pytest.fixture(scope="module", params=[("fp32", "cpu"), ("int8", "native"), ("int4", "native")])
 def session(
     request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Session]]:
