@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.support import gguf_files as files
 from tests.support.gguf_positions import LENGTH, LLAMA3, ONE, YARN, llama3_divisors
+from tests.support.recurrent_families import FALCON_MULTIPLIERS
 
 VOCABULARY = len(files.bpe_vocabulary()["tokens"])
 _FALCON: dict[str, Any] = {
@@ -21,13 +22,7 @@ _FALCON: dict[str, Any] = {
     "mamba_norm_before_gate": False,
     "embedding_multiplier": 2.5,
     "lm_head_multiplier": 0.3,
-    "attention_in_multiplier": 0.8,
-    "attention_out_multiplier": 1.3,
-    "key_multiplier": 0.6,
-    "ssm_in_multiplier": 1.2,
-    "ssm_out_multiplier": 0.9,
-    "ssm_multipliers": [0.7, 1.4, 0.6, 1.5, 0.8],
-    "mlp_multipliers": [1.6, 0.7],
+    **FALCON_MULTIPLIERS,
 }
 _FALCON_KEYS = {
     "attention.key_length": 24,

@@ -16,6 +16,15 @@ DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+FALCON_MULTIPLIERS: dict[str, Any] = {  # of the maps of Falcon-H1's layers, none of them 1
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "key_multiplier": 0.6,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.4, 0.6, 1.5, 0.8],
+    "mlp_multipliers": [1.6, 0.7],
+}
 RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA
@@ -58,13 +67,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "mamba_rms_norm": False,
         "embedding_multiplier": 3.0,
         "lm_head_multiplier": 0.7,
-        "attention_in_multiplier": 0.8,
-        "attention_out_multiplier": 1.3,
-        "key_multiplier": 0.6,
-        "ssm_in_multiplier": 1.2,
-        "ssm_out_multiplier": 0.9,
-        "ssm_multipliers": [0.7, 1.4, 0.6, 1.5, 0.8],
-        "mlp_multipliers": [1.6, 0.7],
+        **FALCON_MULTIPLIERS,
     },
     "falcon_h1+normed": {
         "mamba_d_ssm": 96,
