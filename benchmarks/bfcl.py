@@ -1,5 +1,6 @@
 """Takes the tools of BFCL's questions and forces calls: are they taken, and do the arguments keep to their schemas?
 
+    pip install jsonschema pytest hypothesis
     pip download --no-deps bfcl-eval && unzip bfcl_eval-*.whl
     python -m benchmarks.bfcl bfcl_eval/data
 
