@@ -98,13 +98,15 @@ HELD = {
 
 
 def fields(kind: Any, where: str = "") -> Iterator[str]:
-    """Dotted names of all fields, those of the records in maps and lists, too."""
+    """Dotted names of all fields, those of the records in maps and lists, too; of a record within one of its own kind,
+    the name alone.
+    """
     types = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         inner = [
             one for one in (types[field.name], *typing.get_args(types[field.name])) if dataclasses.is_dataclass(one)
         ]
-        if inner:
+        if inner and inner[0] is not kind:
             yield from fields(inner[0], f"{where}{field.name}.")
         else:
             yield where + field.name
