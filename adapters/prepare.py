@@ -33,7 +33,7 @@ from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.dataset.tokenize import tokenize
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
-from streamspec.adapters.drafters.registry import check_drafted
+from streamspec.adapters.drafters.registry import AUTO, chosen_method
 from streamspec.adapters.early_checks import check_bits, check_layers, check_warm_start
 from streamspec.adapters.runs.budget import TimeBudget
 from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, check_out
@@ -83,7 +83,10 @@ def read_inputs(
     data, val = fingerprints(config.data), fingerprints(config.val or [])
     base = resolve_base(config.base)
     described = read_config(base.path)
-    check_drafted(config.method, described)
+    method = chosen_method(config.method, described)
+    if config.method == AUTO:
+        say(f"--method auto: {method}")
+        config = replace(config, method=method)
     ns = check_layers(config, base.model_type, described.num_hidden_layers)
     check_bits(config, described)
     target = read_target(config, base)

@@ -39,6 +39,8 @@ DRAFTERS = {
     "dflash": DFLASH,
     "lora": DrafterMethod(),
 }
+AUTO = "auto"
+CHOSEN = ("streaming", "eagle", "medusa")  # of auto: the first that can draft for the base's layers
 
 
 @dataclass
@@ -61,10 +63,22 @@ def readers(group: type) -> tuple[str, ...]:
     return tuple(name for name, row in DRAFTERS.items() if group in row.options)
 
 
+def chosen_method(method: str, base: BaseConfig) -> str:
+    """Returns the method; of `auto` the first of `CHOSEN` that can draft for the layers of this base. Raises
+    ConfigError if it cannot.
+    """
+    method = _able(base) if method == AUTO else method
+    check_drafted(method, base)
+    return method
+
+
 def check_drafted(method: str, base: BaseConfig) -> None:
     """Raises ConfigError if `method` cannot draft for the layers of this base."""
-    family = FAMILIES[base.model_type]
-    if (layers := DRAFTERS[method].unsupported_layers(family, base)) is not None:
+    if (layers := DRAFTERS[method].unsupported_layers(FAMILIES[base.model_type], base)) is not None:
         found = f"--method {method} for {base.model_type}, whose layers {layers}"
-        simple = next(name for name in ("eagle", "medusa") if DRAFTERS[name].unsupported_layers(family, base) is None)
-        raise ConfigError(found, "a drafter that reads states alone", f"take --method {simple}")
+        raise ConfigError(found, "a drafter for such layers", f"take --method {_able(base)}")
+
+
+def _able(base: BaseConfig) -> str:
+    family = FAMILIES[base.model_type]
+    return next(name for name in CHOSEN if DRAFTERS[name].unsupported_layers(family, base) is None)

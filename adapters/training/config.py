@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from streamspec.adapters.drafters.drafter_method import RECIPES, DrafterMethod
-from streamspec.adapters.drafters.registry import DRAFTERS, MethodOptions, readers
+from streamspec.adapters.drafters.registry import AUTO, CHOSEN, DRAFTERS, MethodOptions, readers
 from streamspec.adapters.training.continued import inherited, start_of
 from streamspec.adapters.training.option_rules import check_rules, expected
 from streamspec.data import COLUMNS
@@ -25,7 +25,6 @@ CLOCKS = ("wall", "cpu")
 BASE_BITS = (8, 4)
 TRACKERS = ("tensorboard", "wandb", "trackio")  # also the names of their packages
 MAX_TRAINED_GAMMA = 8
-AUTO = "auto"  # --format
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 Paths = str | Path | Sequence[str | Path]  # as given; a list of str from then on
 
@@ -75,9 +74,13 @@ class InputOptions:
         "what the data call their columns, as prompt=question,completion=answer",
         parse=parsed_columns,
     )
-    method: str = option("streaming", "how the model drafts; lora: a plain fine-tune", choices=tuple(DRAFTERS))
+    method: str = option(
+        "streaming",
+        f"how the model drafts; lora: a plain fine-tune; auto: {', else '.join(CHOSEN)}, as the base's layers allow",
+        choices=(AUTO, *DRAFTERS),
+    )
     recipe: str | None = option(
-        None, "default: joint; staged with a target adapter, a warm start or a draft layer", choices=RECIPES
+        None, "default: joint; staged with a target adapter, a warm start, a draft layer or auto", choices=RECIPES
     )
     target_adapter: Path | None = option(
         None, 'staged: folder of the task LoRA that is the target; "base": the base itself; default: trained first'
@@ -238,7 +241,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
             for name in taken.keys() - self.drafter.fixed:
                 setattr(self, name, taken[name])
         if self.recipe is None:
-            self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
+            staged = self.target_adapter or self.warm_start or self.method == AUTO  # which every drafter can
+            self.recipe = "staged" if staged else self.drafter.recipes[0]
         if self.tensorboard and self.report_to is None:
             self.report_to = "tensorboard"
         for option_field in fields(self):
@@ -248,8 +252,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
 
     @property
     def drafter(self) -> DrafterMethod:
-        """The row of the method."""
-        return DRAFTERS[self.method]
+        """The row of the method; of auto, until the base is read, that of the first it may be."""
+        return DRAFTERS[CHOSEN[0] if self.method == AUTO else self.method]
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -310,7 +314,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def _check_method(self) -> None:
         for option_field, group in grouped_fields():
             methods = readers(group)
-            if methods and self.method not in methods and getattr(self, option_field.name) != option_field.default:
+            taken = methods and (self.method in methods or (self.method == AUTO and CHOSEN[0] in methods))
+            if methods and not taken and getattr(self, option_field.name) != option_field.default:
                 raise ConfigError(
                     f"{flag(option_field.name)} with --method {self.method}",
                     f"--method {' or '.join(methods)}",

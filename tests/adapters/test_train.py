@@ -101,6 +101,14 @@ def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path
     assert 1 <= summary["tau"] <= 3
 
 
+def test_auto_writes_the_adapter_of_the_method_it_chose(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "out", method="auto", target_adapter=task, ns=1))
+    for name, saved in (("streamspec_config.json", None), ("training.json", "config")):
+        config = json.loads((tmp_path / "out" / name).read_text())
+        config = config[saved] if saved else config
+        assert (config["method"], config["recipe"]) == ("streaming", "staged")
+
+
 def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task))
     assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.drafters.registry import chosen_method
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import ConfigError
@@ -70,7 +71,7 @@ def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_pa
 def test_drafters_that_are_not_made_over_such_layers_are_refused(
     family: str, method: str, why: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    simple = "medusa" if family == HALVED else "eagle"
+    simple = {HALVED: "medusa", "gpt_oss": "streaming"}.get(family, "eagle")
     data, told = tmp_path / "data.jsonl", f"--method {method} for {name(family)}, whose layers {why}.*--method {simple}"
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
     with pytest.raises(ConfigError, match=told):
@@ -80,3 +81,11 @@ def test_drafters_that_are_not_made_over_such_layers_are_refused(
     adapter = save_random(tmp_path / "medusa", resolve_base(bases[family]), fresh_drafter(model, "medusa"), method)
     with pytest.raises(ConfigError, match=told):
         export_bundle(bases[family], adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [("llama", "streaming"), ("qwen3_5_text", "eagle"), (HALVED, "medusa"), ("gpt_oss", "streaming")],
+)
+def test_auto_is_the_first_method_that_drafts_for_the_layers(family: str, chosen: str) -> None:
+    assert chosen_method("auto", tiny_model(family, **OWN.get(family, {})).config) == chosen
