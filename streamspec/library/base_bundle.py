@@ -100,7 +100,8 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
         from streamspec.export import export_bundle
 
         if path.is_file():
-            _check_own_weights(path, precision)
+            if precision == OWN:
+                _check_embedding(path)
             say(_announcement(path, precision))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
@@ -111,14 +112,10 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
     return target
 
 
-def _check_own_weights(file: Path, precision: str) -> None:
-    """Raises ConfigError, before any work, for a GGUF file whose family or embedding the precision does not take."""
+def _check_embedding(file: Path) -> None:
+    """Raises ConfigError, before any work, for a GGUF file whose embedding is of a type that has no operator."""
     from streamspec.export.file_blocks.kinds import KINDS
-    from streamspec.export.weights.target import check_own_weights
 
-    if precision != OWN:
-        return
-    check_own_weights(file)
     table = read_gguf(file).tensors.get("token_embd.weight")
     if table is not None and table.kind_name not in KINDS:
         raise ConfigError(f"an embedding of type {table.kind_name}", f"one of {', '.join(KINDS)}", "use int8")

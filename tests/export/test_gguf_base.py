@@ -9,14 +9,19 @@ import numpy as np
 import onnx
 import pytest
 
+from streamspec import load
+from streamspec.adapters.base_models.gguf.lazy_tensors import parameters_at_rest
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
-from streamspec.errors import BaseModelError, ConfigError
+from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
-from streamspec.export.weights.target import alike, check_own_weights, resolve_readable
+from streamspec.export.weights.load_weights import ModelSource, load_model
+from streamspec.export.weights.model_spec import describe
+from streamspec.export.weights.target import alike, resolve_readable
 from tests.support import gguf_files
 from tests.support.gguf_cases import CASES, as_folder, made
 
@@ -91,14 +96,35 @@ def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Pa
     assert resolve_readable(file, quiet) == base
 
 
-def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:
-    file = written(tmp_path / "model.gguf", "starcoder2", gguf.GGMLQuantizationType.Q8_0)
-    with pytest.raises(
-        ConfigError, match=r"model\.gguf, of the family `starcoder2`, in the file's own weights; expected"
-    ):
-        export_bundle(file, None, tmp_path / "bundle", precision="gguf", progress=quiet)
-    assert not cache.exists()
-    check_own_weights(written(tmp_path / "experts.gguf", "mixtral"))
+@pytest.mark.parametrize("case", sorted(set(CASES) - set(READ)))
+def test_stored_rows_that_pytorch_reads_are_its_weights(case: str, tmp_path: Path) -> None:
+    base = resolve_base(written(tmp_path / "model.gguf", case, gguf.GGMLQuantizationType.Q8_0), quiet)
+    model = load_model(base, None, whole=False)
+    spec, compared = describe(model), 0
+    source, prefix = ModelSource(model, spec), f"{spec.stacked(spec.family.layers)}."
+    for name in parameters_at_rest(model):
+        stored = source.stored(name)
+        if stored is None:
+            continue
+        blocks = np.ascontiguousarray(stored.data)
+        values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[stored.kind]).reshape(-1, stored.columns)
+        of_layer = name.startswith(prefix)
+        weight = source.weight(name).reshape(values.shape) if of_layer else np.asarray(source.rows_of(name)[:])
+        assert np.array_equal(values, weight), name
+        compared += of_layer
+    assert compared >= 2 * spec.layers
+
+
+@pytest.mark.parametrize("case", ["qwen3.5", "falcon-h1", "gpt2", "phi3, long", "lfm2"])
+def test_in_its_own_weights_a_family_that_pytorch_reads_answers_alike(case: str, tmp_path: Path) -> None:
+    file = written(tmp_path / "model.gguf", case, gguf.GGMLQuantizationType.Q8_0)
+    manifest = export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=quiet)
+    assert manifest.precision == "gguf"
+    for graph in (manifest.parity, manifest.parity["native"]):  # with inputs in 8 bits
+        assert graph["plain"]["relative"] < 0.08
+    session = load(tmp_path / "bundle", threads=1)
+    plain, drafted = (session.generate([5, 6, 7] * 4, max_new_tokens=60, speculate=each) for each in (False, True))
+    assert plain.token_ids == drafted.token_ids
 
 
 def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:

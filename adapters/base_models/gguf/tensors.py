@@ -76,10 +76,10 @@ class Parameter:
 
     def blocks(self) -> NDArray[np.uint8] | None:
         """The rows of a linear map or a table as the file holds them, uint8 [out, bytes of a row], in the parameter's
-        order; None where a row is made of more than one of the file."""
-        if len(self.shape) != 2 or self.offset or not (self.change is None or self.moves_rows):
+        order, though that be [in, out]; None where a row is made of more than one of the file."""
+        if len(self.shape) != 2 or self.offset or not (self.change in (None, _transpose) or self.moves_rows):
             return None
-        return self.source.data if self.change is None else self.change(self.source.data)
+        return self.change(self.source.data) if self.change and self.moves_rows else self.source.data
 
     def _checked(self, values: Values) -> Values:
         if not np.isfinite(values).all():
@@ -275,8 +275,12 @@ def _rotary_halves(heads: int) -> Change:
     return change
 
 
+def _transpose(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values.T)
+
+
 def _transposed(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
-    return [Parameter(name, tensor.shape[::-1], tensor, lambda values: np.ascontiguousarray(values.T))]
+    return [Parameter(name, tensor.shape[::-1], tensor, _transpose)]
 
 
 def _by_head(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
