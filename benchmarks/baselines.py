@@ -34,6 +34,9 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     jakiro-experts, jakiro-parallel, jakiro-contrast
                     the experts alone, or with one of the other two parts
     dflash, -2      a block drafter of one layer, or of two, which drafts all depths in one pass
+    dflash-causal   dflash whose rows see no later ones
+    dflash-causal-kl
+                    the same, learning the target's distribution, as JetSpec does
     dflash-states   dflash that learns the target's distribution and states, as eagle does
     two-models      the target's first 6 layers, all their weights trained
 
@@ -83,6 +86,8 @@ DRAFTERS = {
     "jakiro-contrast": f"{LAYER} jakiro --no-parallel",
     "dflash": f"{LAYER} dflash",
     "dflash-2": f"{LAYER} dflash --block-layers 2",
+    "dflash-causal": f"{LAYER} dflash --causal",
+    "dflash-causal-kl": f"{LAYER} dflash --causal --labels kl",
     "dflash-states": f"{LAYER} dflash --labels kl --state-weight 10",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
