@@ -3,7 +3,8 @@
 `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
-of CPU time (medusa-2, which has no frozen target, from the references, its own task LoRA included):
+of CPU time (medusa-2, which has no frozen target, from the references, its own task LoRA included). Each computes the
+target's states itself, or a later one would find those of an earlier one:
 
     streams         gamma 6, Ns 2, rank 32
     streams-bigram  the same with a bigram of rank 32
@@ -155,6 +156,8 @@ def main() -> None:
         50,
         "--clock",
         "cpu",
+        "--states-gb",
+        0,
         *threads,
     ]
     if arguments.answer:
