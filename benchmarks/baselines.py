@@ -3,7 +3,8 @@
 `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
-of CPU time (medusa-2, which has no frozen target, from the references, its own task LoRA included):
+of CPU time (medusa-2, which has no frozen target, from the references, its own task LoRA included). Each computes the
+target's states itself, or a later one would find those of an earlier one:
 
     streams         gamma 6, Ns 2, rank 32
     streams-bigram  the same with a bigram of rank 32
@@ -34,6 +35,9 @@ of CPU time (medusa-2, which has no frozen target, from the references, its own 
     jakiro-experts, jakiro-parallel, jakiro-contrast
                     the experts alone, or with one of the other two parts
     dflash, -2      a block drafter of one layer, or of two, which drafts all depths in one pass
+    dflash-causal   dflash whose rows see no later ones
+    dflash-causal-kl
+                    the same, learning the target's distribution, as JetSpec does
     dflash-states   dflash that learns the target's distribution and states, as eagle does
     two-models      the target's first 6 layers, all their weights trained
 
@@ -83,6 +87,8 @@ DRAFTERS = {
     "jakiro-contrast": f"{LAYER} jakiro --no-parallel",
     "dflash": f"{LAYER} dflash",
     "dflash-2": f"{LAYER} dflash --block-layers 2",
+    "dflash-causal": f"{LAYER} dflash --causal",
+    "dflash-causal-kl": f"{LAYER} dflash --causal --labels kl",
     "dflash-states": f"{LAYER} dflash --labels kl --state-weight 10",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
@@ -150,6 +156,8 @@ def main() -> None:
         50,
         "--clock",
         "cpu",
+        "--states-gb",
+        0,
         *threads,
     ]
     if arguments.answer:

@@ -253,8 +253,9 @@ def _head(head: dict[str, Any]) -> Rows:
 
 
 def _block(block: dict[str, Any]) -> Rows:
+    causal = ", causal" * bool(block.get("causal"))
     return [
-        ("block", f"{block['gamma']} depths at once by {block['block_layers']} layers of its own"),
+        ("block", f"{block['gamma']} depths at once by {block['block_layers']} layers of its own{causal}"),
         ("it reads", _taps(block)),
         ("it proposes from", _vocabulary(block)),
     ]

@@ -102,7 +102,9 @@ def test_the_papers_streams_change_no_answer(base: Path, data: Path, tmp_path: P
         assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > 0
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra", "dflash"])
+@pytest.mark.parametrize(
+    "drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra", "dflash", "dflash causal"]
+)
 def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
     method, *switches = drafter.split()
     train(

@@ -17,11 +17,13 @@ from streamspec.model_families import FAMILIES
 @dataclass
 class BlockConfig(StreamConfig):
     """Shape of the drafter: `ns` layers of its own; `taps`: layers of the target above each of the states that it
-    reads; `window`: how many positions back its rows look, themselves included.
+    reads; `window`: how many positions back its rows look, themselves included; `causal`: rows of the block see no
+    later ones.
     """
 
     taps: tuple[int, ...] = ()
     window: int | None = None
+    causal: bool = False
 
 
 def taps_of(options: Mapping[str, Any], layers: int, below: int = 1) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ After row t, whose next token is y_(t+1), the rows of the block stand at positio
 
     B_j = c_j m_t + scale * (P_j + a_j W e(y_(t+1)))
 
-and see K/V of F_s for all s <= t and one another, later ones too. Through the layers, a norm and the head row j
-predicts y_(t+1+j). The logits of a candidate also depend on the one before it, by the low-rank bigram that all drafters
-share (DSpark's Markov head).
+and see K/V of F_s for all s <= t and one another, later ones too; in a `causal` block (JetSpec, arXiv 2606.18394) they
+see earlier ones alone. Through the layers, a norm and the head row j predicts y_(t+1+j). The logits of a candidate also
+depend on the one before it, by the low-rank bigram that all drafters share (DSpark's Markov head).
 
 Unlike the published drafters, whose rows are the embeddings of y_(t+1) and of mask tokens, rows start as streams do
 (`streams`): as the least-squares fit of what the target's own row t+j reads there, with an embedding P_j for each. The
@@ -95,7 +95,7 @@ class BlockDraftModel(StreamingModel):
         options, layers = run.options, model.config.num_hidden_layers
         taps = taps_of(options, layers, layers - like_last(HFDecoder(model), options["block_layers"])[0])
         scale = start_scale(run, model, taps[0])
-        shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps)
+        shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps, causal=options["causal"])
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)
         if run.begins_with is None:
             run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
@@ -124,8 +124,8 @@ class BlockDraftModel(StreamingModel):
         rows = picked.rows
         hidden = self.entry_states(self.start_states(main), rows, picked.roots).flatten(1, 2)
         positions = self.positions(rows)
-        length, window = main.tokens.shape[1], self.config.window
-        mask = stream_mask(rows, length, self.gamma, positions, window, hidden.dtype, causal=False)
+        length, shape = main.tokens.shape[1], self.config
+        mask = stream_mask(rows, length, self.gamma, positions, shape.window, hidden.dtype, shape.causal)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
         for index, layer, text in zip(self.copied, self.block_layers, self.context(main), strict=True):
             cache = AppendCache([text.keys], [text.values], index, {})
@@ -168,6 +168,7 @@ class BlockDraftModel(StreamingModel):
             "scale": self.config.scale,
             "taps": list(self.config.taps),
             "window": self.config.window,
+            "causal": self.config.causal,
             "biases": [name for name in self.drafter_tensors() if name == "norm_out.bias"],
         }
 

@@ -15,6 +15,7 @@ class BlockOptions:
     """Block drafters"""
 
     block_layers: int = option(1, "layers of the drafter's own, which start as the target's last ones", minimum=1)
+    causal: bool = option(False, "rows of the block see no later ones, as in JetSpec, which also takes `--labels kl`")
 
 
 DFLASH = DrafterMethod(

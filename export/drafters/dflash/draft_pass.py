@@ -1,5 +1,6 @@
 """A block drafter as nodes (DFlash, arXiv 2602.06036): streams that run through layers of their own, over K/V of their
-own, and see one another. Row for row the equations of `adapters/drafters/dflash/block_drafter.py`.
+own, and see one another; in a causal block (JetSpec, arXiv 2606.18394) they see earlier ones alone. Row for row the
+equations of `adapters/drafters/dflash/model.py`.
 
 Every main row gives these layers keys and values, from its states at the tapped layers; they lie in the cache like
 those of further layers. After the accepted node one pass over gamma rows drafts all depths.
@@ -72,8 +73,8 @@ class BlockPass(StreamPass):
         return self.spec.window
 
     def sees_later(self, layer: int) -> bool:
-        """True: the rows of a block see one another."""
-        return True
+        """Whether rows of the block see later ones, as they do unless it is causal."""
+        return not self.spec.causal
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
         entry = accepted.entries[self.spec.tapped(self.first)[0]]

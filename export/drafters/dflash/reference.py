@@ -26,7 +26,7 @@ class BlockReference(DraftReference):
     """The trained drafter after the text of every sampled node's path."""
 
     def __init__(self, model: ReferenceModel, spec: BlockSpec) -> None:
-        shape = BlockConfig(spec.gamma, spec.block_layers, spec.scale, taps=spec.taps)
+        shape = BlockConfig(spec.gamma, spec.block_layers, spec.scale, taps=spec.taps, causal=spec.causal)
         self.spec, self.block = spec, BlockDraftModel(model.model, shape).eval()
         self.block.config.window = spec.window
         known = {"stream_embeddings": spec.embeddings, "shares": spec.shares, "root_map": spec.root_map}

@@ -23,8 +23,8 @@ NORM_OUT, NORM_BIAS = "dflash.norm_out", "norm_out.bias"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec(StreamSpec):
-    """The block drafter of one adapter. `block_layers`: of its own; `taps`, `window`: as in
-    `streamspec.adapters.drafters.dflash.config.BlockConfig`; `tensors`: of the layers, the last norm and the
+    """The block drafter of one adapter. `block_layers`: of its own; `taps`, `window`, `causal`:
+    as in `streamspec.adapters.drafters.dflash.config.BlockConfig`; `tensors`: of the layers, the last norm and the
     map of the tapped states, by their names in the adapter.
     """
 
@@ -32,6 +32,7 @@ class BlockSpec(StreamSpec):
     taps: tuple[int, ...]
     window: int | None
     tensors: Mapping[str, Array]
+    causal: bool = False
     ns: int = 0
 
     @property
@@ -55,6 +56,8 @@ def shapes(section: AdapterSection) -> Shapes:
     section.positive("scale", config.get("scale"))
     if config.get("window") is not None:
         section.whole("window", 1, MAX_CONTEXT)
+    if type(config.get("causal", False)) is not bool:
+        raise section.refused(f"streams.causal is {config['causal']!r}", "true or false")
     hidden, biases = spec.hidden, config.get("biases") or []
     if biases not in ([], [NORM_BIAS]):
         raise section.refused(f"streams.biases is {biases!r}", f"[] or [{NORM_BIAS!r}]")
@@ -79,6 +82,7 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
         block_layers=config["block_layers"],
         taps=tuple(config["taps"]),
         window=config.get("window"),
+        causal=config.get("causal", False),
         scale=float(config["scale"]),
         shifted=True,
         embeddings=own.pop("stream_embeddings"),

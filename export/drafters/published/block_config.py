@@ -1,4 +1,4 @@
-"""Reads `config.json` of a published block drafter: DFlash as z-lab and SGLang write it, DFlash and DSpark as
+"""Reads `config.json` of a published block drafter: DFlash as z-lab and SGLang write it, JetSpec, DFlash and DSpark as
 speculators does. Fields that change what a drafter computes are understood or refused by name. Covered by
 tests/export/drafters/test_published_block.py.
 """
@@ -22,7 +22,8 @@ ARCHITECTURES = {
 }
 TAPS = "aux_hidden_state_layer_ids"
 # of `dflash_config`
-NESTED = frozenset({"block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size"})
+NESTED = frozenset({"block_size", "mask_token_id", "target_layer_ids", "use_swa", "swa_window_size"})
+CAUSAL = ("causal", "causal_head")  # as vLLM reads it, as JetSpec writes it
 FULL, SLIDING = "full_attention", "sliding_attention"
 STACK_FIELDS = LAYER_FIELDS | {"layer_types", "num_hidden_layers", "use_sliding_window", "sliding_window"}
 FLAT_FIELDS = STACK_FIELDS | {"block_size", "num_target_layers", "target_layer_ids", "dflash_config"}
@@ -119,7 +120,7 @@ def read_block_config(folder: Path) -> BlockHeadConfig:
         faults += unread(layer, STACK_FIELDS, "transformer_layer_config.", LAYER_ONLY)
     else:
         faults += unread(raw, FLAT_FIELDS, "", FLAT_ONLY)
-        faults += unread(own, NESTED, "dflash_config.", FLAT_ONLY)
+        faults += unread(own, NESTED.union(CAUSAL), "dflash_config.", FLAT_ONLY)
     known = ARCHITECTURES[kind or "dflash"] if outside else ARCHITECTURES["dflash"][:1]
     if unknown := sorted({str(name) for name in listed(file, raw, "architectures")} - {*known}):
         faults.append(f"architectures {', '.join(unknown)}")
@@ -136,12 +137,13 @@ def _read_flat(file: Path, raw: Mapping[str, Any], own: Mapping[str, Any]) -> Bl
     """Reads z-lab's format: `target_layer_ids` number layers whose outputs are read, as transformers numbers them: the
     last one's is the finished state. Windows and their masks as in vLLM."""
     of_target = raw.get("num_target_layers")
-    causal = own.get("causal") if raw.get("is_causal") is None else raw["is_causal"]
-    for name, value, kinds in (("causal", causal, (bool, type(None))), ("use_swa", own.get("use_swa", False), (bool,))):
-        if type(value) not in kinds:
-            raise wrong(file, f"dflash_config.{name}", value, "true or false")
+    masks = {"is_causal": raw.get("is_causal")} | {f"dflash_config.{name}": own.get(name) for name in CAUSAL}
+    for name, value in (masks | {"dflash_config.use_swa": own.get("use_swa")}).items():
+        if value is not None and type(value) is not bool:
+            raise wrong(file, name, value, "true or false")
+    causal = next((value for value in masks.values() if value is not None), None)
     shared = _shared(file, raw, own.get("block_size", raw.get("block_size")), False)
-    windows = _windows(file, shared, own.get("use_swa", False), own.get("swa_window_size"))
+    windows = _windows(file, shared, bool(own.get("use_swa")), own.get("swa_window_size"))
     taps = own.get("target_layer_ids", raw.get("target_layer_ids"))
     return BlockHeadConfig(
         **shared,

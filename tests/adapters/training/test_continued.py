@@ -33,7 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "hydra": STAGED | {"method": "hydra", "labels": "hard"},
     "mtp": STAGED | {"method": "mtp"},
     "eagle3": STAGED | {"method": "eagle3", "taps": "2,1"},
-    "dflash": STAGED | {"method": "dflash", "block_layers": 2},
+    "dflash": STAGED | {"method": "dflash", "block_layers": 2, "causal": True},
 }
 
 

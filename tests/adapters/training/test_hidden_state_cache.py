@@ -57,6 +57,7 @@ DRAFTERS: dict[str, Callable[[], DraftingModel]] = {
     ),
     "medusa": lambda: MedusaModel(tiny_model("llama"), GAMMA, True, None, False),
     "block": lambda: BlockDraftModel(tiny_model("llama"), BlockConfig(GAMMA, 1, 0.7, taps=(2, 3))),
+    "causal block": lambda: BlockDraftModel(tiny_model("llama"), BlockConfig(GAMMA, 1, 0.7, taps=(2, 3), causal=True)),
 }
 
 

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, the block's size inside": ("qwen3", zlab_config(WIDE | {"attention_bias": True}, dflash_config=NESTED)),
     "windows, the finished state": ("llama", zlab_config(WINDOWED, dflash_config=LAST)),
     "windows that see later rows": ("qwen3", zlab_config(ALL_SLIDE | WIDE, dflash_config=NESTED | {"causal": False})),
+    "JetSpec": ("llama", zlab_config(dflash_config=NESTED | {"causal_head": True})),
     "a scaled head": ("gemma2", zlab_config({"head_dim": 24})),
     "speculators": ("llama", speculators_block_config("dflash", WINDOWED)),
     "from the anchor": (
@@ -95,6 +96,7 @@ class BlockOfTransformers:
         trained, own = "sliding_window_non_causal" in self.config, self.config.get("dflash_config", {})
         slides, size = self.shape.layer_types[number] == "sliding_attention", self.shape.sliding_window
         causal = slides and not (self.config["sliding_window_non_causal"] if trained else not own.get("causal", True))
+        causal = own.get("causal_head", causal)
         sees = torch.zeros(BLOCK, length + BLOCK, dtype=torch.bool)
         for row in range(BLOCK):
             at = length + row
@@ -227,6 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zlab_config({"layer_types": ["chunked_attention", SLIDING[1]]}), r"layer_types = \['chunked_attention'"),
     (zlab_config(dflash_config=NESTED | {"attention_sink_bias": True}), r"dflash_config\.attention_sink_bias = True"),
     (zlab_config(dflash_config=NESTED | {"use_swa": 1}), r"dflash_config\.use_swa is 1; expected true or false"),
+    (zlab_config(dflash_config=NESTED | {"causal_head": 1}), r"dflash_config\.causal_head is 1; expected true or"),
     (zlab_config({"model_type": "llama"}), "model_type = 'llama'"),
     (zlab_config(is_causal="no"), "is_causal = 'no'"),
     (zlab_config(final_logit_softcapping=30.0), r"final_logit_softcapping = 30\.0"),
@@ -272,6 +275,10 @@ def test_windows_and_causal_layers_are_those_of_the_public_code(tmp_path: Path) 
     assert read(zlab_config(WINDOWED)) == ((WINDOW, None), (True, False))
     assert read(zlab_config(WINDOWED, is_causal=True)) == ((WINDOW, None), (True, True))
     assert read(zlab_config(WINDOWED, is_causal=False, dflash_config=NESTED | {"causal": True}))[1] == (False, False)
+    for of_jetspec in (True, False):
+        assert read(zlab_config(WINDOWED, dflash_config=NESTED | {"causal_head": of_jetspec}))[1] == (of_jetspec,) * 2
+    both = NESTED | {"causal": False, "causal_head": True}
+    assert read(zlab_config(dflash_config=both))[1] == (False, False)
     assert read(speculators_block_config("dflash", WINDOWED)) == ((WINDOW, None), (True, False))
     assert read(speculators_block_config("dspark", WINDOWED, sliding_window_non_causal=True))[1] == (False, False)
 

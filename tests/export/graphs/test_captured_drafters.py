@@ -35,8 +35,8 @@ def published(module: Any, case: str) -> Export:
     return export
 
 
-def block(family: str) -> Export:
-    return lambda folder: test_dflash.exported(tiny_model(family), folder, target=TARGET, layers=2, bigram=4)
+def block(family: str, **shape: Any) -> Export:
+    return lambda folder: test_dflash.exported(tiny_model(family), folder, target=TARGET, layers=2, bigram=4, **shape)
 
 
 def assistant(folder: Path) -> Any:
@@ -49,6 +49,7 @@ EXPORTS = {
     "of another width": published(test_eagle3, "another width, other keys"),
     "dflash": block("llama"),
     "dflash within windows": block("gemma2"),
+    "a causal dflash within windows": block("gemma2", causal=True),
     "dspark": published(test_published_block, "dspark"),
     **({"an assistant": assistant} if ASSISTANTS else {}),
 }
