@@ -1,4 +1,4 @@
-"""The commands of the page of recipes, run as they stand on it, in a folder that holds each model under its name on
+"""The commands of the pages of recipes, run as they stand there, in a folder that holds each model under its name on
 the hub: its published configuration with sizes shrunk, random weights, its own special tokens and a template in its
 style. The truth is transformers'.
 """
@@ -6,9 +6,9 @@ style. The truth is transformers'.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,134 +18,32 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.cli import app
+from streamspec.export.weights.model_spec import describe
 from streamspec.library.base_bundle import bundle_of
 from streamspec.runtime import load
+from streamspec.runtime.kv_cache.kept_place import kept_bytes
+from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.step_graph import GraphFeatures
 from tests.packaging.conftest import ROOT, module
+from tests.support import gguf_files
 from tests.support.published_configs import CONFIGS
+from tests.support.published_models import text_config, write_published
+from tests.support.recipes import RECIPES, Recipe
+from tests.support.shipped import add_mtp
+from tests.support.tiny_assistants import tiny_assistant
 
-PAGE = (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+BASES = module(ROOT / "benchmarks" / "base_shapes.py").BASES
+NAMES = ("recipes.md", "recipes-hybrids-and-mixtures.md")
+PAGES = "\n".join((ROOT / "docs" / "guides" / name).read_text(encoding="utf-8") for name in NAMES)
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGES, re.MULTILINE | re.DOTALL))
 TALK: list[dict[str, str]] = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": "Where is Rome?"},
     {"role": "assistant", "content": "<think>\nAn easy one.\n</think>\n\nIn Italy."},
     {"role": "user", "content": "  And Oslo?\n"},
 ]
-
-QWEN = (
-    "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
-    "{%- endif %}{%- set ns = namespace(found=false, last=messages|length - 1) %}"
-    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
-    "{%- if not ns.found and message.role == 'user' %}{%- set ns.found = true %}{%- set ns.last = index %}{%- endif %}"
-    "{%- endfor %}{%- for message in messages %}{%- if message.role == 'user' or (message.role == 'system' and not "
-    "loop.first) %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-    "{%- elif message.role == 'assistant' %}{%- set content = message.content %}"
-    "{%- if message.reasoning_content is defined and message.reasoning_content is not none %}{{- 'kept' }}"
-    "{%- elif '</think>' in content and loop.index0 < ns.last %}"
-    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
-    "{{- '<|im_start|>assistant\\n' + content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-    "{%- endif %}"
-)
-LLAMA = (
-    "{{- bos_token }}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
-    "{%- set date_string = strftime_now('%Y') %}{%- else %}{%- set date_string = '2024' %}{%- endif %}{%- endif %}"
-    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content']|trim %}"
-    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
-    "{{- '<|start_header_id|>system<|end_header_id|>\\n\\nYear: ' + date_string + '\\n\\n' + system_message }}"
-    "{{- '<|eot_id|>' }}{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + "
-    "'<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- set first = messages[0]['content'] + '\\n\\n' -%}"
-    "{%- set loop_messages = messages[1:] -%}{%- else -%}{%- set first = '' -%}{%- set loop_messages = messages -%}"
-    "{%- endif -%}{%- for message in loop_messages -%}"
-    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
-    "{{ raise_exception('Roles have to alternate') }}{%- endif -%}"
-    "{%- if (message['role'] == 'assistant') -%}{%- set role = 'model' -%}{%- else -%}"
-    "{%- set role = message['role'] -%}{%- endif -%}"
-    "{{ '<start_of_turn>' + role + '\\n' + (first if loop.first else '') }}"
-    "{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- endif -%}{{ '<end_of_turn>\\n' }}"
-    "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
-)
-SMOLLM = (
-    "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}"
-    "{%- if messages[0].role == 'system' -%}{%- set system_message = messages[0].content -%}"
-    "{%- if '/no_think' in system_message -%}{%- set mode = '/no_think' -%}{%- else -%}{%- set mode = '/think' -%}"
-    "{%- endif -%}{%- set custom = system_message.replace('/no_think', '').rstrip() -%}{%- else -%}"
-    "{%- set mode = '/think' -%}{%- set custom = '' -%}{%- endif -%}"
-    "{{- '<|im_start|>system\\nMode: ' + mode + '\\n\\n' + custom + '<|im_end|>\\n' -}}"
-    "{%- for message in messages -%}{%- set content = message.content if message.content is string else '' -%}"
-    "{%- if message.role == 'user' -%}{{ '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}"
-    "{%- elif message.role == 'assistant' -%}{% generation %}"
-    "{{ '<|im_start|>assistant\\n' + content.lstrip('\\n') + '<|im_end|>\\n' }}{% endgeneration %}{%- endif -%}"
-    "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
-)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A section of the page: the published configuration, the full shape, what the vendor's files say besides."""
-
-    section: str
-    config: str
-    shape: str
-    specials: dict[str, int]  # in the shrunk vocabulary
-    bos: str | None
-    eos: str  # of the tokenizer
-    ends: list[int]  # of generation_config.json
-    template: str
-    adds_bos: bool = False
-
-
-RECIPES = (
-    Recipe(
-        "Qwen3 0.6B",
-        "Qwen3-0.6B",
-        "qwen3-0.6b",
-        {"<|endoftext|>": 313, "<|im_start|>": 314, "<|im_end|>": 315},
-        None,
-        "<|im_end|>",
-        [315, 313],
-        QWEN,
-    ),
-    Recipe(
-        "Llama 3.2 1B",
-        "Llama-3.2-1B",
-        "llama-3.2-1b",
-        {"<|begin_of_text|>": 300, "<|end_of_text|>": 301, "<|start_header_id|>": 306, "<|end_header_id|>": 307}
-        | {"<|eom_id|>": 308, "<|eot_id|>": 309},
-        "<|begin_of_text|>",
-        "<|eot_id|>",
-        [301, 308, 309],
-        LLAMA,
-        adds_bos=True,
-    ),
-    Recipe(
-        "Gemma 3 1B",
-        "gemma-3-1b-it",
-        "gemma-3-1b",
-        {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<start_of_turn>": 105, "<end_of_turn>": 106},
-        "<bos>",
-        "<eos>",
-        [1, 106],
-        GEMMA,
-        adds_bos=True,
-    ),
-    Recipe(
-        "SmolLM3",
-        "SmolLM3-3B",
-        "smollm3-3b",
-        {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|pad|>": 4, "<|im_start|>": 11, "<|im_end|>": 12},
-        None,
-        "<|im_end|>",
-        [12],
-        SMOLLM,
-    ),
-)
 
 
 def commands(recipe: Recipe) -> list[list[str]]:
@@ -158,30 +56,26 @@ def commands(recipe: Recipe) -> list[list[str]]:
 
 def write_model(folder: Path, recipe: Recipe) -> Any:
     """Writes what the vendor's repository holds, and returns the model as transformers loads it."""
-    folder.mkdir(parents=True)
-    _, sizes = module(ROOT / "benchmarks" / "base_shapes.py").BASES[recipe.shape]
-    published = CONFIGS[recipe.config] | {"max_position_embeddings": sizes["max_position_embeddings"]}
-    (folder / "config.json").write_text(json.dumps(published))
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(folder), attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3) if parameter.ndim == 1 else parameter.normal_(0, 0.15)
+    published, full = CONFIGS[recipe.config], BASES[recipe.shape][1]["max_position_embeddings"]
+    part = "text_config" if "text_config" in published else None
+    longer = text_config(published) | {"max_position_embeddings": full}
+    published = published | ({part: longer} if part else longer)
+    model = write_published(folder, published, seed=1)
+    if longer.get("mtp_num_hidden_layers"):
+        add_mtp(folder, load_causal_lm(folder, dtype="float32"))
+        (folder / "config.json").write_text(json.dumps(published))
     model.generation_config = GenerationConfig(eos_token_id=recipe.ends, do_sample=False)
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(published))
-    write_tokenizer(folder, recipe, published["vocab_size"])
+    model.generation_config.save_pretrained(folder)
+    write_tokenizer(folder, recipe, longer["vocab_size"])
     return model
 
 
 def write_tokenizer(folder: Path, recipe: Recipe, size: int) -> None:
     """A byte-level tokenizer whose special tokens have the ids that the configuration speaks of."""
-    alphabet = iter([*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"unused{i}" for i in range(size))])
+    alphabet = iter([*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", *(f"unused{i}" for i in range(size))])
     by_id = {index: name for name, index in recipe.specials.items()}
     vocabulary = {by_id[index] if index in by_id else next(alphabet): index for index in range(size)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in recipe.specials])
@@ -195,6 +89,28 @@ def write_tokenizer(folder: Path, recipe: Recipe, size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def write_gguf_file(file: Path, base: Path, recipe: Recipe) -> None:
+    """Writes what llama.cpp's converter makes of the folder `base`."""
+    assert recipe.gguf is not None
+    (architecture, keys), model = recipe.gguf, load_causal_lm(base, dtype="float32")
+    vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    kinds = [gguf_files.CONTROL if token in recipe.specials else gguf_files.NORMAL for token in tokens]
+    words = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "token_type": kinds, "merges": ["t h"]}
+    ends = [recipe.specials[recipe.eos], *(end for end in recipe.ends if end != recipe.specials[recipe.eos])]
+    ids = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), ends, strict=False))
+    ids |= {"bos_token_id": recipe.specials[recipe.bos]} if recipe.bos else {}
+    gguf_files.write_gguf(
+        file,
+        architecture,
+        gguf_files.sizes(model, **keys),
+        gguf_files.stored(model, architecture),
+        words,
+        ids | {"add_bos_token": recipe.adds_bos},
+        {"tokenizer.chat_template": recipe.template},
+    )
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.shape)
 def test_the_commands_run_and_answers_are_those_of_transformers(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,17 +122,27 @@ def test_the_commands_run_and_answers_are_those_of_transformers(
     lines = commands(recipe)
     hub_id = lines[0][1]
     model = write_model(tmp_path / hub_id, recipe)
+    if "--drafter" in lines[1]:
+        assistant = tiny_assistant(load_causal_lm(tmp_path / hub_id, dtype="float32"), clusters=16)
+        assistant.save_pretrained(tmp_path / lines[1][lines[1].index("--drafter") + 1])
+    files = [word for line in lines for word in line if word.endswith(".gguf")]
+    assert len(files) == (recipe.gguf is not None)
+    for file in files:
+        write_gguf_file(tmp_path / file, tmp_path / hub_id, recipe)
     for line in lines:
         more = ["--max-new-tokens", "4", "--threads", "1"] if line[0] == "chat" else []
         done = CliRunner().invoke(app, [*line, *more], input="Where is Rome?\n")
         assert done.exit_code == 0, (line, done.output, done.exception)
         assert line[0] != "chat" or re.search(r"tokens/s, [1-4] tokens", done.stderr), done.stderr
-    installed = load(tmp_path / "library" / lines[-1][1], threads=1, context=2048)
+    installed = load(tmp_path / "library" / lines[3][1], threads=1, context=2048)
     assert installed.manifest.precision == lines[1][lines[1].index("--precision") + 1]
+    assert installed.manifest.drafter == (recipe.drafter or None)
 
-    exact = load(bundle_of(hub_id, "fp32", lambda line: None), threads=1, context=2048)
+    exact, *from_files = (
+        load(bundle_of(source, "fp32", lambda line: None), threads=1, context=2048) for source in (hub_id, *files)
+    )
     theirs = AutoTokenizer.from_pretrained(hub_id)
-    for session in (installed, exact):
+    for session in (installed, exact, *from_files):
         assert sorted(session.manifest.model.eos_token_ids) == sorted(recipe.ends)
         for talk in (TALK[1:2], TALK):
             ids = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
@@ -224,10 +150,14 @@ def test_the_commands_run_and_answers_are_those_of_transformers(
     ids = exact.encode(TALK)
     assert len(ids) > 60  # past the window, and the rope's original length, that the configurations have
     with torch.no_grad():
+        logits = model(torch.as_tensor(ids)[None]).logits[0]
         expected = model.generate(torch.as_tensor(ids)[None], max_new_tokens=48)[0, len(ids) :].tolist()
-    answers = [exact.generate(TALK, max_new_tokens=48, speculate=speculate) for speculate in (True, False)]
-    ended = [[token for token in expected if token not in recipe.ends]] * 2
-    assert [answer.token_ids for answer in answers] == ended and len(expected) > 8
+    likely = logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]].tolist()
+    for session in (exact, *from_files):
+        read = session.generate(TALK, max_new_tokens=1, prompt_logprobs=0).prompt_logprobs or []
+        assert [token.logprob for token in read[1:]] == pytest.approx(likely, abs=1e-3)
+        answers = [session.generate(TALK, max_new_tokens=48, speculate=speculate) for speculate in (True, False)]
+        assert [answer.token_ids for answer in answers] == [expected] * 2 and len(expected) > 8
     plain, fast = (installed.generate(TALK, max_new_tokens=48, speculate=speculate) for speculate in (False, True))
     assert plain.token_ids == fast.token_ids
 
@@ -245,25 +175,42 @@ def test_a_model_that_ends_its_turn_ends_the_answer(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.shape)
 def test_the_table_states_what_the_full_shape_has(recipe: Recipe) -> None:
-    family, sizes = module(ROOT / "benchmarks" / "base_shapes.py").BASES[recipe.shape]
-    config = AutoConfig.for_model(family, **sizes)
-    assert family == CONFIGS[recipe.config]["model_type"]
+    family, sizes = BASES[recipe.shape]
+    assert family == text_config(CONFIGS[recipe.config])["model_type"]
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    tokens = sum(min(2048, config.sliding_window) if kind == "sliding_attention" else 2048 for kind in kinds)
-    heads = config.num_key_value_heads * (
-        getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    for part in model.modules():
+        if any(name.endswith("inv_freq") for name, _ in part.named_buffers(recurse=False)):
+            part.__init__(part.config)  # type: ignore[misc]  # on the CPU: numbers, no shapes
+    spec, parameters = describe(model), model.num_parameters()
+    tables = spec.vocab * spec.hidden * (1 if spec.tied else 2)
+    looked_up = spec.vocab * spec.layers * spec.per_layer_width
+    mixers = [(layer, mixer.before) for layer in range(spec.layers) for mixer in spec.mixers(layer)]
+    kept = [(layer, maps) for layer, maps in mixers if spec.sensitive(maps)]
+    in_6_bits = tables + sum(math.prod(spec.at(layer).widths[name]) for layer, maps in kept for name in maps)
+    experts, active = spec.mixture, f"{parameters / 1e9:.2f} billion"
+    if experts is not None:
+        idle = len(experts.layers) * experts.weights(spec.hidden) * (1 - experts.active / experts.count)
+        embedding = 0 if spec.tied else spec.vocab * spec.hidden  # of which a row reads a row
+        active += f", {(parameters - idle - embedding) / 1e9:.1f} active"
+    groups = cache_groups(
+        GraphFeatures(spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, caches=spec.caches)
     )
-    layers = parameters - config.vocab_size * config.hidden_size  # the embedding is the head, too
+    cache = sum(group.bytes(group.cache.slots(2048)) for group in groups)
+    places = sum(kept_bytes(group, 2048) for group in groups)
     name = recipe.section + (" 3B" if recipe.section == "SmolLM3" else "")
-    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
-    _, stated, int8, int4, cache = (cell.strip() for cell in row.strip("|").split("|"))
-    assert stated == f"{parameters / 1e9:.2f} billion" and int8 == f"{parameters / 1e9:.1f} GB"
-    assert int4 == f"{(layers * 5 / 8 + config.vocab_size * config.hidden_size * 6 / 8) / 1e9:.1f} GB"
-    assert cache == f"{2 * 4 * tokens * heads / 1e6:.0f} MB"
+    row = next(line for line in PAGES.splitlines() if line.startswith(f"| {name} |"))
+    in_4_bits = parameters - in_6_bits - looked_up  # with a scale of 16 bits and a zero point of 8 for each 32
+    bits = 6 * in_6_bits + (4 + 24 / 32) * in_4_bits + 8 * looked_up
+    assert [cell.strip() for cell in row.strip("|").split("|")][1:] == [
+        active,
+        f"{parameters / 1e9:.1f} GB",
+        f"{bits / 8e9:.1f} GB",
+        f"{cache / 1e6:.0f} MB",
+        f"{places / 1e6:.0f} MB" if places else "none",
+    ]
 
 
-def test_each_model_of_the_page_is_run() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| [\d.]+ billion", PAGE, re.MULTILINE)
+def test_each_model_of_the_pages_is_run() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [\d.]+ billion", PAGES, re.MULTILINE)
     assert len(rows) == len(RECIPES) == sum("streamspec chat" in text for text in SECTIONS.values())

@@ -16,21 +16,22 @@ ASSISTANTS = find_spec("transformers.models.gemma4_assistant") is not None  # wh
 CLUSTERS, LOOKED_AT = 12, 3
 
 
-def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, **changes: Any) -> Any:
+def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, clusters: int = CLUSTERS, **changes: Any) -> Any:
     """An assistant of the tiny model `target`: three layers with a window and one without, in half its width, its head
     over all tokens or `ordered` in clusters."""
     from transformers import AutoConfig
     from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
 
     base = target.config
+    wide = base.per_layer_config[base.layer_types.index("full_attention")]
     text = base.to_dict() | {
         "hidden_size": base.hidden_size // 2,
         "intermediate_size": 64,
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 4,
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-        "global_head_dim": base.per_layer_config[1].head_dim,
-        "num_global_key_value_heads": base.per_layer_config[1].num_key_value_heads,
+        "global_head_dim": wide.head_dim,
+        "num_global_key_value_heads": wide.num_key_value_heads,
         "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 0,
         "use_double_wide_mlp": False,
@@ -38,7 +39,7 @@ def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, **changes: 
         "tie_word_embeddings": True,
     }
     del text["per_layer_config"]
-    fields = {"use_ordered_embeddings": ordered, "num_centroids": CLUSTERS, "centroid_intermediate_top_k": LOOKED_AT}
+    fields = {"use_ordered_embeddings": ordered, "num_centroids": clusters, "centroid_intermediate_top_k": LOOKED_AT}
     config = AutoConfig.for_model(
         "gemma4_assistant",
         text_config=text | changes,
