@@ -17,12 +17,18 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from base_shapes import BASES
 from big_models import make
 from peer_engines.install import call, program
 
 WITH_MTP = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # whose MTP layers the converter expects otherwise
+
+
+def as_published(config: Path, fields: dict[str, Any]) -> None:
+    """Writes these fields as the publisher does: transformers gives kinds of layers names of its own."""
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | fields), "utf-8")
 
 
 def enlarge(tokenizer: Path, size: int) -> None:
@@ -45,6 +51,7 @@ def main() -> None:
         model, whole = Path(folder) / "model", Path(folder) / "f16.gguf"
         make(arguments.name, str(model))
         family, sizes = BASES[arguments.name]
+        as_published(model / "config.json", sizes)
         enlarge(model / "tokenizer.json", sizes["vocab_size"])
         convert = [sys.executable, source / "convert_hf_to_gguf.py", model, "--outtype", "f16", "--outfile", whole]
         convert += ["--no-mtp"] if family in WITH_MTP else []
