@@ -12,16 +12,17 @@ GATE, UP, DOWN = PARTS = "gate_proj", "up_proj", "down_proj"  # of an expert, wh
 @dataclass(frozen=True)
 class MixtureSpec:
     """`layers`: those that have a mixture in place of an MLP. `count` experts of `width` inner numbers, of which a row
-    chooses `active`; `names`: as of the family. `biased`: whether a bias is added where experts are chosen; `shared`:
-    inner numbers of the MLP for all rows, 0 without one; `clamp`: alpha and limit of the activation (`Mixture.clamp`),
-    where it has such. Of the sum that scores are divided by where they are
-    `normalized`: `least`; of the scores then: `scale`."""
+    chooses `active`, from so many of so many `groups` where there are several; `names`: as of the family. `biased`:
+    whether a bias is added where experts are chosen; `shared`: inner numbers of the MLP for all rows, 0 without one;
+    `clamp`: alpha and limit of the activation (`Mixture.clamp`), where it has such. Of the sum that scores are divided
+    by where they are `normalized`: `least`; of the scores then: `scale`."""
 
     names: Mixture
     layers: tuple[int, ...]
     count: int
     active: int
     width: int
+    groups: tuple[int, int] | None = None
     biased: bool = False
     shared: int = 0
     clamp: tuple[float, float] | None = None

@@ -186,6 +186,7 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         return None
     layer, experts = decoder.layers[numbers[0]], found[numbers[0]]
     count, *sides = experts.down_proj.shape
+    groups = tuple(int(getattr(config, name)) for name in names.groups or ())
     holder, _, bias = (names.bias or "").rpartition(".")
     widths = _mlp_widths([layer], decoder.family)
     return MixtureSpec(
@@ -194,6 +195,7 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         count=count,
         active=names.chosen(config),
         width=sides[0] if getattr(experts, "is_transposed", False) else sides[1],
+        groups=(groups[0], groups[1]) if groups and groups[0] > groups[1] else None,
         biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
         shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,
         clamp=names.clamp and (float(experts.alpha), float(experts.limit)),

@@ -80,10 +80,14 @@ class Mixture:
 
     router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
     experts: str = "mlp.experts"
+    count: str | None = None  # config field: how many
     active: str = "num_experts_per_tok"  # config field: a number, or a list of one for each layer
     width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
     scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
     bias: str | None = None  # added to the scores where experts are chosen, not where they are added up
+    # Config fields: how many groups the experts lie in, and from how many of them a row chooses, those whose two best
+    # scores sum up highest.
+    groups: tuple[str, str] | None = None
     normalized: bool | str = True  # whether the scores of a row's experts are divided by their sum; by name: a switch
     added: float = 0.0  # to the sum
     least: str | None = None  # config field: the sum is no smaller
@@ -221,7 +225,8 @@ class Family:
             self.per_layer_input and self.per_layer_input.width,
             *((rule.doubled, rule.normed, rule.norm_first) if (rule := self.recurrent) else ()),
             *(name.partition(".")[0] for each in self.map_multipliers.values() for name in (each.inputs, each.outputs)),
-            *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
+            *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
+            *((mix.count, *(mix.clamp or ()), *(mix.groups or ())) if mix else ()),
         )
         return {switch for switch in named if isinstance(switch, str) and switch}
 

@@ -28,8 +28,10 @@ _GRANITE = Mixture(
     scores="chosen",
     normalized=False,
 )
-# Of DeepSeek V3 and those after it, whose experts are in one group.
+# Of DeepSeek V3 and those after it.
 _DEEPSEEK = Mixture(
+    count="n_routed_experts",
+    groups=("n_group", "topk_group"),
     scores="sigmoid",
     bias="mlp.gate.e_score_correction_bias",
     normalized="norm_topk_prob",
@@ -63,8 +65,7 @@ _AFTER_LAST = MtpNames(
     norm="shared_head.norm",
     copies=("embed_tokens.weight", "shared_head.head.weight"),
 )
-_ONE_GROUP = {"n_group": 1, "topk_group": 1}
-_ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
+_ROUTED = "first_k_dense_replace", "n_shared_experts"
 _SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
 
 
@@ -111,15 +112,14 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "exaone_moe": like(
             "qwen3",
-            _DEEPSEEK,
+            replace(_DEEPSEEK, count="num_experts"),
             *_ROUTED[:1],
             *("mlp_layer_types", "num_shared_experts", "sliding_window_pattern"),
-            only=_ONE_GROUP,
             window_switch=None,
             local_rotary=True,
             mtp=MtpNames(),
         ),
-        "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
+        "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, window_switch=None),
         "glm4_moe": like(
             "mistral",
             _DEEPSEEK,
@@ -127,7 +127,6 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "num_mtp_layers",
             head_norms=dense["qwen3"].head_norms,
             head_norm_switch="use_qk_norm",
-            only=_ONE_GROUP,
             mtp=_AFTER_LAST,
         ),
         "gpt_oss": like(

@@ -64,8 +64,9 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
     if mixture.biased:
         added = decoder.spec.weight_name(layer, str(names.bias))
         by = g.op("Add", scores, g.store.once(added, lambda: source.weight(added).reshape(-1)))
+    by = _within_groups(g, by, mixture.count, *mixture.groups) if mixture.groups else by
     shares, chosen = g.ops("TopK", by, g.ints(mixture.active), out=(None, None), axis=-1)
-    if mixture.biased:
+    if by != scores:
         shares = g.op("GatherElements", scores, chosen, axis=-1)
     if names.scores == "chosen":
         shares = g.op("Softmax", shares, axis=-1)
@@ -76,6 +77,17 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
         sums = g.op("Max", sums, g.number(mixture.least)) if mixture.least else sums
         shares = g.op("Div", shares, sums)
     return chosen, shares if mixture.scale == 1.0 else g.op("Mul", shares, g.number(mixture.scale)), gate
+
+
+def _within_groups(g: Scope, scores: str, count: int, groups: int, chosen: int) -> str:
+    """Scores [1, n, count], minus infinity but in those `chosen` of the groups whose two best sum up highest."""
+    apart = g.op("Reshape", scores, g.ints(0, 0, groups, count // groups))
+    best, _ = g.ops("TopK", apart, g.ints(2), out=(None, None), axis=-1)
+    of_groups = g.op("ReduceSum", best, g.ints(-1), keepdims=0)  # of two, in either order the same
+    _, picked = g.ops("TopK", of_groups, g.ints(chosen), out=(None, None), axis=-1)
+    out = g.op("Expand", g.number(-np.inf), g.op("Shape", of_groups))
+    kept = g.op("ScatterElements", out, picked, g.op("Expand", g.number(0), g.op("Shape", picked)), axis=-1)
+    return g.op("Reshape", g.op("Add", apart, g.op("Unsqueeze", kept, g.ints(-1))), g.ints(0, 0, count))
 
 
 def _native(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int, chosen: str, shares: str) -> str:
