@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamspec.model_families.family import Family, Mixture, MtpNames, RecurrentState
+from streamspec.model_families.family import EXPERTS_LAYER, Family, Mixture, MtpNames, RecurrentState
 
 # Of training, and sizes that the modules show.
 _IGNORED = frozenset(
@@ -28,6 +28,7 @@ _GRANITE = Mixture(
     scores="chosen",
     normalized=False,
 )
+_GRANITE_SHARED = replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",)))
 # Of DeepSeek V3 and those after it.
 _DEEPSEEK = Mixture(
     count="n_routed_experts",
@@ -37,6 +38,21 @@ _DEEPSEEK = Mixture(
     normalized="norm_topk_prob",
     added=1e-20,
     scale="routed_scaling_factor",
+    shared=_shared("mlp.shared_experts"),
+)
+_NEMOTRON = replace(
+    _DEEPSEEK,
+    router="mixer.gate",
+    experts="mixer.experts",
+    bias="mixer.gate.e_score_correction_bias",
+    latent="moe_latent_size",
+    latent_maps=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+    shared=(("mixer.shared_experts.up_proj",), ("mixer.shared_experts.down_proj",)),
+)
+_ERNIE = Mixture(
+    bias="mlp.gate.moe_statics.e_score_correction_bias",
+    least="moe_norm_min",
+    active="moe_k",
     shared=_shared("mlp.shared_experts"),
 )
 _GPT_OSS = Mixture(
@@ -95,10 +111,13 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
         "granitemoe": like("granite", _GRANITE),
-        "granitemoeshared": like(
-            "granite",
-            replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",))),
-            "shared_intermediate_size",
+        "granitemoeshared": like("granite", _GRANITE_SHARED, "shared_intermediate_size"),
+        "granitemoehybrid": like("granitemoehybrid", replace(_GRANITE_SHARED, count="num_local_experts")),
+        "nemotron_h": like(
+            "nemotron_h",
+            _NEMOTRON,
+            "moe_shared_expert_intermediate_size",
+            layer_kinds=(*dense["nemotron_h"].layer_kinds, EXPERTS_LAYER),
         ),
         "minimax_m2": like(
             "mistral",
@@ -153,12 +172,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "ernie4_5_moe": like(
             "ernie4_5",
-            Mixture(
-                bias="mlp.gate.moe_statics.e_score_correction_bias",
-                least="moe_norm_min",
-                active="moe_k",
-                shared=_shared("mlp.shared_experts"),
-            ),
+            _ERNIE,
             *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
             *("moe_layer_start_index", "moe_layer_end_index"),
             mtp=MtpNames(layer="model.mtp_block.{}.", beside="model.mtp_"),
