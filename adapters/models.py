@@ -46,7 +46,7 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.lora_alpha or config.rank,
-        target_modules=task_maps(family),
+        target_modules=task_maps(family, model.config),
         exclude_modules=list(family.untuned) or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=run.base.id,
@@ -55,11 +55,11 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
     return peft, peft.base_model.model
 
 
-def task_maps(family: Family) -> str | list[str]:
+def task_maps(family: Family, config: Any) -> str | list[str]:
     """The maps that a task LoRA changes, as PEFT names them: all linear ones, but beside mixtures of experts those that
     mix rows alone, since PEFT takes the names of an MLP's maps for those of all experts."""
     mixing = (*family.qkv, *family.out, *((*family.conv_in, *family.conv_out) if family.conv else ()))
-    return "all-linear" if family.mixture is None else [*mixing]
+    return [*mixing] if family.mixes(config) else "all-linear"
 
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:

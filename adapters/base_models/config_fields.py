@@ -27,7 +27,7 @@ from streamspec.adapters.base_models.without_torch.families import read_by_model
 from streamspec.errors import BaseModelError
 from streamspec.layer_cache import RECURRENT, STATE_SPACE, SUM_BLOCK
 from streamspec.model_families import FAMILIES, Family, family_of, switched, turned_back
-from streamspec.model_families.family import MLP_LAYER
+from streamspec.model_families.family import Mixture
 
 BaseConfig: TypeAlias = Any  # of transformers, a PreTrainedConfig; or a CompletedConfig
 ACTIVATIONS = {  # of Hugging Face -> of the graph
@@ -179,18 +179,34 @@ def _other_values(config: BaseConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
-    if (mixture := family.mixture) is not None:
-        if (width := int(getattr(config, mixture.width))) % EXPERT_MULTIPLE:
-            faults.append(f"experts of {width} inner numbers (only multiples of {EXPERT_MULTIPLE} are supported)")
-        if config.hidden_size % EXPERT_MULTIPLE:
-            faults.append(
-                f"experts of {config.hidden_size} outputs (only multiples of {EXPERT_MULTIPLE} are supported)"
-            )
-        if isinstance(active := getattr(config, mixture.active), list) and len(set(active)) > 1:
-            faults.append(f"{_quoted(mixture.active, active)} (only one number for all layers is supported)")
-        if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
-            faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
+    if family.mixture is not None and family.mixes(config):
+        faults += _wrong_experts(config, family.mixture)
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
+
+
+def _wrong_experts(config: BaseConfig, mixture: Mixture) -> list[str]:
+    """The faults of mixtures of experts."""
+    narrow = getattr(config, mixture.latent) if mixture.latent else None
+    sizes = {"inner numbers": int(getattr(config, mixture.width)), "outputs": narrow or config.hidden_size}
+    faults = [
+        f"experts of {size} {what} (only multiples of {EXPERT_MULTIPLE} are supported)"
+        for what, size in sizes.items()
+        if size % EXPERT_MULTIPLE
+    ]
+    if isinstance(active := getattr(config, mixture.active), list) and len(set(active)) > 1:
+        faults.append(f"{_quoted(mixture.active, active)} (only one number for all layers is supported)")
+    if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
+        faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
+    if mixture.groups and mixture.count:
+        groups, chosen = (int(getattr(config, name)) for name in mixture.groups)
+        count = int(getattr(config, mixture.count))
+        each = count // groups if groups > 0 and count % groups == 0 else 0
+        if not (0 < chosen <= groups and each > 1 and mixture.chosen(config) <= chosen * each):
+            faults.append(
+                f"{mixture.chosen(config)} of {count} experts from {chosen} of {groups} groups (only groups of one "
+                "size, of two experts or more, that hold the chosen ones are supported)"
+            )
+    return faults
 
 
 def _wrong_values(config: BaseConfig, family: Family) -> list[str]:
@@ -215,8 +231,8 @@ def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
     unknown = sorted(kinds - set(family.layer_kinds))
     if family.convolves(config) and not family.conv_beside and family.layer_kinds[0] not in kinds:
         faults.append("no layer of attention")
-    if family.halved and list(config.layer_types)[:1] == [MLP_LAYER]:
-        faults.append("an MLP as its first layer, where the cache begins")
+    if (first := next(iter(getattr(config, "layer_types", None) or ()), "")) in family.bare:
+        faults.append(f"a first layer of kind `{first}`, where the cache begins")
     return faults + [f"layers of kind `{kind}` (only {supported} are supported)" for kind in unknown]
 
 

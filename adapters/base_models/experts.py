@@ -22,20 +22,22 @@ def experts_of(layer: nn.Module, path: str) -> Any:
 
 
 def expert_tensor(layer: nn.Module, path: str, kind: str) -> Tensor | None:
-    """A map [out, in] or bias [out] (`kind`) of an expert; None where there is none. `path`: `EXPERT`."""
+    """A map [out, in] or bias [out] (`kind`) of an expert; None where there is none. `path`: `EXPERT`. Gate and up
+    map lie in one tensor; without a gate, the up map in one of its own."""
     found = EXPERT.fullmatch(path)
     assert found is not None, path
     experts, number, part = experts_of(layer, found[1]), int(found[2]), found[3]
-    stacked = "down_proj" if part == "down" else "gate_up_proj"
+    whole = hasattr(experts, f"{part}_proj")
+    stacked = f"{part}_proj" if whole else "gate_up_proj"
     tensor = getattr(experts, stacked if kind == "weight" else f"{stacked}_{kind}", None)
     if tensor is None:
         return None
     if is_hollow(tensor):  # gate and up of an expert lie one after the other, as `is_concatenated`
-        return read_expert(tensor, number, part == "up")
+        return read_expert(tensor, number, part == "up" and not whole)
     own: Tensor = tensor[number].detach()
     if kind == "weight" and getattr(experts, "is_transposed", False):
         own = own.T
-    if part == "down":
+    if whole:
         return own
     half, second = len(own) // 2, part == "up"
     if getattr(experts, "is_concatenated", True):

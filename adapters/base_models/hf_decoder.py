@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.config_fields import layer_rotates, layer_w
 from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
 from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
-from streamspec.model_families.family import MLP_LAYER, STATE_LAYER, MapMultipliers
+from streamspec.model_families.family import STATE_LAYER, MapMultipliers
 
 # Names of the argument for the KV cache: in newer versions of transformers, in older ones, in those of GPT-NeoX.
 CACHE_ARGUMENTS = "cache", "past_key_values", "layer_past"
@@ -134,15 +134,15 @@ class HFDecoder:
 
     @property
     def mlps(self) -> tuple[int, ...]:
-        """The layers that are an MLP alone."""
+        """The layers that are an MLP or a mixture of experts alone."""
         kinds = self.model.config.layer_types if self.family.halved else ()
-        return tuple(index for index, kind in enumerate(kinds) if kind == MLP_LAYER)
+        return tuple(index for index, kind in enumerate(kinds) if kind in self.family.bare)
 
     def _attends(self, index: int) -> bool:
         """By the module at rest: `layer` may compute all of its weights."""
         name = self.family.conv
         if self.family.halved:
-            return bool(self.model.config.layer_types[index] not in (MLP_LAYER, STATE_LAYER))
+            return bool(self.model.config.layer_types[index] not in (*self.family.bare, STATE_LAYER))
         return name is None or self.family.conv_beside or getattr(self.layers[index], name, None) is None
 
     def map_factor(self, module: str) -> tuple[float, float]:
@@ -211,9 +211,16 @@ class HFDecoder:
         hidden = hidden + sum(updates) * self.residual_scale
         if family.halved:
             return hidden
-        mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
-        updated: Tensor = mlp(layer.get_submodule(second)(hidden)) * self.residual_scale
+        updated: Tensor = self._mlp(layer, layer.get_submodule(second)(hidden)) * self.residual_scale
         return hidden + updated
+
+    def _mlp(self, layer: nn.Module, normed: Tensor) -> Tensor:
+        """What the MLP of a layer gives, and a mixture of experts where that is a module beside it."""
+        mixture, known = self.family.mixture, dict(layer.named_modules())
+        maps = self.family.up[0], *((mixture.experts,) if mixture else ())
+        modules = {name.rpartition(".")[0] for name in maps if name in known}
+        total: Tensor = sum(known[name](normed) for name in sorted(modules))
+        return total
 
     def attend(
         self, attention: nn.Module, index: int, normed: Tensor, mask: Tensor, positions: Tensor, cache: Any

@@ -183,10 +183,10 @@ class Decoder(AttentionHeads):
             name, gated = self.spec.activation, self.spec.family.gated
             fused = name if activated and self.native.activates(name, weight, gated) else ""
             out = self.native.linear(g, x, weight, bias, fused)
-            return self.activated(g, out, layer) if activated and not fused else out
+            return self.activated(g, out, layer, weight.rows // 2) if activated and not fused else out
         out = self.precision.linear(g, x, rows, weight, updates)
         out = g.op("Add", out, bias) if bias else out
-        return self.activated(g, out, layer) if activated else out
+        return self.activated(g, out, layer, weight.rows // 2) if activated else out
 
     def fused(self, layer: int, modules: tuple[str, ...], source: Source | None = None, suffix: str = "") -> Weight:
         """Weight of `modules` stacked along the output."""
@@ -204,7 +204,7 @@ class Decoder(AttentionHeads):
             importance=lambda: self.source.importance(names[0]),
             rounded=lambda: chosen.rounded(names),
             mix=self.source.mixed(names[0]),
-            gated=modules == self.spec.family.up and self.gates(out),
+            gated=self.spec.activates(modules) and self.gates(out),
             drafter=self.drafter,
             stored=lambda: stored_runs(chosen, weights),
         )
@@ -321,14 +321,11 @@ class Decoder(AttentionHeads):
         """The update that the MLP adds to rows."""
         return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear)
 
-    def activated(
-        self, g: Scope, inner: str, layer: int, width: int = 0, clamp: tuple[float, float] | None = None
-    ) -> str:
-        """The MLP's activation of its first map's outputs, times the second half of them where there is a gate.
-        `width`: numbers of a half, where they are not the MLP's; `clamp`: as of `MixtureSpec`."""
+    def activated(self, g: Scope, inner: str, layer: int, half: int, clamp: tuple[float, float] | None = None) -> str:
+        """The MLP's activation of its first map's outputs, times the second `half` of them where there is a gate.
+        `clamp`: as of `MixtureSpec`."""
         if not self.spec.family.gated:
             return activate(self, g, inner, layer)
-        half = width or self.spec.at(layer).intermediate
         gate, up = g.ops("Split", inner, g.ints(half, half), out=(None, None), axis=-1)
         if clamp is not None:
             return clamped_swiglu(g, gate, up, *clamp)

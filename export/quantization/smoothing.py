@@ -31,7 +31,7 @@ from streamspec.export.quantization.gptq import moments, round_to_nearest, round
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, Lora
-from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
+from streamspec.export.spec.mixture_spec import DOWN
 from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
 from streamspec.progress import counted
 
@@ -75,10 +75,8 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
         if not (family.value_norm or spec.clip is not None or (spec.state is not None and mixer.convolves))
     ]
     groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in linear]
-    if spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
-        return [*groups, Group(before, norms.attention)] if norms.attention else groups
-    if layer in spec.no_mlp:
-        return [*groups, Group(before, norms.attention)] if norms.attention else groups
+    if layer in spec.no_mlp or spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
+        return [*groups, Group(before, norms.attention)] if before and norms.attention else groups
     if norms.attention and norms.mlp:
         groups += [Group(before, norms.attention)] if before else []
         groups += [Group(family.up, norms.mlp)]
@@ -266,10 +264,10 @@ def smooth(
 def _mix(scales: Scales, spec: DecoderSpec, everything: bool) -> None:
     """Has the inputs of the MLP's output map mixed, or `everything`."""
     for layer in range(spec.layers):
-        maps = spec.modules(layer) if everything else [name for group in spec.mlp_maps(layer)[1:] for name in group]
+        maps = spec.modules(layer) if everything else [name for group in spec.mlp_maps(layer)[1::2] for name in group]
         widths = {module: spec.at(layer).in_width(module) for module in maps}
         if (mixture := spec.mixture) and spec.mlp_kind(layer) == "experts":
-            inputs = {DOWN: mixture.width} | (dict.fromkeys((GATE, UP), spec.hidden) if everything else {})
+            inputs = {part: into for part, (_, into) in mixture.sizes.items() if everything or part == DOWN}
             numbers = range(mixture.count)
             widths |= {mixture.expert(i, part): width for i in numbers for part, width in inputs.items()}
         for module, width in widths.items():

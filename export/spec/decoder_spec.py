@@ -231,12 +231,16 @@ class DecoderSpec:
         return "experts" if self.mixture and number in self.mixture.layers else "dense"
 
     def mlp_maps(self, layer: int) -> tuple[tuple[str, ...], ...]:
-        """The fused maps that all rows of a layer run through in the MLP's place."""
+        """The fused maps that all rows of a layer run through in the MLP's place, first and second of each pair."""
         if layer in self.no_mlp:
             return ()
         if self.mixture and self.mlp_kind(layer) == "experts":
-            return self.mixture.shared_maps
+            return self.mixture.maps
         return self.family.up, self.family.down
+
+    def activates(self, modules: tuple[str, ...]) -> bool:
+        """Whether the fused maps `modules` are those before an MLP's activation."""
+        return modules == self.family.up or (self.mixture is not None and modules == self.mixture.names.shared[0])
 
     def norms(self, layer: int) -> LayerNorms:
         """The norms of a layer; one after the last has attention."""

@@ -37,7 +37,6 @@ from streamspec.export.validate.parity import (
 )
 from streamspec.export.validate.perplexity import Measured, measure_all, perplexities
 from streamspec.export.weights.target import TORCH, computed_by
-from streamspec.model_families import FAMILIES
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import GraphFeatures
 
@@ -50,13 +49,15 @@ IN_FLOAT32 = "how the graph of standard operators rounds: it was run in float32,
 
 @dataclass(frozen=True)
 class BundleReference:
-    """The reference's results over `tokens` and over texts (`measure_all`), to compare graphs with; `by`: of what."""
+    """The reference's results over `tokens` and over texts (`measure_all`), to compare graphs with; `by`: of what.
+    `chooses`: whether rows choose experts."""
 
     by: str
     tokens: Array
     expected: Expected
     texts: Mapping[str, Measured]
     brief: bool = False
+    chooses: bool = False
 
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
         """The manifest with the parity of every graph in `folder`; and perplexity, probe and size of the one that runs
@@ -68,7 +69,7 @@ class BundleReference:
         session = open_session(folder / (NATIVE if native else MODEL), static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
-        if native and manifest.probe is not None and FAMILIES[manifest.base.model_type].mixture is not None:
+        if native and manifest.probe is not None and self.chooses:
             manifest = replace(manifest, probe=agreed(manifest.probe, self._standard(folder)))
         parity = dict(manifest.parity)
         if native:
@@ -125,4 +126,5 @@ def compute_reference(
     say(f"computing the reference in {computed_by(model)}")
     with one_blas_thread() if brief else nullcontext():
         expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
-    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief)
+    mixed = spec.mixture is not None
+    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief, chooses=mixed)

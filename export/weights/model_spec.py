@@ -186,6 +186,8 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         return None
     layer, experts = decoder.layers[numbers[0]], found[numbers[0]]
     count, *sides = experts.down_proj.shape
+    outer, width = reversed(sides) if getattr(experts, "is_transposed", False) else sides
+    groups = tuple(int(getattr(config, name)) for name in names.groups or ())
     holder, _, bias = (names.bias or "").rpartition(".")
     widths = _mlp_widths([layer], decoder.family)
     return MixtureSpec(
@@ -193,8 +195,12 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         layers=numbers,
         count=count,
         active=names.chosen(config),
-        width=sides[0] if getattr(experts, "is_transposed", False) else sides[1],
+        width=width,
+        outer=outer,
+        gated=decoder.family.gated,
+        groups=(groups[0], groups[1]) if groups and groups[0] > groups[1] else None,
         biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
+        latent=bool(names.latent_maps) and names.latent_maps[0] in widths,
         shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,
         clamp=names.clamp and (float(experts.alpha), float(experts.limit)),
         normalized=switched(config, names.normalized),
@@ -206,9 +212,10 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
 def _mlp_widths(layers: Iterable[Any], family: Family) -> dict[str, tuple[int, int]]:
     """(out, in) of the maps that all rows run through in the MLP's place, of the layers that have such."""
     mixture = family.mixture
-    names = {*family.up, *family.down, *(name for group in (mixture.shared if mixture else ()) for name in group)}
+    groups = family.up, family.down, *((*mixture.shared, mixture.latent_maps) if mixture else ())
+    names = {name for group in groups for name in group}
     known = [(name, module) for layer in layers for name, module in layer.named_modules() if name in names]
-    return {name: _widths(module) for name, module in known}
+    return {name: _widths(module) for name, module in known if hasattr(module, "weight")}
 
 
 def _shapes(layer: Any, family: Family) -> dict[str, tuple[int, ...]]:

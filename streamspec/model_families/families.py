@@ -205,16 +205,7 @@ FAMILIES = {
         logit_divisor=_GRANITE.logit_divisor,
         up=("shared_mlp.input_linear",),
         down=("shared_mlp.output_linear",),
-        only={"num_local_experts": 0},
-        ignored=_GRANITE.ignored
-        | _MAMBA.ignored
-        | {
-            "num_experts_per_tok",
-            "output_router_logits",
-            "position_embedding_type",
-            "router_aux_loss_coef",
-            "shared_intermediate_size",
-        },
+        ignored=_GRANITE.ignored | _MAMBA.ignored | {"position_embedding_type", "shared_intermediate_size"},
     ),
     "helium": Family(rotary_pairs=True),
     "hunyuan_v1_dense": Family(
@@ -265,10 +256,6 @@ FAMILIES = {
                 *("mamba_head_dim", "mamba_hidden_act", "mamba_num_heads", "n_groups", "ssm_state_size"),
                 *("rescale_prenorm_residual", "use_bias", "use_conv_bias", "use_mamba_kernels"),
                 *(f"time_step_{name}" for name in ("floor", "max", "min")),
-                # Of experts, whose layers are refused by their kind.
-                *("moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "n_group"),
-                *("n_routed_experts", "norm_topk_prob", "num_experts_per_tok", "num_local_experts", "topk_group"),
-                "routed_scaling_factor",
             }
         ),
     ),

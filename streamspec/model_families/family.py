@@ -14,6 +14,7 @@ from streamspec.layer_cache import RECURRENT, STATE_SPACE
 
 STATE_LAYER = "linear_attention"  # in the config's `layer_types`: one that keeps a recurrent state
 MLP_LAYER = "mlp"  # one that is an MLP alone
+EXPERTS_LAYER = "moe"  # one that is a mixture of experts alone
 BOTH_LAYER = "hybrid"  # one with attention and a recurrent state beside each other
 
 
@@ -80,14 +81,20 @@ class Mixture:
 
     router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
     experts: str = "mlp.experts"
+    count: str | None = None  # config field: how many, 0 for none in any layer
     active: str = "num_experts_per_tok"  # config field: a number, or a list of one for each layer
     width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
     scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
     bias: str | None = None  # added to the scores where experts are chosen, not where they are added up
+    # Config fields: how many groups the experts lie in, and from how many of them a row chooses, those whose two best
+    # scores sum up highest.
+    groups: tuple[str, str] | None = None
     normalized: bool | str = True  # whether the scores of a row's experts are divided by their sum; by name: a switch
     added: float = 0.0  # to the sum
     least: str | None = None  # config field: the sum is no smaller
     scale: str | None = None  # config field: of the scores
+    latent: str | None = None  # config field: experts read and give so many numbers, where it has a value
+    latent_maps: tuple[str, ...] = ()  # that make these of a row, and of their sum what it adds
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
     shared_gate: str | None = None  # its output is multiplied by the sigmoid of this weight [1, hidden] times the row
     # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
@@ -178,8 +185,8 @@ class Family:
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
-    # Of the config's `layer_types`; where there are short convolutions, they are the second, and layers that are an MLP
-    # alone the third. Where there are such, the others have no MLP.
+    # Of the config's `layer_types`; where there are short convolutions, they are the second. Where there are layers
+    # that are an MLP alone, the others have none.
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
@@ -221,7 +228,8 @@ class Family:
             self.per_layer_input and self.per_layer_input.width,
             *((rule.doubled, rule.normed, rule.norm_first) if (rule := self.recurrent) else ()),
             *(name.partition(".")[0] for each in self.map_multipliers.values() for name in (each.inputs, each.outputs)),
-            *((mix.active, mix.normalized, mix.least, mix.scale, *(mix.clamp or ())) if (mix := self.mixture) else ()),
+            *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
+            *((mix.count, mix.latent, *(mix.clamp or ()), *(mix.groups or ())) if mix else ()),
         )
         return {switch for switch in named if isinstance(switch, str) and switch}
 
@@ -240,9 +248,20 @@ class Family:
         """What such layers are, in words; None for others."""
         return "are attention or an MLP alone" if self.halved else None
 
+    @property
+    def bare(self) -> tuple[str, ...]:
+        """The kinds of layers that are without what mixes rows."""
+        return tuple(kind for kind in (MLP_LAYER, EXPERTS_LAYER) if kind in self.layer_kinds)
+
     def remembers(self, config: Any) -> bool:
         """Whether layers of the model with this config keep a recurrent state."""
         return self.recurrent is not None and self.convolves(config)
+
+    def mixes(self, config: Any) -> bool:
+        """Whether layers of the model with this config have mixtures of experts."""
+        if self.mixture is None or (EXPERTS_LAYER in self.layer_kinds and EXPERTS_LAYER not in config.layer_types):
+            return False
+        return self.mixture.count is None or bool(getattr(config, self.mixture.count))
 
     def plain(self, config: Any) -> str | None:
         """What layers of the model with this config have for which no bundle but one of any shapes for CPUs is made;
@@ -253,7 +272,7 @@ class Family:
             return self.halves
         if self.sinks is not None:
             return "have attention sinks"
-        return None if self.mixture is None else "have mixtures of experts"
+        return "have mixtures of experts" if self.mixes(config) else None
 
     def not_decoder(self, config: Any) -> str | None:
         """What its layers do that those of a plain decoder, of attention and an MLP each, do not; None without."""

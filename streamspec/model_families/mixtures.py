@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamspec.model_families.family import Family, Mixture, MtpNames, RecurrentState
+from streamspec.model_families.family import EXPERTS_LAYER, Family, Mixture, MtpNames, RecurrentState
 
 # Of training, and sizes that the modules show.
 _IGNORED = frozenset(
@@ -28,13 +28,31 @@ _GRANITE = Mixture(
     scores="chosen",
     normalized=False,
 )
-# Of DeepSeek V3 and those after it, whose experts are in one group.
+_GRANITE_SHARED = replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",)))
+# Of DeepSeek V3 and those after it.
 _DEEPSEEK = Mixture(
+    count="n_routed_experts",
+    groups=("n_group", "topk_group"),
     scores="sigmoid",
     bias="mlp.gate.e_score_correction_bias",
     normalized="norm_topk_prob",
     added=1e-20,
     scale="routed_scaling_factor",
+    shared=_shared("mlp.shared_experts"),
+)
+_NEMOTRON = replace(
+    _DEEPSEEK,
+    router="mixer.gate",
+    experts="mixer.experts",
+    bias="mixer.gate.e_score_correction_bias",
+    latent="moe_latent_size",
+    latent_maps=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+    shared=(("mixer.shared_experts.up_proj",), ("mixer.shared_experts.down_proj",)),
+)
+_ERNIE = Mixture(
+    bias="mlp.gate.moe_statics.e_score_correction_bias",
+    least="moe_norm_min",
+    active="moe_k",
     shared=_shared("mlp.shared_experts"),
 )
 _GPT_OSS = Mixture(
@@ -63,8 +81,7 @@ _AFTER_LAST = MtpNames(
     norm="shared_head.norm",
     copies=("embed_tokens.weight", "shared_head.head.weight"),
 )
-_ONE_GROUP = {"n_group": 1, "topk_group": 1}
-_ROUTED = "first_k_dense_replace", "n_routed_experts", "n_shared_experts"
+_ROUTED = "first_k_dense_replace", "n_shared_experts"
 _SPARSE = "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"
 
 
@@ -94,10 +111,13 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
         "granitemoe": like("granite", _GRANITE),
-        "granitemoeshared": like(
-            "granite",
-            replace(_GRANITE, shared=(("shared_mlp.input_linear",), ("shared_mlp.output_linear",))),
-            "shared_intermediate_size",
+        "granitemoeshared": like("granite", _GRANITE_SHARED, "shared_intermediate_size"),
+        "granitemoehybrid": like("granitemoehybrid", replace(_GRANITE_SHARED, count="num_local_experts")),
+        "nemotron_h": like(
+            "nemotron_h",
+            _NEMOTRON,
+            "moe_shared_expert_intermediate_size",
+            layer_kinds=(*dense["nemotron_h"].layer_kinds, EXPERTS_LAYER),
         ),
         "minimax_m2": like(
             "mistral",
@@ -111,15 +131,14 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         "flex_olmo": like("olmo2", Mixture(width="intermediate_size", normalized="norm_topk_prob")),
         "exaone_moe": like(
             "qwen3",
-            _DEEPSEEK,
+            replace(_DEEPSEEK, count="num_experts"),
             *_ROUTED[:1],
             *("mlp_layer_types", "num_shared_experts", "sliding_window_pattern"),
-            only=_ONE_GROUP,
             window_switch=None,
             local_rotary=True,
             mtp=MtpNames(),
         ),
-        "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, only=_ONE_GROUP, window_switch=None),
+        "dots1": like("qwen3", _DEEPSEEK, *_ROUTED, window_switch=None),
         "glm4_moe": like(
             "mistral",
             _DEEPSEEK,
@@ -127,7 +146,6 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "num_mtp_layers",
             head_norms=dense["qwen3"].head_norms,
             head_norm_switch="use_qk_norm",
-            only=_ONE_GROUP,
             mtp=_AFTER_LAST,
         ),
         "gpt_oss": like(
@@ -154,12 +172,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "ernie4_5_moe": like(
             "ernie4_5",
-            Mixture(
-                bias="mlp.gate.moe_statics.e_score_correction_bias",
-                least="moe_norm_min",
-                active="moe_k",
-                shared=_shared("mlp.shared_experts"),
-            ),
+            _ERNIE,
             *(f"moe_{name}" for name in ("num_experts", "num_shared_experts", "layer_interval")),
             *("moe_layer_start_index", "moe_layer_end_index"),
             mtp=MtpNames(layer="model.mtp_block.{}.", beside="model.mtp_"),

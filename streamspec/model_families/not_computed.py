@@ -22,6 +22,7 @@ NOT_COMPUTED = {
     "minimax": "layers with a recurrent state (lightning attention)",
     "mpt": _ALIBI,
     "nanochat": "a norm of the embedding, and norms of queries and keys without weights",
+    "nemotron_h_puzzle": "experts of other sizes in each layer",
     "phimoe": "experts that are chosen one after the other (SparseMixer)",
     "youtu": _LATENT,
 }

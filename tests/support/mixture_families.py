@@ -29,7 +29,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"moe_topk": [3] * 4, "num_experts": 8, "intermediate_size": 64, "head_dim": 24},
     "flex_olmo": {**EXPERTS, "num_experts": 8, "intermediate_size": 64},
     "dots1": {**ROUTED, "routed_scaling_factor": 1.5, "sliding_window": 6, "norm_topk_prob": True, "head_dim": 32}
-    | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "n_group": 4, "topk_group": 2},
     "glm4_moe": {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
     "granitemoe": GRANITE,
     "granitemoeshared": {**GRANITE, "shared_intermediate_size": 96},

@@ -105,9 +105,42 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "time_step_min": 0.1,
     },
 }
+GRANITE_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
+RECURRENT["granitemoehybrid+experts"] = RECURRENT["granitemoehybrid+mamba"] | GRANITE_EXPERTS
+RECURRENT["nemotron_h+experts"] = {
+    "layers_block_type": [
+        "linear_attention",
+        "moe",
+        "linear_attention",
+        "full_attention",
+        "moe",
+        "linear_attention",
+        "mlp",
+    ],
+    "head_dim": 24,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 96,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+RECURRENT["nemotron_h+latent"] = RECURRENT["nemotron_h+experts"] | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", *["linear_attention"] * 2],
+    "mlp_bias": True,
+    "moe_latent_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+}
 RECURRENT["falcon_h1+gated_last"] = RECURRENT["falcon_h1+normed"] | {"mamba_norm_before_gate": True}
 # Whose layers have an MLP beside what mixes rows: draft layers are copies of such a layer.
-WHOLE = [name for name, changes in RECURRENT.items() if "mlp" not in changes.get("layers_block_type", ())]
+WHOLE = [name for name, changes in RECURRENT.items() if "layers_block_type" not in changes]
 
 
 def with_memory(model: Any) -> Any:

@@ -25,6 +25,6 @@ DFLASH = DrafterMethod(
     recipes=STAGED,
     check_base=check_block_base,
     unsupported_layers=lambda family, config: (
-        family.halves or (None if family.mixture is None else "have mixtures of experts")
+        family.halves or ("have mixtures of experts" if family.mixes(config) else None)
     ),
 )

@@ -12,7 +12,7 @@ from streamspec.export.drafters.adapter_section import Shapes
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.mixture_spec import DOWN, GATE, PARTS, UP, MixtureSpec
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP, MixtureSpec
 from streamspec.export.spec.weight_source import ChangedSource, Source
 from streamspec.model_families.family import MtpNames
 
@@ -59,10 +59,9 @@ def shapes(spec: DecoderSpec, found: Collection[str]) -> Shapes:
     if mixture is not None:
         stacks = {name for name in layer if name.startswith(f"{mixture.names.experts}.")}
         if not any(f"{LAYER}{name}" in found for name in stacks):
-            sizes = {GATE: (mixture.width, spec.hidden), UP: (mixture.width, spec.hidden)}
-            sizes[DOWN] = spec.hidden, mixture.width
             layer = {name: of for name, of in layer.items() if name not in stacks}
-            layer |= {f"{mixture.expert(i, part)}.weight": sizes[part] for i in range(mixture.count) for part in PARTS}
+            parts = mixture.sizes.items()
+            layer |= {f"{mixture.expert(i, part)}.weight": of for i in range(mixture.count) for part, of in parts}
         if mixture.biased:
             layer.setdefault(str(mixture.names.bias), (mixture.count,))
     norms = {f"{name}.weight": (spec.hidden,) for name in (*PAIR, NORM)}

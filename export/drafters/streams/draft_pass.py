@@ -43,7 +43,7 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
             return decoder.mapped(g, x, rows, weight, layer, modules, activated)
         update = stream_update(decoder, spec, g, x, layer, modules)
         total = g.op("Add", decoder.linear(g, x, rows, layer, modules), update)
-        return decoder.activated(g, total, layer) if activated else total
+        return decoder.activated(g, total, layer, decoder.fused(layer, modules).rows // 2) if activated else total
 
     return apply
 

@@ -179,7 +179,7 @@ class EagerPass(StreamPass):
         main, streams = layout.split(g, decoder.linear(g, x, rows, layer, modules))
         update = stream_update(decoder, self.spec, g, layout.split(g, x)[1], layer, modules)
         total = layout.join(g, main, g.op("Add", streams, update))
-        return decoder.activated(g, total, layer) if activated else total
+        return decoder.activated(g, total, layer, decoder.fused(layer, modules).rows // 2) if activated else total
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         """The head over the accepted node's streams: [m, D]."""

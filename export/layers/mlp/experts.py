@@ -2,6 +2,9 @@
 
     y = sum_{e in top k of s(x)} w_e(x) down_e(act(gate_e x) * up_e x)        s, w: scores (`MixtureSpec`)
 
+Experts without a gate are down_e(act(up_e x)). Where latent maps in and out are around experts, these read in(x), and
+the update is out(y).
+
 No number of a row depends on the other rows. The router's product is one of constant weights, which ONNX Runtime adds
 up in one order for any number of rows; a row's scores are added up by such a product, too (ReduceSum goes by the
 address of a row), its experts' outputs in the order of its own choice. By standard operators the rows are brought into
@@ -19,7 +22,7 @@ from onnx import TensorProto
 
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.export.spec.mixture_spec import DOWN, GATE, UP, MixtureSpec
+from streamspec.export.spec.mixture_spec import DOWN, UP, MixtureSpec
 from streamspec.export.spec.weight_source import stored_runs
 
 if TYPE_CHECKING:
@@ -31,14 +34,16 @@ def experts(decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int, lin
     """The update that the mixture of a layer adds to rows."""
     mixture = decoder.spec.mixture
     assert mixture is not None
+    into, back = ((name,) for name in mixture.names.latent_maps) if mixture.latent else ((), ())
+    read = linear(g, normed, rows, layer, into) if into else normed
     with g.named("experts"):
         chosen, shares, gate = _route(decoder, mixture, g, normed, layer)
         write = _grouped if decoder.native is None else _native
-        total = write(decoder, mixture, g, normed, layer, chosen, shares)
+        total = write(decoder, mixture, g, read, layer, chosen, shares)
+    total = linear(g, total, rows, layer, back) if back else total
     if mixture.shared:
-        up, down = mixture.shared_maps
-        inner = decoder.activated(g, linear(g, normed, rows, layer, up), layer, mixture.shared)
-        shared = linear(g, inner, rows, layer, down)
+        up, down = mixture.names.shared
+        shared = linear(g, linear(g, normed, rows, layer, up, activated=True), rows, layer, down)
         total = g.op("Add", total, g.op("Mul", shared, gate) if gate else shared)
     return total
 
@@ -64,8 +69,9 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
     if mixture.biased:
         added = decoder.spec.weight_name(layer, str(names.bias))
         by = g.op("Add", scores, g.store.once(added, lambda: source.weight(added).reshape(-1)))
+    by = _within_groups(g, by, mixture.count, *mixture.groups) if mixture.groups else by
     shares, chosen = g.ops("TopK", by, g.ints(mixture.active), out=(None, None), axis=-1)
-    if mixture.biased:
+    if by != scores:
         shares = g.op("GatherElements", scores, chosen, axis=-1)
     if names.scores == "chosen":
         shares = g.op("Softmax", shares, axis=-1)
@@ -78,12 +84,23 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
     return chosen, shares if mixture.scale == 1.0 else g.op("Mul", shares, g.number(mixture.scale)), gate
 
 
+def _within_groups(g: Scope, scores: str, count: int, groups: int, chosen: int) -> str:
+    """Scores [1, n, count], minus infinity but in those `chosen` of the groups whose two best sum up highest."""
+    apart = g.op("Reshape", scores, g.ints(0, 0, groups, count // groups))
+    best, _ = g.ops("TopK", apart, g.ints(2), out=(None, None), axis=-1)
+    of_groups = g.op("ReduceSum", best, g.ints(-1), keepdims=0)  # of two, in either order the same
+    _, picked = g.ops("TopK", of_groups, g.ints(chosen), out=(None, None), axis=-1)
+    out = g.op("Expand", g.number(-np.inf), g.op("Shape", of_groups))
+    kept = g.op("ScatterElements", out, picked, g.op("Expand", g.number(0), g.op("Shape", picked)), axis=-1)
+    return g.op("Reshape", g.op("Add", apart, g.op("Unsqueeze", kept, g.ints(-1))), g.ints(0, 0, count))
+
+
 def _native(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int, chosen: str, shares: str) -> str:
     """[1, n, H] of rows x [1, n, H], by native operators."""
     native, activation = decoder.native, decoder.spec.activation
     assert native is not None
-    up, down = (_stack(decoder, mixture, layer, parts) for parts in ((GATE, UP), (DOWN,)))
-    biases = [_biases(decoder, mixture, g, layer, parts, flat=True) for parts in ((GATE, UP), (DOWN,))]
+    up, down = (_stack(decoder, mixture, layer, parts) for parts in (mixture.up, (DOWN,)))
+    biases = [_biases(decoder, mixture, g, layer, parts, flat=True) for parts in (mixture.up, (DOWN,))]
     fused = activation if native.activates(activation, up, decoder.spec.family.gated) else ""
     inner = native.experts(g, x, chosen, up, "", biases[0], fused, mixture.clamp)
     inner = inner if fused else decoder.activated(g, inner, layer, mixture.width, mixture.clamp)
@@ -93,7 +110,7 @@ def _native(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int
 def _grouped(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int, chosen: str, shares: str) -> str:
     """[1, n, H] of rows x [1, n, H]: rows times choices lie choice by choice, and between here and there expert by
     expert."""
-    count, active, hidden = g.op("Shape", x, start=1, end=2), mixture.active, decoder.spec.hidden
+    count, active = g.op("Shape", x, start=1, end=2), mixture.active
     flat = g.op("Reshape", g.op("Transpose", chosen, perm=[0, 2, 1]), g.ints(1, -1))
     belongs = g.op("Equal", g.store.constant(np.arange(mixture.count)[:, None], np.int64), flat)
     counts = g.op("ReduceSum", g.op("Cast", belongs, to=TensorProto.INT64), g.ints(1), keepdims=0)
@@ -107,13 +124,13 @@ def _grouped(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: in
         bias = _biases(decoder, mixture, g, layer, parts)
         return g.op("Add", out, g.op("Gather", bias, expert, axis=0)) if bias else out
 
-    up, down = (_stack(decoder, mixture, layer, parts) for parts in ((GATE, UP), (DOWN,)))
+    up, down = (_stack(decoder, mixture, layer, parts) for parts in (mixture.up, (DOWN,)))
     inner = decoder.activated(
-        g, mapped(g.op("Gather", x, row, axis=1), up, (GATE, UP)), layer, mixture.width, mixture.clamp
+        g, mapped(g.op("Gather", x, row, axis=1), up, mixture.up), layer, mixture.width, mixture.clamp
     )
     out = mapped(inner, down, (DOWN,))
     back = g.op("ScatterElements", order, order, g.arange(rows.count), axis=0)
-    by_choice = g.op("Reshape", g.op("Gather", out, back, axis=1), g.ints(active, -1, hidden))
+    by_choice = g.op("Reshape", g.op("Gather", out, back, axis=1), g.ints(active, -1, mixture.outer))
     outputs = g.ops("Split", by_choice, g.ints(*[1] * active), out=(None,) * active, axis=0)
     parts = g.ops("Split", shares, g.ints(*[1] * active), out=(None,) * active, axis=-1)
     total = ""
@@ -126,24 +143,26 @@ def _grouped(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: in
 def _stack(decoder: Decoder, mixture: MixtureSpec, layer: int, parts: tuple[str, ...]) -> Weight:
     """The weights of all experts of a layer: of the maps `parts`, one after the other."""
     spec, source = decoder.spec, decoder.source
-    sizes = (len(parts) * mixture.width, spec.hidden) if UP in parts else (spec.hidden, mixture.width)
+    out, into = mixture.sizes[parts[0]]
+    rows = len(parts) * out
 
     def of(number: int) -> Weight:
         names = [spec.weight_name(layer, mixture.expert(number, part)) for part in parts]
         return Weight(
             "+".join([names[0], *parts[1:]]),
-            *sizes,
+            rows,
+            into,
             lambda: np.concatenate([source.weight(f"{name}.weight") for name in names]),
             rounded=lambda: source.rounded(names),
             mix=source.mixed(names[0]),
-            gated=UP in parts and decoder.gates(sizes[0]),
+            gated=UP in parts and decoder.gates(rows),
             drafter=decoder.drafter,
             stored=lambda: stored_runs(source, [f"{name}.weight" for name in names]),
         )
 
     every = tuple(of(number) for number in range(mixture.count))
     name = "+".join([spec.weight_name(layer, f"{mixture.names.experts}.{parts[0]}"), *parts[1:]])
-    return replace(every[0], name=name, rows=mixture.count * sizes[0], parts=every)
+    return replace(every[0], name=name, rows=mixture.count * rows, parts=every)
 
 
 def _biases(
