@@ -20,7 +20,7 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid", "nemotron_h"}
 XIELU = "xielu."  # keys that are not below the architecture
 ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 
@@ -108,7 +108,9 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     if architecture == "falcon-h1":
         values = values * multiplier(name, config)
-    if ".linear_attn." in name or ".mamba." in name:
+    if architecture == "nemotron_h":
+        name = name.replace("model.", "backbone.", 1)  # of the file that is published
+    if ".linear_attn." in name or ".mamba." in name or ".mixer." in name:
         return (recurrent if ".linear_attn." in name else state_space)(values, name, config)
     if architecture in ONE_ADDED and name.endswith("norm.weight"):
         values = values + np.float32(1)
@@ -178,14 +180,14 @@ def multiplier(name: str, config: Any) -> np.ndarray:
 
 def state_space(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:
     """A tensor of a layer of Mamba-2, and its name."""
-    part = name.partition(".mamba.")[2]
+    part, groups = ".".join(name.split(".")[4:]), "n_groups" if ".mixer." in name else "mamba_n_groups"
     if part == "conv1d.weight":
         values = values.squeeze(1)
     elif part == "norm.weight":
-        values = values.reshape(config.mamba_n_groups, -1)
+        values = values.reshape(getattr(config, groups), -1)
     elif part in ("A_log", "D"):
         values = (-np.exp(values) if part == "A_log" else values)[:, None]
-    return values, name.replace("mamba.dt_bias", "mamba.dt_proj.bias")
+    return values, name.replace(".dt_bias", ".dt_proj.bias")
 
 
 def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:

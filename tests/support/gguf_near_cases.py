@@ -73,6 +73,33 @@ _GRANITE_KEYS = {
     "ssm.time_step_rank": 12,
     "vocab_size": VOCABULARY,
 }
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "head_dim": 24,
+    "max_position_embeddings": 1 << 20,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "conv_kernel": 3,
+    "layer_norm_epsilon": 2e-5,
+}
+_NEMOTRON_KEYS = {
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 96, 0, 0, 96],
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "attention.layer_norm_epsilon": 2e-5,
+    "attention.layer_norm_rms_epsilon": 2e-5,
+    "rope.dimension_count": 24,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 96,
+    "ssm.time_step_rank": 6,
+    "vocab_size": VOCABULARY,
+}
 # architecture, model_type, config fields, further keys, further tensors
 Case = tuple[str, str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]
 NEAR: dict[str, Case] = {
@@ -227,6 +254,14 @@ NEAR |= {
         "falcon_h1",
         _FALCON | {"mamba_rms_norm": True, "mamba_conv_bias": False, "mlp_bias": True},
         _FALCON_KEYS,
+        {},
+    ),
+    "nemotron-h": ("nemotron_h", "nemotron_h", _NEMOTRON, _NEMOTRON_KEYS, {}),
+    "nemotron-h with biases": (
+        "nemotron_h",
+        "nemotron_h",
+        _NEMOTRON | {"use_conv_bias": False, "use_bias": True, "mlp_bias": True},
+        _NEMOTRON_KEYS,
         {},
     ),
     "qwen3.5": (

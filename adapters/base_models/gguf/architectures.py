@@ -444,6 +444,30 @@ ARCHITECTURES = {
         head_dim=True,
         more=rules.falcon_h1,
     ),
+    "nemotron_h": Architecture(
+        "nemotron_h",
+        _names(
+            {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+            attn_norm="norm",
+            **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+            attn_output="mixer.o_proj",
+            ffn_norm="",
+            ffn_gate="",
+            ffn_up="mixer.up_proj",
+            ffn_down="mixer.down_proj",
+            **_state_space("mixer"),
+        ),
+        (RMS, "layer_norm_epsilon"),
+        fixed={"tie_word_embeddings": False},  # which transformers does not tie
+        biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in", "mlp_bias": "ffn_down", **_ATTENTION_BIAS},
+        hybrid=True,
+        permuted=True,
+        layout="mamba",
+        head_dim=True,
+        rotary=False,
+        harmless=("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),
+        more=rules.nemotron_h,
+    ),
     "qwen35": Architecture(
         "qwen3_5_text",
         _names(

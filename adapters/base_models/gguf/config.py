@@ -69,7 +69,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         "hidden_size": width,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
-        "intermediate_size": keys.same("feed_forward_length"),
+        "intermediate_size": keys.same("feed_forward_length", zeros=row.hybrid),
     }
     config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
     head_dim = _heads(keys, row, config, heads, width)
@@ -97,10 +97,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
 
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
     """Adds what the config says of heads; returns their size."""
-    if row.rotary:
-        config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.hybrid)
-        if heads % shared:
-            keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")
+    config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.hybrid)
+    if heads % shared:
+        keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")
     head_dim = keys.same("attention.key_length", width // heads)
     if (values := keys.same("attention.value_length", head_dim)) != head_dim:
         keys.refuse("attention.value_length", values, f"{head_dim}, as of keys")

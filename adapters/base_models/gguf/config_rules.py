@@ -82,7 +82,7 @@ def gemma3(keys: Keys, config: Config) -> None:
 
 
 def gpt2(keys: Keys, config: Config) -> None:
-    if (shared := keys.same("attention.head_count_kv", config["n_head"])) != config["n_head"]:
+    if (shared := config.pop("num_key_value_heads")) != config["n_head"]:
         keys.refuse("attention.head_count_kv", shared, f"{config['n_head']}, as many as heads")
 
 
@@ -229,6 +229,25 @@ def granite_hybrid(keys: Keys, config: Config) -> None:
     _expanded(keys, config)
     config["layer_types"] = _kinds(keys, config, "linear_attention")
     config["shared_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+
+
+def nemotron_h(keys: Keys, config: Config) -> None:
+    """A layer attends, is an MLP, or keeps a state of Mamba-2 where it has neither heads of keys nor a width."""
+    kinds, key = _kinds(keys, config, "linear_attention"), "feed_forward_length"
+    for layer, width in enumerate(_each(keys, config, key)):
+        if width and kinds[layer] == "full_attention":
+            keys.refuse(key, width, f"0 in layer {layer}, which has heads of keys")
+        kinds[layer] = "mlp" if width else kinds[layer]
+    sizes = _state(keys)
+    config |= {
+        "layers_block_type": kinds,
+        "conv_kernel": sizes["conv_kernel"],
+        "ssm_state_size": sizes["state_size"],
+        "n_groups": sizes["group_count"],
+        "mamba_num_heads": sizes["time_step_rank"],
+        "mamba_head_dim": sizes["inner_size"] // sizes["time_step_rank"],
+    }
+    keys.only("attention.layer_norm_epsilon", config["layer_norm_epsilon"])
 
 
 def qwen35(keys: Keys, config: Config) -> None:

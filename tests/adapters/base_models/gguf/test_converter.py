@@ -399,6 +399,13 @@ OF_ONE_FAMILY: dict[str, Change] = {
         "inner_size is 96; expected a multiple of",
     ),
     "one number of heads": ("granite 4, hybrid", {"attention.head_count_kv": 2}, "count_kv is 2; expected 4 numbers"),
+    "attention and an MLP in a layer": (
+        "nemotron-h",
+        {"feed_forward_length": [0, 96, 96, 0, 96]},
+        "feed_forward_length is 96; expected 0 in layer 2",
+    ),
+    "two epsilons": ("nemotron-h", {"attention.layer_norm_epsilon": 1e-5}, r"layer_norm_epsilon is 9.99.*; exp"),
+    "widths of some layers": ("nemotron-h", {"feed_forward_length": 96}, "length is 96; expected 5 numbers"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
 
@@ -470,6 +477,13 @@ def test_maps_of_two_shapes_do_not_become_one(rows: int, tmp_path: Path) -> None
     tensors |= {f"blk.3.ffn_{part}.weight": values for part, values in parts.items() if len(values)}
     path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
     assert "tensor blk.3.ffn_gate.weight" in refusal(tmp_path, path)
+
+
+def test_a_head_that_transformers_does_not_tie_is_needed(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("nemotron-h")
+    del tensors["output.weight"]
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    assert "has no tensor for lm_head.weight" in refusal(tmp_path, path)
 
 
 def test_a_mixer_beside_attention_is_refused(tmp_path: Path) -> None:
