@@ -73,6 +73,27 @@ _GRANITE_KEYS = {
     "ssm.time_step_rank": 12,
     "vocab_size": VOCABULARY,
 }
+_BAMBA: dict[str, Any] = {
+    "rope_parameters": ONE | {"partial_rotary_factor": 0.5},
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1, 3],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 24,
+}
+_BAMBA_KEYS = {
+    "attention.head_count_kv": [0, 2, 0, 2],
+    "rope.dimension_count": 8,
+    "rope.freq_base": 1e4,
+    "rope.scaling.finetuned": True,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 24,
+    "ssm.group_count": 1,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 8,
+    "vocab_size": VOCABULARY,
+}
 _NEMOTRON: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
     "head_dim": 24,
@@ -246,6 +267,16 @@ NEAR |= {
         | {"attention_bias": True, "mamba_conv_bias": False, "mamba_proj_bias": True}
         | {"tie_word_embeddings": True},
         _GRANITE_KEYS,
+        {},
+    ),
+    "bamba": ("granitehybrid", "bamba", _BAMBA, _BAMBA_KEYS, {}),
+    "bamba with biases": (
+        "granitehybrid",
+        "bamba",
+        _BAMBA
+        | {"attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False, "mamba_proj_bias": True}
+        | {"rope_parameters": ONE | {"partial_rotary_factor": 1.0}, "tie_word_embeddings": True},
+        _BAMBA_KEYS | {"rope.dimension_count": 16},
         {},
     ),
     "falcon-h1": ("falcon-h1", "falcon_h1", _FALCON, _FALCON_KEYS, {}),

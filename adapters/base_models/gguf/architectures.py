@@ -150,6 +150,22 @@ def _state_space(module: str) -> dict[str, str]:
 
 _ATTENTION_BIAS = {"attention_bias": "attn_output"}
 _BIASES = {**_ATTENTION_BIAS, "mlp_bias": "ffn_down"}
+_STATE_BIASES = {"mamba_conv_bias": "ssm_conv1d", "mamba_proj_bias": "ssm_in"}
+_BAMBA = Architecture(
+    "bamba",
+    _names(
+        {"output_norm": "model.final_layernorm"},
+        ffn_norm="pre_ff_layernorm",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        **_state_space("mamba"),
+    ),
+    biases=_BIASES | _STATE_BIASES,
+    hybrid=True,
+    permuted=True,
+    layout="mamba",
+    partial=True,
+    more=rules.bamba,
+)
 _GRANITE_SCALES = {
     "attention_multiplier": ("attention.scale", REQUIRED),
     "logits_scaling": ("logit_scale", REQUIRED),
@@ -263,12 +279,13 @@ ARCHITECTURES = {
         ),
         fields=_GRANITE_SCALES,
         fixed={"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": None},
-        biases={"mamba_conv_bias": "ssm_conv1d", "mamba_proj_bias": "ssm_in", **_ATTENTION_BIAS},
+        biases=_ATTENTION_BIAS | _STATE_BIASES,
         hybrid=True,
         joined={"ffn_gate_up": ("ffn_gate", "ffn_up")},
         permuted=True,
         layout="mamba",
         more=rules.granite_hybrid,
+        where={"rope.scaling.finetuned": _BAMBA},  # which has rotary positions
     ),
     "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=rules.kept_positions),
     "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, divided=True, biases=_BIASES, permuted=True),
@@ -433,9 +450,7 @@ ARCHITECTURES = {
         _names(
             {"output_norm": "model.final_layernorm"},
             ffn_norm="pre_ff_layernorm",
-            ffn_gate="feed_forward.gate_proj",
-            ffn_up="feed_forward.up_proj",
-            ffn_down="feed_forward.down_proj",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
             **_state_space("mamba"),
         ),
         fixed={"mamba_norm_before_gate": False},

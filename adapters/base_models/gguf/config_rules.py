@@ -224,11 +224,17 @@ def _expanded(keys: Keys, config: Config) -> None:
 
 def granite_hybrid(keys: Keys, config: Config) -> None:
     """Layers without attention are Mamba-2; the MLP is the one that all rows of a mixture share."""
-    if keys.switch("rope.scaling.finetuned", REQUIRED):  # here: whether there are positions at all
-        keys.refuse("rope.scaling.finetuned", True, "False: no rotary positions")
+    keys.switch("rope.scaling.finetuned", REQUIRED)  # whether there are positions at all: False, else it is a Bamba
     _expanded(keys, config)
     config["layer_types"] = _kinds(keys, config, "linear_attention")
     config["shared_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+
+
+def bamba(keys: Keys, config: Config) -> None:
+    _expanded(keys, config)
+    kinds = _kinds(keys, config, "linear_attention")
+    config["attn_layer_indices"] = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
 
 
 def nemotron_h(keys: Keys, config: Config) -> None:

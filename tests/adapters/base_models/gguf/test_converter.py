@@ -391,7 +391,11 @@ OF_ONE_FAMILY: dict[str, Change] = {
     ),
     "drafting layers of another family": ("olmoe", {"nextn_predict_layers": 1}, "predict_layers is 1; expected 0"),
     "a mixture of experts": ("granite 4, hybrid", {"expert_count": 6}, "expert_count is 6; expected 0"),
-    "positions beside states": ("granite 4, hybrid", {"rope.scaling.finetuned": True}, "finetuned is True; expected F"),
+    "positions beside scales": (
+        "granite 4, hybrid",
+        {"rope.scaling.finetuned": True},
+        r"attention\.scale \(0\.2.* 4 more",
+    ),
     "positions or not": ("granite 4, hybrid", {"rope.scaling.finetuned": None}, r"rope\.scaling\.finetuned"),
     "states of another width": (
         "granite 4, hybrid",
