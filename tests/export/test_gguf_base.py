@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
@@ -18,7 +19,8 @@ from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, o
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.target import alike, check_own_weights, resolve_readable
 from tests.support import gguf_files
-from tests.support.gguf_cases import CASES, as_folder, made
+from tests.support.gguf_cases import CASES, as_folder, made, rounded
+from tests.support.tiny_drafters import fresh_drafter, save_random
 
 
 def quiet(_: str) -> None: ...
@@ -99,6 +101,20 @@ def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cach
         export_bundle(file, None, tmp_path / "bundle", precision="gguf", progress=quiet)
     assert not cache.exists()
     check_own_weights(written(tmp_path / "experts.gguf", "mixtral"))
+
+
+@pytest.mark.parametrize(("case", "method"), [("llama 3.2", "jakiro"), ("qwen3", "dflash"), ("olmoe", "hydra")])
+def test_a_drafters_layers_share_the_tables_of_the_file(case: str, method: str, tmp_path: Path) -> None:
+    file = rounded(tmp_path / "model.gguf", case, "Q8_0", num_hidden_layers=4)
+    model = made(case, num_hidden_layers=4)[0]
+    adapter = save_random(tmp_path / "adapter", resolve_base(file, quiet), fresh_drafter(model, method), method)
+    bundle = tmp_path / "bundle"
+    manifest = export_bundle(file, adapter, bundle, precision="gguf", progress=quiet, measure=False)
+    assert manifest.method == method
+    stored = onnx.load(bundle / MODEL, load_external_data=False).graph.initializer
+    tables = {"model.embed_tokens.weight"} | (set() if model.config.tie_word_embeddings else {"lm_head.weight"})
+    names = {tensor.name for tensor in stored if tensor.name.startswith(("model.embed_tokens", "lm_head"))}
+    assert names == {f"{table}.q8_0.{part}" for table in tables for part in ("codes", "scales")}
 
 
 def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:
