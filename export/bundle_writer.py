@@ -37,13 +37,12 @@ from streamspec.export.bundle_parts import (
 )
 from streamspec.export.described_base import read_base
 from streamspec.export.drafters.published.read import read_published
-from streamspec.export.native.file_weights import FileWeights
 from streamspec.export.options import ExportKwargs, ExportOptions, Progress
 from streamspec.export.quantization.method import told
 from streamspec.export.quantization.precisions import check_hidden_size
 from streamspec.export.validate.bundle_parity import compute_reference
 from streamspec.export.validate.measured_text import text_rows, texts_for
-from streamspec.export.weights.target import check_own_weights, need_torch
+from streamspec.export.weights.target import need_torch
 
 
 @our_words_only()
@@ -75,8 +74,6 @@ def export_bundle(
     _need_torch(adapter is not None, options)
     rounded = options.target.precision(options.precision, options.block_size)
     options.check()
-    if options.precision == FileWeights.name:
-        check_own_weights(base)
     alone = adapter is None and options.base_alone
     described = read_base(base, adapter, options.prompt_format, options.allow_base_mismatch, say, alone)
     if described.adapter is not None:

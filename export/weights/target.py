@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 
 from streamspec import __version__
-from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
-from streamspec.adapters.base_models.gguf.file import is_gguf, read_gguf
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
-from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export.spec.decoder_spec import DecoderSpec
@@ -27,7 +24,6 @@ from streamspec.export.spec.weight_source import Source
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, GgufCheckpoint, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.model_spec import describe
-from streamspec.model_families import FAMILIES
 
 TOOLS = ("onnxruntime", "onnx", "torch", "transformers")
 TORCH, NUMPY = "PyTorch", "numpy"
@@ -85,19 +81,6 @@ def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:
         return base
     except BaseModelError:
         return resolve_base(name, say)
-
-
-def check_own_weights(name: str | Path) -> None:
-    """Raises ConfigError, before any work, for a GGUF file whose family PyTorch reads and that has no experts: bundles
-    of its own weights are made by numpy. Raises BaseModelError for a file that is refused."""
-    path = Path(name).expanduser()
-    if not (path.is_file() and is_gguf(path)):
-        return
-    model = read_gguf(path)
-    model_type = config_of(model, architecture_of(model))["model_type"]
-    if model_type not in FACTS and FAMILIES[model_type].mixture is None:
-        found = f"{path.name}, of the family `{model_type}`, in the file's own weights"
-        raise ConfigError(found, f"one of {', '.join(FACTS)}, or a mixture of experts", "use --precision int8")
 
 
 def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec] | None:

@@ -112,13 +112,11 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
 
 
 def _check_own_weights(file: Path, precision: str) -> None:
-    """Raises ConfigError, before any work, for a GGUF file whose family or embedding the precision does not take."""
+    """Raises ConfigError, before any work, for a GGUF file whose embedding the precision does not take."""
     from streamspec.export.file_blocks.kinds import KINDS
-    from streamspec.export.weights.target import check_own_weights
 
     if precision != OWN:
         return
-    check_own_weights(file)
     table = read_gguf(file).tensors.get("token_embd.weight")
     if table is not None and table.kind_name not in KINDS:
         raise ConfigError(f"an embedding of type {table.kind_name}", f"one of {', '.join(KINDS)}", "use int8")

@@ -13,11 +13,13 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
-from streamspec.errors import BaseModelError, ConfigError
+from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
-from streamspec.export.weights.target import alike, check_own_weights, resolve_readable
+from streamspec.export.weights.load_weights import ModelSource, load_model
+from streamspec.export.weights.model_spec import describe
+from streamspec.export.weights.target import alike, resolve_readable
 from tests.support import gguf_files
 from tests.support.gguf_cases import CASES, as_folder, made, rounded
 from tests.support.tiny_drafters import fresh_drafter, save_random
@@ -93,14 +95,26 @@ def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Pa
     assert resolve_readable(file, quiet) == base
 
 
-def test_its_own_weights_are_refused_before_it_is_converted(tmp_path: Path, cache: Path) -> None:
-    file = written(tmp_path / "model.gguf", "starcoder2", gguf.GGMLQuantizationType.Q8_0)
-    with pytest.raises(
-        ConfigError, match=r"model\.gguf, of the family `starcoder2`, in the file's own weights; expected"
-    ):
-        export_bundle(file, None, tmp_path / "bundle", precision="gguf", progress=quiet)
-    assert not cache.exists()
-    check_own_weights(written(tmp_path / "experts.gguf", "mixtral"))
+LOADED = [case for case in CASES if case not in READ]
+# Maps whose rows are not those of the file: int8 in a bundle of the file's own weights.
+TURNED = {"gpt2": {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}, "qwen3.5": {"linear_attn.out_proj"}}
+
+
+@pytest.mark.parametrize("case", LOADED)
+def test_stored_rows_of_a_family_that_takes_pytorch_are_its_weights(case: str, tmp_path: Path) -> None:
+    base = resolve_base(rounded(tmp_path / "model.gguf", case, "Q8_0"), quiet)
+    model = load_model(base, None, whole=False)
+    spec, turned = describe(model), set()
+    source = ModelSource(model, spec)
+    for layer, module in [(i, module) for i in range(spec.layers) for module in spec.modules(i)]:
+        name = f"{spec.stacked(spec.family.layers)}.{layer}.{module}.weight"
+        if (stored := source.stored(name)) is None:
+            turned.add(module)
+            continue
+        assert stored.kind == "Q8_0"
+        values = gguf.dequantize(np.ascontiguousarray(stored.data), gguf.GGMLQuantizationType.Q8_0)
+        assert np.array_equal(values, source.weight(name)), name
+    assert turned == TURNED.get(case, set())
 
 
 @pytest.mark.parametrize(("case", "method"), [("llama 3.2", "jakiro"), ("qwen3", "dflash"), ("olmoe", "hydra")])

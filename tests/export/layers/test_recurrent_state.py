@@ -27,7 +27,7 @@ from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from tests.support import tiny_exports
+from tests.support import gguf_cases, tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
@@ -35,6 +35,7 @@ DELTA, MAMBA, OLMO, HALVED, BOTH = "qwen3_5_text", "granitemoehybrid+mamba", "ol
 FAMILIES = DELTA, MAMBA, OLMO, HALVED, BOTH
 NORMED, GATED = f"{BOTH}+normed", f"{BOTH}+gated_last"  # with a norm before or after the gates
 NEXT = "qwen3_next"  # with experts
+OF_FILES = {"granite 4, hybrid": "eagle", "nemotron-h": "medusa"}  # GGUF files and drafters over their own weights
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
@@ -42,10 +43,12 @@ MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (DELTA, "int4"): "m
 MADE |= {(MAMBA, "int8"): "mtp", (MAMBA, "int4"): "dflash", (OLMO, "fp32"): "eagle", (OLMO, "int4"): "jakiro"}
 MADE |= {(NEXT, "int8"): "medusa", (HALVED, "fp32"): "medusa", (HALVED, "int4"): "medusa"}
 MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (BOTH, "int4"): "dflash", (NORMED, "int8"): "hydra"}
-MADE |= {(GATED, "int4"): "mtp"}
+MADE |= {(GATED, "int4"): "mtp"} | {(case, "gguf"): drafter for case, drafter in OF_FILES.items()}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
+    if family in OF_FILES:
+        return gguf_cases.made(family)[0]
     return tiny_model(family, max_position_embeddings=CONTEXT, initializer_range=0.1, eos_token_id=None)
 
 
@@ -55,11 +58,23 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family, folder in folders.items():
         model(family).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
+    for case in OF_FILES:
+        file = tmp_path_factory.mktemp("recurrent") / "model.gguf"
+        folders[case] = gguf_cases.rounded(file, case, "Q8_0", max_position_embeddings=CONTEXT)
     return folders
 
 
 @pytest.fixture(scope="module")
-def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAMSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def bundles(
+    bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, cache: None
+) -> dict[tuple[str, str], Path]:
     folders = {made: tmp_path_factory.mktemp("bundles") / "bundle" for made in MADE}
     for (family, precision), folder in folders.items():
         base, drafter = resolve_base(str(bases[family])), MADE[family, precision]
@@ -67,7 +82,7 @@ def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         manifest = export_bundle(bases[family], adapter, folder, precision, progress=lambda line: None)
         assert manifest.method == drafter and (precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4)
         caches = [cache.beside or cache for cache in manifest.model.caches]
-        states = 4 if family.startswith(BOTH) else 3
+        states = 2 if family in OF_FILES else 4 if family.startswith(BOTH) else 3
         assert [cache.window for cache in caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * states
     return folders
 
@@ -87,6 +102,8 @@ RUNS = [
     (BOTH, "int4", "native"),
     (NORMED, "int8", "native"),
     (GATED, "int4", "native"),
+    ("granite 4, hybrid", "gguf", "native"),
+    ("nemotron-h", "gguf", "cpu"),
 ]
 
 
@@ -195,7 +212,8 @@ def test_hundreds_of_drafted_tokens_are_plain_ones(session: Session) -> None:
         plain = session.generate(text, max_new_tokens=NEW, speculate=False)
         drafted = session.generate(text, max_new_tokens=NEW, speculate=True)
         assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.sources["drafter"].drafted
+        if len(plain.token_ids) > 1:  # files name tokens that end an answer
+            assert drafted.stats.sources["drafter"].drafted
         compared += len(plain.token_ids)
         if compared > 300:
             return
