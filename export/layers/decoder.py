@@ -26,7 +26,7 @@ from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.weight_source import Source, stored_runs
+from streamspec.export.spec.weight_source import Source, StoredBlocks, stored_runs
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
@@ -71,7 +71,7 @@ class Decoder(AttentionHeads):
             self.spec.hidden,
             lambda: self.source.rows_of(name),
             looked_up=not self.spec.tied,
-            stored=lambda: stored_runs(self.source, [name]),
+            stored=lambda: self._stored_table(name),
         )
 
     def head_weight(self) -> Weight:
@@ -84,8 +84,12 @@ class Decoder(AttentionHeads):
             self.spec.vocab,
             self.spec.hidden,
             lambda: self.source.rows_of(name),
-            stored=lambda: stored_runs(self.source, [name]),
+            stored=lambda: self._stored_table(name),
         )
+
+    def _stored_table(self, name: str) -> Sequence[StoredBlocks] | None:
+        table = self.source.stored_table(name)
+        return None if table is None else [table]
 
     @property
     def writer(self) -> Precision | NativeOps:

@@ -59,6 +59,9 @@ class Source(Protocol):
     def stored(self, name: str) -> StoredBlocks | None:
         """Returns the weight `name` as a GGUF file holds it; None where it is of no such file, or changed."""
 
+    def stored_table(self, name: str) -> StoredBlocks | None:
+        """Returns a table as a GGUF file holds it; None where it is of no such file."""
+
 
 def stored_runs(source: Source, names: Sequence[str]) -> Sequence[StoredBlocks] | None:
     """Returns the rows of these weights, one after the other, as a GGUF file holds them; None unless all are so."""
@@ -85,6 +88,10 @@ class PlainSource:
         """Returns None: of no GGUF file, or changed."""
         return None
 
+    def stored_table(self, name: str) -> StoredBlocks | None:
+        """Returns a table as `stored` does."""
+        return self.stored(name)
+
 
 class ChangedSource(PlainSource):
     """Passes tables and biases of another source on; subclasses change its weights."""
@@ -95,6 +102,10 @@ class ChangedSource(PlainSource):
     def rows_of(self, name: str) -> Table:
         """Returns a table unchanged."""
         return self.source.rows_of(name)
+
+    def stored_table(self, name: str) -> StoredBlocks | None:
+        """Returns a table unchanged."""
+        return self.source.stored_table(name)
 
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamspec.adapters.base_models.generation_config import read_generation
 from streamspec.adapters.base_models.gguf.converter import read_parameters
-from streamspec.adapters.base_models.gguf.file import StoredTensor
+from streamspec.adapters.base_models.gguf.file import JoinedTensor, StoredTensor
 from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
@@ -166,6 +166,8 @@ def parameters_in(file: Path, by_table: bool = True) -> dict[str, Parameter]:
 
 
 def _in_blocks(tensor: StoredTensor) -> StoredTensor:
+    if isinstance(tensor, JoinedTensor):
+        return replace(tensor, parts=tuple(map(_in_blocks, tensor.parts)))
     return _BlockTensor(**vars(tensor)) if type(tensor) is StoredTensor else tensor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -406,13 +407,13 @@ def quantized(path: Path, kind: str = "Q8_0", **fields: Any) -> Path:
 
 
 def rounded(path: Path, case: str, kind: str, **fields: Any) -> Path:
-    """The file of a case whose linear maps, tables and experts, but no router, are rounded to a kind of blocks."""
+    """The file of a case whose linear maps, tables and experts, no router or norm, are rounded to a kind of blocks."""
     _, architecture, keys, tensors = made(case, **fields)
     number = gguf.GGMLQuantizationType[kind]
     block, _ = gguf.GGML_QUANT_SIZES[number]
     maps = {
         name: gguf.quantize(values, number)
         for name, values in tensors.items()
-        if values.ndim > 1 and values.shape[-1] % block == 0 and "gate_inp" not in name
+        if values.ndim > 1 and values.shape[-1] % block == 0 and not re.search("gate_inp|norm", name)
     }
     return files.write_gguf(path, architecture, keys, tensors | maps, kinds=dict.fromkeys(maps, number))

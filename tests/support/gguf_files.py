@@ -20,7 +20,7 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid", "nemotron_h"}
 XIELU = "xielu."  # keys that are not below the architecture
 ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 
@@ -71,54 +71,61 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
     """The model's tensors under their GGUF names, laid out as llama.cpp has them."""
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
-    heads = model.config.num_attention_heads
-    kv_heads = getattr(model.config, "num_key_value_heads", heads)
     found: dict[str, np.ndarray] = {}
     stacked: dict[str, list[np.ndarray]] = {}
     for name, tensor in model.state_dict().items():
-        values = tensor.detach().float().numpy()
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
         stem, _, suffix = name.rpartition(".")
-        if stem.endswith("act_fn"):  # Apertus', in keys
-            continue
+        if (name == "lm_head.weight" and model.config.tie_word_embeddings) or stem.endswith("act_fn"):
+            continue  # Apertus' activation is in keys
         if "layernorm.norms" in stem:  # StableLM's norms of each head
-            stacked.setdefault(f"{stem.rpartition('.norms')[0]}.{suffix}", []).append(values)
+            stacked.setdefault(f"{stem.rpartition('.norms')[0]}.{suffix}", []).append(tensor.detach().float().numpy())
             continue
-        if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
-            count = heads if stem.endswith("q_proj") else kv_heads
-            values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if ".linear_attn." in name or architecture == "falcon-h1":
-            laid_out = recurrent if ".linear_attn." in name else beside_attention
-            values, name = laid_out(values, name, model.config)
-            stem, _, suffix = name.rpartition(".")
-        elif architecture in ONE_ADDED and name.endswith("norm.weight"):
-            values = values + np.float32(1)
-        if architecture == "gpt2" and stem.endswith(("c_attn", "c_proj", "c_fc")) and suffix == "weight":
-            values = values.T
-        if architecture == "gptneox" and stem.endswith("query_key_value"):
-            values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
-        if stem.endswith("conv.conv"):  # LFM2's
-            values = values.squeeze(1)
+        values, name = laid_out(tensor.detach().float().numpy(), name, model.config, architecture)
         if stem.endswith(".experts"):  # stacked by transformers
             holder = f"{stem.rpartition('.')[0].replace('block_sparse_moe', 'mlp')}.experts"
-            for part, own in experts(values, suffix, architecture == "gpt-oss").items():
-                kind = "bias" if suffix.endswith("_bias") else "weight"
-                found[f"{names.get_name(f'{holder}.{part}_proj')}.{kind}"] = np.ascontiguousarray(own)
-            continue
-        stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")  # of the file that is published
-        if suffix in ("sinks", "expert_bias"):
-            stem, suffix = name, "weight" if suffix == "sinks" else "bias"
-        if suffix == "e_score_correction_bias":
-            stem, suffix, values = f"{stem.replace('gate.', '')}.e_score_correction", "bias", values.squeeze(0)
-        named = suffix in ("weight", "bias") and not stem.endswith("pre_ff_layernorm")  # which llama.cpp has without
-        path = f"{names.get_name(stem)}.{suffix}" if named else str(names.get_name(name))
-        found[path] = np.ascontiguousarray(values)
+            kind = "bias" if suffix.endswith("_bias") else "weight"
+            own = experts(values, suffix, architecture == "gpt-oss").items()
+            parts = {f"{names.get_name(f'{holder}.{part}_proj')}.{kind}": part_values for part, part_values in own}
+        elif "shared_mlp" in stem:  # Granite 4's, the only MLP
+            layer, maps = stem.split(".")[2], ("gate", "up") if stem.endswith("input_linear") else ("down",)
+            own = zip(maps, np.split(values, len(maps)), strict=True)
+            parts = {f"blk.{layer}.ffn_{part}.{suffix}": part_values for part, part_values in own}
+        else:
+            parts = {str(names.get_name(name, (".weight", ".bias"))): values}
+        found |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
     for name, pieces in stacked.items():
-        stem, _, suffix = name.rpartition(".")
-        found[f"{names.get_name(stem)}.{suffix}"] = np.stack(pieces)
+        found[str(names.get_name(name, (".weight", ".bias")))] = np.stack(pieces)
     assert not any(name.startswith("None") for name in found), found.keys()
     return found
+
+
+def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> tuple[np.ndarray, str]:
+    """A tensor as llama.cpp has it, and the name that its own has in the `gguf` package's table."""
+    stem, _, suffix = name.rpartition(".")
+    heads = config.num_attention_heads
+    if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
+        count = heads if stem.endswith("q_proj") else config.num_key_value_heads
+        values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if architecture == "falcon-h1":
+        values = values * multiplier(name, config)
+    if architecture == "nemotron_h":
+        name = name.replace("model.", "backbone.", 1)  # of the file that is published
+    if ".linear_attn." in name or ".mamba." in name or ".mixer." in name:
+        return (recurrent if ".linear_attn." in name else state_space)(values, name, config)
+    if architecture in ONE_ADDED and name.endswith("norm.weight"):
+        values = values + np.float32(1)
+    if architecture == "gpt2" and stem.endswith(("c_attn", "c_proj", "c_fc")) and suffix == "weight":
+        values = values.T
+    if architecture == "gptneox" and stem.endswith("query_key_value"):
+        values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    if stem.endswith("conv.conv"):  # LFM2's
+        values = values.squeeze(1)
+    if suffix in ("sinks", "expert_bias"):
+        return values, f"{name}.{'weight' if suffix == 'sinks' else 'bias'}"
+    if suffix == "e_score_correction_bias":
+        return values.squeeze(0), f"{stem.replace('gate.', '')}.e_score_correction.bias"
+    # of the file that is published
+    return values, name.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
 
 
 def experts(values: np.ndarray, stack: str, turned: bool) -> dict[str, np.ndarray]:
@@ -171,16 +178,16 @@ def multiplier(name: str, config: Any) -> np.ndarray:
     return np.asarray(given.get(name.split(".")[-2], 1.0), np.float32)
 
 
-def beside_attention(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:
-    """A tensor of Falcon-H1, and its name."""
-    values, part = values * multiplier(name, config), name.partition(".mamba.")[2]
+def state_space(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray, str]:
+    """A tensor of a layer of Mamba-2, and its name."""
+    part, groups = ".".join(name.split(".")[4:]), "n_groups" if ".mixer." in name else "mamba_n_groups"
     if part == "conv1d.weight":
         values = values.squeeze(1)
     elif part == "norm.weight":
-        values = values.reshape(config.mamba_n_groups, -1)
+        values = values.reshape(getattr(config, groups), -1)
     elif part in ("A_log", "D"):
         values = (-np.exp(values) if part == "A_log" else values)[:, None]
-    return values, name.replace("mamba.dt_bias", "mamba.dt_proj.bias")
+    return values, name.replace(".dt_bias", ".dt_proj.bias")
 
 
 def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:

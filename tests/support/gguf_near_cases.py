@@ -35,6 +35,92 @@ _FALCON_KEYS = {
     "ssm.group_count": 2,
     "vocab_size": VOCABULARY,
 }
+_GRANITE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 96,
+    "position_embedding_type": None,
+    "max_position_embeddings": 1 << 20,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 16,
+    "mamba_expand": 3,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
+_GRANITE_KEYS = {
+    "attention.head_count_kv": [0, 2, 0, 2],
+    "attention.scale": 0.2,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.5,
+    "logit_scale": 4.0,
+    "rope.dimension_count": 16,
+    "rope.freq_base": 1e4,
+    "rope.scaling.finetuned": False,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_shared_feed_forward_length": 96,
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 192,
+    "ssm.time_step_rank": 12,
+    "vocab_size": VOCABULARY,
+}
+_BAMBA: dict[str, Any] = {
+    "rope_parameters": ONE | {"partial_rotary_factor": 0.5},
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1, 3],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 24,
+}
+_BAMBA_KEYS = {
+    "attention.head_count_kv": [0, 2, 0, 2],
+    "rope.dimension_count": 8,
+    "rope.freq_base": 1e4,
+    "rope.scaling.finetuned": True,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 24,
+    "ssm.group_count": 1,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 8,
+    "vocab_size": VOCABULARY,
+}
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "head_dim": 24,
+    "max_position_embeddings": 1 << 20,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "conv_kernel": 3,
+    "layer_norm_epsilon": 2e-5,
+}
+_NEMOTRON_KEYS = {
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 96, 0, 0, 96],
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "attention.layer_norm_epsilon": 2e-5,
+    "attention.layer_norm_rms_epsilon": 2e-5,
+    "rope.dimension_count": 24,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 96,
+    "ssm.time_step_rank": 6,
+    "vocab_size": VOCABULARY,
+}
 # architecture, model_type, config fields, further keys, further tensors
 Case = tuple[str, str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]
 NEAR: dict[str, Case] = {
@@ -173,12 +259,40 @@ NEAR |= {
         | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": LENGTH},
         {},
     ),
+    "granite 4, hybrid": ("granitehybrid", "granitemoehybrid", _GRANITE, _GRANITE_KEYS, {}),
+    "granite 4, hybrid with biases": (
+        "granitehybrid",
+        "granitemoehybrid",
+        _GRANITE
+        | {"attention_bias": True, "mamba_conv_bias": False, "mamba_proj_bias": True}
+        | {"tie_word_embeddings": True},
+        _GRANITE_KEYS,
+        {},
+    ),
+    "bamba": ("granitehybrid", "bamba", _BAMBA, _BAMBA_KEYS, {}),
+    "bamba with biases": (
+        "granitehybrid",
+        "bamba",
+        _BAMBA
+        | {"attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False, "mamba_proj_bias": True}
+        | {"rope_parameters": ONE | {"partial_rotary_factor": 1.0}, "tie_word_embeddings": True},
+        _BAMBA_KEYS | {"rope.dimension_count": 16},
+        {},
+    ),
     "falcon-h1": ("falcon-h1", "falcon_h1", _FALCON, _FALCON_KEYS, {}),
     "falcon-h1 with norms": (
         "falcon-h1",
         "falcon_h1",
         _FALCON | {"mamba_rms_norm": True, "mamba_conv_bias": False, "mlp_bias": True},
         _FALCON_KEYS,
+        {},
+    ),
+    "nemotron-h": ("nemotron_h", "nemotron_h", _NEMOTRON, _NEMOTRON_KEYS, {}),
+    "nemotron-h with biases": (
+        "nemotron_h",
+        "nemotron_h",
+        _NEMOTRON | {"use_conv_bias": False, "use_bias": True, "mlp_bias": True},
+        _NEMOTRON_KEYS,
         {},
     ),
     "qwen3.5": (

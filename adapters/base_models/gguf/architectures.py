@@ -53,7 +53,7 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # config fields that the architecture implies
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
     drafting: bool = False  # there may be layers after the model's own, for drafts, which are left out
-    convolutions: bool = False  # in the layers that have no heads of keys
+    hybrid: bool = False  # layers that have no heads of keys do something else than attend
     permuted: bool = False  # rows of queries and keys are stored in llama.cpp's order of rotary pairs
     one_added: bool = False  # norm weights are stored with one added
     layout: str | None = None  # of some tensors, by name in tensors.LAYOUTS
@@ -66,7 +66,8 @@ class Architecture:
     numbers: Mapping[str, str] = field(default_factory=dict)  # a key with one number a layer: that parameter of a layer
     experts: str | None = None  # config field of their number, where layers have mixtures of experts
     turned: bool = False  # transformers has an expert's maps [in, out], outputs of gate and up in turn
-    with_experts: Architecture | None = None  # the row of files that have some
+    where: Mapping[str, Architecture] = field(default_factory=dict)  # the row of files with that key, not 0 or false
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name: tensors that are one in transformers
     more: Callable[[Keys, Config], None] | None = None  # completes the config
 
 
@@ -135,8 +136,36 @@ _MIXTRAL = Architecture(
     more=rules.mixtral,
 )
 _EPSILON = (MEAN, "layer_norm_eps")
+
+
+def _state(module: str, *more: tuple[str, str]) -> dict[str, str]:
+    """The parts of a layer with a recurrent state, and those besides that a kind of state has."""
+    parts = {"conv1d": "conv1d", "a": "A_log", "dt": "dt_bias", "norm": "norm", "out": "out_proj"} | dict(more)
+    return {f"ssm_{part}": f"{module}.{name}" for part, name in parts.items()}
+
+
+def _state_space(module: str) -> dict[str, str]:
+    return _state(module, ("in", "in_proj"), ("d", "D"))
+
+
 _ATTENTION_BIAS = {"attention_bias": "attn_output"}
 _BIASES = {**_ATTENTION_BIAS, "mlp_bias": "ffn_down"}
+_STATE_BIASES = {"mamba_conv_bias": "ssm_conv1d", "mamba_proj_bias": "ssm_in"}
+_BAMBA = Architecture(
+    "bamba",
+    _names(
+        {"output_norm": "model.final_layernorm"},
+        ffn_norm="pre_ff_layernorm",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        **_state_space("mamba"),
+    ),
+    biases=_BIASES | _STATE_BIASES,
+    hybrid=True,
+    permuted=True,
+    layout="mamba",
+    partial=True,
+    more=rules.bamba,
+)
 _GRANITE_SCALES = {
     "attention_multiplier": ("attention.scale", REQUIRED),
     "logits_scaling": ("logit_scale", REQUIRED),
@@ -157,7 +186,7 @@ ARCHITECTURES = {
         biases=_BIASES,
         permuted=True,
         more=rules.llama,
-        with_experts=_MIXTRAL,
+        where={"expert_count": _MIXTRAL},
     ),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases=_ATTENTION_BIAS),
@@ -241,6 +270,23 @@ ARCHITECTURES = {
         only={"rope.scaling.finetuned": (True,)},  # here: whether there are positions at all
         harmless=_MIXERS,
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        _names(
+            None,
+            **_NO_MLP | {"ffn_gate_up": "shared_mlp.input_linear", "ffn_down": "shared_mlp.output_linear"},
+            **_state_space("mamba"),
+        ),
+        fields=_GRANITE_SCALES,
+        fixed={"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": None},
+        biases=_ATTENTION_BIAS | _STATE_BIASES,
+        hybrid=True,
+        joined={"ffn_gate_up": ("ffn_gate", "ffn_up")},
+        permuted=True,
+        layout="mamba",
+        more=rules.granite_hybrid,
+        where={"rope.scaling.finetuned": _BAMBA},  # which has rotary positions
+    ),
     "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=rules.kept_positions),
     "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, divided=True, biases=_BIASES, permuted=True),
     "nemotron": Architecture(
@@ -316,7 +362,7 @@ ARCHITECTURES = {
         (RMS, "norm_eps"),
         fixed={"block_auto_adjust_ff_dim": False},
         biases={"conv_bias": "shortconv.in_proj"},
-        convolutions=True,
+        hybrid=True,
         layout="lfm2",
         more=rules.lfm,
     ),
@@ -358,7 +404,7 @@ ARCHITECTURES = {
         (RMS, "norm_eps"),
         fixed={"norm_topk_prob": True, "use_expert_bias": True},
         biases={"conv_bias": "shortconv.in_proj"},
-        convolutions=True,
+        hybrid=True,
         layout="lfm2",
         only={"expert_weights_norm": (True,)},
         experts="num_experts",
@@ -404,22 +450,38 @@ ARCHITECTURES = {
         _names(
             {"output_norm": "model.final_layernorm"},
             ffn_norm="pre_ff_layernorm",
-            ffn_gate="feed_forward.gate_proj",
-            ffn_up="feed_forward.up_proj",
-            ffn_down="feed_forward.down_proj",
-            ssm_in="mamba.in_proj",
-            ssm_conv1d="mamba.conv1d",
-            ssm_a="mamba.A_log",
-            ssm_d="mamba.D",
-            ssm_dt="mamba.dt_bias",
-            ssm_norm="mamba.norm",
-            ssm_out="mamba.out_proj",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            **_state_space("mamba"),
         ),
         fixed={"mamba_norm_before_gate": False},
         biases={"mamba_conv_bias": "ssm_conv1d", "mamba_rms_norm": "ssm_norm", "mlp_bias": "ffn_down"},
-        layout="falcon-h1",
+        layout="mamba",
         head_dim=True,
         more=rules.falcon_h1,
+    ),
+    "nemotron_h": Architecture(
+        "nemotron_h",
+        _names(
+            {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+            attn_norm="norm",
+            **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+            attn_output="mixer.o_proj",
+            ffn_norm="",
+            ffn_gate="",
+            ffn_up="mixer.up_proj",
+            ffn_down="mixer.down_proj",
+            **_state_space("mixer"),
+        ),
+        (RMS, "layer_norm_epsilon"),
+        fixed={"tie_word_embeddings": False},  # which transformers does not tie
+        biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in", "mlp_bias": "ffn_down", **_ATTENTION_BIAS},
+        hybrid=True,
+        permuted=True,
+        layout="mamba",
+        head_dim=True,
+        rotary=False,
+        harmless=("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),
+        more=rules.nemotron_h,
     ),
     "qwen35": Architecture(
         "qwen3_5_text",
@@ -430,13 +492,7 @@ ARCHITECTURES = {
             post_attention_norm="post_attention_layernorm",
             attn_qkv="linear_attn.in_proj_qkv",
             attn_gate="linear_attn.in_proj_z",
-            ssm_alpha="linear_attn.in_proj_a",
-            ssm_beta="linear_attn.in_proj_b",
-            ssm_conv1d="linear_attn.conv1d",
-            ssm_a="linear_attn.A_log",
-            ssm_dt="linear_attn.dt_bias",
-            ssm_norm="linear_attn.norm",
-            ssm_out="linear_attn.out_proj",
+            **_state("linear_attn", ("alpha", "in_proj_a"), ("beta", "in_proj_b")),
         ),
         drafting=True,
         one_added=True,

@@ -46,7 +46,7 @@ def architecture_of(model: GgufFile) -> Architecture:
             "use the model's Hugging Face folder if its family is supported",
         )
     row = ARCHITECTURES[model.architecture]
-    return row.with_experts if row.with_experts and model.metadata.get(f"{model.architecture}.expert_count") else row
+    return next((own for key, own in row.where.items() if model.metadata.get(f"{model.architecture}.{key}")), row)
 
 
 def config_of(model: GgufFile, row: Architecture) -> Config:
@@ -69,7 +69,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         "hidden_size": width,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
-        "intermediate_size": keys.same("feed_forward_length"),
+        "intermediate_size": keys.same("feed_forward_length", zeros=row.hybrid),
     }
     config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
     head_dim = _heads(keys, row, config, heads, width)
@@ -79,8 +79,8 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         _experts(keys, row.experts, config)
     _fields(keys, row, config)
     for switch, tensor in row.biases.items():
-        suffix = "weight" if tensor.endswith("norm") else "bias"
-        config[switch] = f"blk.0.{tensor}.{suffix}" in model.tensors
+        name = f"{tensor}.{'weight' if tensor.endswith('norm') else 'bias'}"
+        config[switch] = any(found.partition(".")[2].partition(".")[2] == name for found in model.tensors)
     config["vocab_size"] = _vocabulary(model)
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
     if row.rotary:
@@ -97,10 +97,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
 
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
     """Adds what the config says of heads; returns their size."""
-    if row.rotary:
-        config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.convolutions)
-        if heads % shared:
-            keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")
+    config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.hybrid)
+    if heads % shared:
+        keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")
     head_dim = keys.same("attention.key_length", width // heads)
     if (values := keys.same("attention.value_length", head_dim)) != head_dim:
         keys.refuse("attention.value_length", values, f"{head_dim}, as of keys")

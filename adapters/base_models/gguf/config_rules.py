@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.adapters.base_models.gguf.keys import LONGEST, Keys
+from streamspec.adapters.base_models.gguf.keys import LONGEST, REQUIRED, Keys
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
@@ -82,7 +82,7 @@ def gemma3(keys: Keys, config: Config) -> None:
 
 
 def gpt2(keys: Keys, config: Config) -> None:
-    if (shared := keys.same("attention.head_count_kv", config["n_head"])) != config["n_head"]:
+    if (shared := config.pop("num_key_value_heads")) != config["n_head"]:
         keys.refuse("attention.head_count_kv", shared, f"{config['n_head']}, as many as heads")
 
 
@@ -144,12 +144,21 @@ def cohere(keys: Keys, config: Config) -> None:
     _windows(keys, config, None, 4)
 
 
+def _each(keys: Keys, config: Config, key: str) -> list[Any]:
+    """The values of a key that has one for each layer."""
+    values, layers = keys.raw(key), config["num_hidden_layers"]
+    if not isinstance(values, list) or len(values) != layers:
+        keys.refuse(key, values, f"{layers} numbers, one for each layer")
+    return values
+
+
+def _kinds(keys: Keys, config: Config, other: str) -> list[str]:
+    """Layers with heads of keys attend; those without are of the `other` kind."""
+    return ["full_attention" if count else other for count in _each(keys, config, "attention.head_count_kv")]
+
+
 def lfm(keys: Keys, config: Config) -> None:
-    """Layers without heads of keys are convolutions."""
-    heads, layers = keys.raw("attention.head_count_kv"), config["num_hidden_layers"]
-    if not isinstance(heads, list) or len(heads) != layers:
-        keys.refuse("attention.head_count_kv", heads, f"{layers} numbers, one for each layer")
-    config["layer_types"] = ["full_attention" if count else "conv" for count in heads]
+    config["layer_types"] = _kinds(keys, config, "conv")
     config["conv_L_cache"] = keys.whole("shortconv.l_cache")
 
 
@@ -188,17 +197,63 @@ def _state(keys: Keys) -> dict[str, int]:
     return sizes
 
 
-def falcon_h1(keys: Keys, config: Config) -> None:
+def _state_space(keys: Keys, config: Config) -> int:
+    """Adds the sizes of states of Mamba-2; returns the width of all heads together."""
     sizes = _state(keys)
-    heads = sizes["time_step_rank"]
     config |= {
         "mamba_d_conv": sizes["conv_kernel"],
         "mamba_d_state": sizes["state_size"],
         "mamba_n_groups": sizes["group_count"],
-        "mamba_n_heads": heads,
-        "mamba_d_ssm": sizes["inner_size"],
-        "mamba_d_head": sizes["inner_size"] // heads,
+        "mamba_n_heads": sizes["time_step_rank"],
+        "mamba_d_head": sizes["inner_size"] // sizes["time_step_rank"],
     }
+    return sizes["inner_size"]
+
+
+def falcon_h1(keys: Keys, config: Config) -> None:
+    config["mamba_d_ssm"] = _state_space(keys, config)
+
+
+def _expanded(keys: Keys, config: Config) -> None:
+    """States whose heads together are a multiple of the model's width."""
+    inner, width = _state_space(keys, config), config["hidden_size"]
+    if inner % width:
+        keys.refuse("ssm.inner_size", inner, f"a multiple of {width}, the model's width")
+    config["mamba_expand"] = inner // width
+
+
+def granite_hybrid(keys: Keys, config: Config) -> None:
+    """Layers without attention are Mamba-2; the MLP is the one that all rows of a mixture share."""
+    keys.switch("rope.scaling.finetuned", REQUIRED)  # whether there are positions at all: False, else it is a Bamba
+    _expanded(keys, config)
+    config["layer_types"] = _kinds(keys, config, "linear_attention")
+    config["shared_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+
+
+def bamba(keys: Keys, config: Config) -> None:
+    _expanded(keys, config)
+    kinds = _kinds(keys, config, "linear_attention")
+    config["attn_layer_indices"] = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
+
+
+def nemotron_h(keys: Keys, config: Config) -> None:
+    """A layer attends, is an MLP, or keeps a state of Mamba-2 where it has neither heads of keys nor a width."""
+    kinds, key = _kinds(keys, config, "linear_attention"), "feed_forward_length"
+    for layer, width in enumerate(_each(keys, config, key)):
+        if width and kinds[layer] == "full_attention":
+            keys.refuse(key, width, f"0 in layer {layer}, which has heads of keys")
+        kinds[layer] = "mlp" if width else kinds[layer]
+    sizes = _state(keys)
+    config |= {
+        "layers_block_type": kinds,
+        "conv_kernel": sizes["conv_kernel"],
+        "ssm_state_size": sizes["state_size"],
+        "n_groups": sizes["group_count"],
+        "mamba_num_heads": sizes["time_step_rank"],
+        "mamba_head_dim": sizes["inner_size"] // sizes["time_step_rank"],
+    }
+    keys.only("attention.layer_norm_epsilon", config["layer_norm_epsilon"])
 
 
 def qwen35(keys: Keys, config: Config) -> None:

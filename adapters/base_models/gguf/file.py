@@ -55,6 +55,11 @@ class StoredTensor:
         return GGMLQuantizationType(self.kind).name
 
     @property
+    def alike(self) -> bool:
+        """Whether all rows are of the same kind."""
+        return True
+
+    @property
     def data(self) -> NDArray[np.uint8]:
         """Its bytes [rows, bytes of a row], mapped; the system has them back when the array is gone."""
         rows = math.prod(self.shape[:-1])
@@ -84,6 +89,32 @@ class StoredTensor:
 
         with np.errstate(invalid="ignore", over="ignore"):  # whoever uses them refuses NaN and infinity
             out[:] = dequantize(np.ascontiguousarray(data), GGMLQuantizationType(self.kind)).reshape(out.shape)
+
+
+@dataclass(frozen=True)
+class JoinedTensor(StoredTensor):
+    """Tensors of one shape as one: the rows of the first, then those of the next."""
+
+    parts: tuple[StoredTensor, ...]
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """As of one tensor, in memory; the parts must be of one kind (`alike`)."""
+        return np.concatenate([part.data for part in self.parts])
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rows are of the same kind."""
+        return len({part.kind for part in self.parts}) == 1
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """As of one tensor."""
+        for part in self.parts:
+            yield from part.chunks()
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """As of one tensor."""
+        return np.concatenate([part.rows(slice(None)) for part in self.parts])[rows]
 
 
 @dataclass

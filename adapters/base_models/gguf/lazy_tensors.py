@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamspec.adapters.base_models.resolve import Base
 
 LAZY = "lazy"  # the attribute of a torch parameter that has not been read
+READ = "read"  # of a table that was read with the model, and is as in its file
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def load_lazily(
     if (base.path / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(base.path)
     named = dict(model.named_parameters())
-    for name, one in later.items():
-        setattr(named[name], LAZY, one)
+    for name in {*later, *(lazy.keys() & set(tables_of(base.model_type)))}:
+        setattr(named[name], LAZY if name in later else READ, lazy[name])
     if tables:
         for table in (model.get_input_embeddings(), model.get_output_embeddings()):
             table.register_forward_pre_hook(lambda module, _: fill(module.parameters()))
@@ -126,11 +127,11 @@ def lazy_stack(parameter: Tensor | None) -> LazyStack | None:
 
 
 def parameters_at_rest(model: nn.Module) -> dict[str, Parameter]:
-    """What is still in its file of the parameters that are the model's own, not those of a module that PEFT wrapped;
-    experts' maps one by one."""
+    """What is still in its file, or a table as there, of the parameters that are the model's own, not those of a module
+    that PEFT wrapped; experts' maps one by one."""
     found = dict[str, Parameter]()
     for name, parameter in model.named_parameters():
-        lazy: LazyTensor | None = getattr(parameter, LAZY, None)
+        lazy: LazyTensor | None = getattr(parameter, LAZY, getattr(parameter, READ, None))
         if lazy is not None and lazy.stored.name == name:
             found |= {part.name: part for part in lazy.stored.parts}
     return found
@@ -156,8 +157,9 @@ def read_expert(parameter: Tensor, number: int, second: bool) -> Tensor:
 
 
 def fill(parameters: Iterable[Tensor]) -> None:
-    """Reads the parameters that are still in their file, but for those that were given up."""
+    """Reads the parameters that are still in their file, but for those that were given up; all may change then."""
     for parameter in parameters:
+        parameter.__dict__.pop(READ, None)
         if is_hollow(parameter):
             if parameter.numel():
                 parameter.data = read_lazily(parameter, parameter.dtype).to(parameter.device)

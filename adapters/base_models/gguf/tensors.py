@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streamspec.adapters.base_models.gguf.architectures import Architecture
 from streamspec.adapters.base_models.gguf.experts import STACKS, split, stacked
-from streamspec.adapters.base_models.gguf.file import GgufFile, StoredTensor
+from streamspec.adapters.base_models.gguf.file import GgufFile, JoinedTensor, StoredTensor
 from streamspec.adapters.base_models.gguf.keys import DRAFTING
 from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
@@ -76,8 +76,10 @@ class Parameter:
 
     def blocks(self) -> NDArray[np.uint8] | None:
         """The rows of a linear map or a table as the file holds them, uint8 [out, bytes of a row], in the parameter's
-        order, though that be [in, out]; None where a row is made of more than one of the file."""
-        if len(self.shape) != 2 or self.offset or not (self.change in (None, _transpose) or self.moves_rows):
+        order, though that be [in, out]; None where a row is made of more than one of the file, or rows are of several
+        kinds."""
+        own = self.source.alike and (self.change in (None, _transpose) or self.moves_rows)
+        if len(self.shape) != 2 or self.offset or not own:
             return None
         return self.change(self.source.data) if self.change and self.moves_rows else self.source.data
 
@@ -98,7 +100,7 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
     made: dict[str, Parameter] = {}
     extra = []
     drafting = _drafting_layers(model, config) if row.drafting else ()
-    for tensor in model.tensors.values():
+    for tensor in _joined(model.tensors, row):
         if (tensor.name in TENSORS and row.rotary) or tensor.name.startswith(drafting):
             continue  # read as positions, or left out
         found = _named(tensor, row, config)
@@ -219,6 +221,20 @@ def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, .
         found = f"{model.path.name} has no tensor {missing[0]}nextn.eh_proj.weight"
         raise BaseModelError(found, f"that of a layer that drafts ({DRAFTING})", "take another file")
     return tuple(names)
+
+
+def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[StoredTensor]:
+    """The file's tensors, those of one shape that are one in transformers as one."""
+    left = dict(tensors)
+    for name, parts in row.joined.items():
+        for first in [one for one in tensors if one.endswith(f".{parts[0]}.weight")]:
+            own = [left[one] for part in parts if (one := first.replace(parts[0], part)) in left]
+            if len(own) == len(parts) and len({one.shape for one in own}) == 1:
+                shape = (len(own) * own[0].shape[0], *own[0].shape[1:])
+                whole = replace(own[0], name=first.replace(parts[0], name), shape=shape)
+                left = {key: one for key, one in left.items() if one not in own}
+                left[whole.name] = JoinedTensor(**vars(whole), parts=tuple(own))
+    return left.values()
 
 
 def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -> list[Parameter]:
@@ -409,8 +425,8 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
     "gpt-oss": {("attn_sinks", "weight"): _sinks},
-    "falcon-h1": {
-        ("ffn_norm", ""): _flat(".weight"),  # without the suffix in the file
+    "mamba": {
+        ("ffn_norm", ""): _flat(".weight"),  # Falcon-H1's, without the suffix in the file
         ("ssm_norm", "weight"): _flat(".weight"),
         ("ssm_conv1d", "weight"): _depthwise,
         ("ssm_a", ""): _flat("", _logarithm),

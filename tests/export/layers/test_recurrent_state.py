@@ -27,7 +27,7 @@ from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from tests.support import tiny_exports
+from tests.support import gguf_cases, tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
@@ -36,6 +36,7 @@ GRANITE, NEMOTRON = f"{MAMBA.removesuffix('mamba')}experts", f"{HALVED}+experts"
 FAMILIES = DELTA, MAMBA, OLMO, HALVED, BOTH, GRANITE, NEMOTRON
 NORMED, GATED = f"{BOTH}+normed", f"{BOTH}+gated_last"  # with a norm before or after the gates
 NEXT, LATENT = "qwen3_next", f"{HALVED}+latent"  # with experts, too
+OF_FILES = {"granite 4, hybrid": "eagle", "nemotron-h": "medusa"}  # GGUF files and drafters over their own weights
 CONTEXT, PROMPT, NEW = 2048, 300, 331
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
@@ -45,9 +46,12 @@ MADE |= {(NEXT, "int8"): "medusa", (HALVED, "fp32"): "medusa", (HALVED, "int4"):
 MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (BOTH, "int4"): "dflash", (NORMED, "int8"): "hydra"}
 MADE |= {(GATED, "int4"): "mtp", (GRANITE, "fp32"): "jakiro", (GRANITE, "int8"): "eagle", (GRANITE, "int4"): "hydra"}
 MADE |= {(NEMOTRON, "fp32"): "medusa", (NEMOTRON, "int8"): "medusa", (LATENT, "int4"): "medusa"}
+MADE |= {(case, "gguf"): drafter for case, drafter in OF_FILES.items()}
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
+    if family in OF_FILES:
+        return gguf_cases.made(family)[0]
     return tiny_model(family, max_position_embeddings=CONTEXT, initializer_range=0.1, eos_token_id=None)
 
 
@@ -57,11 +61,23 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family, folder in folders.items():
         model(family).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
+    for case in OF_FILES:
+        file = tmp_path_factory.mktemp("recurrent") / "model.gguf"
+        folders[case] = gguf_cases.rounded(file, case, "Q8_0", max_position_embeddings=CONTEXT)
     return folders
 
 
 @pytest.fixture(scope="module")
-def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAMSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def bundles(
+    bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, cache: None
+) -> dict[tuple[str, str], Path]:
     folders = {made: tmp_path_factory.mktemp("bundles") / "bundle" for made in MADE}
     for (family, precision), folder in folders.items():
         base, drafter = resolve_base(str(bases[family])), MADE[family, precision]
@@ -69,7 +85,7 @@ def bundles(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         manifest = export_bundle(bases[family], adapter, folder, precision, progress=lambda line: None)
         assert manifest.method == drafter and (precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4)
         caches = [cache.beside or cache for cache in manifest.model.caches]
-        states = 4 if family.startswith(BOTH) else 3
+        states = 2 if family in OF_FILES else 4 if family.startswith(BOTH) else 3
         assert [cache.window for cache in caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * states
     return folders
 
@@ -93,6 +109,8 @@ RUNS = [
     (GRANITE, "int4", "native"),
     (NEMOTRON, "int8", "cpu"),
     (LATENT, "int4", "native"),
+    ("granite 4, hybrid", "gguf", "native"),
+    ("nemotron-h", "gguf", "cpu"),
 ]
 
 

@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.generation_config import read_generation, s
 from streamspec.adapters.base_models.gguf import architectures
 from streamspec.adapters.base_models.gguf.architectures import RMS
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
-from streamspec.adapters.base_models.gguf.converter import convert
+from streamspec.adapters.base_models.gguf.converter import convert, read_parameters
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.keys import Keys
 from streamspec.adapters.base_models.gguf.rope import rope_parameters
@@ -390,6 +390,26 @@ OF_ONE_FAMILY: dict[str, Change] = {
         r"no tensor blk\.2\.nextn\.eh_proj",
     ),
     "drafting layers of another family": ("olmoe", {"nextn_predict_layers": 1}, "predict_layers is 1; expected 0"),
+    "a mixture of experts": ("granite 4, hybrid", {"expert_count": 6}, "expert_count is 6; expected 0"),
+    "positions beside scales": (
+        "granite 4, hybrid",
+        {"rope.scaling.finetuned": True},
+        r"attention\.scale \(0\.2.* 4 more",
+    ),
+    "positions or not": ("granite 4, hybrid", {"rope.scaling.finetuned": None}, r"rope\.scaling\.finetuned"),
+    "states of another width": (
+        "granite 4, hybrid",
+        {"ssm.inner_size": 96},
+        "inner_size is 96; expected a multiple of",
+    ),
+    "one number of heads": ("granite 4, hybrid", {"attention.head_count_kv": 2}, "count_kv is 2; expected 4 numbers"),
+    "attention and an MLP in a layer": (
+        "nemotron-h",
+        {"feed_forward_length": [0, 96, 96, 0, 96]},
+        "feed_forward_length is 96; expected 0 in layer 2",
+    ),
+    "two epsilons": ("nemotron-h", {"attention.layer_norm_epsilon": 1e-5}, r"layer_norm_epsilon is 9.99.*; exp"),
+    "widths of some layers": ("nemotron-h", {"feed_forward_length": 96}, "length is 96; expected 5 numbers"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
 
@@ -428,6 +448,46 @@ def test_tensors_of_other_mixtures_are_refused(name: str, message: str, tmp_path
     added = {f"blk.0.{name}.weight": whole if name == "ffn_gate_up_exps" else ROW}
     path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors | added)
     assert re.search(message, found := refusal(tmp_path, path)), found
+
+
+def test_a_gate_and_what_it_multiplies_become_one_map_with_their_blocks(tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made("granite 4, hybrid")
+    kinds = {"gate": "Q8_0", "up": "Q8_0"}, {"gate": "Q8_0", "up": "Q4_0"}
+    blocks, values = dict[str, Any](), dict[int, np.ndarray]()
+    for layer in (0, 1):  # of one kind, of two kinds
+        named = {f"blk.{layer}.ffn_{part}.weight": package.GGMLQuantizationType[k] for part, k in kinds[layer].items()}
+        raw = {name: package.quantize(tensors[name], kind) for name, kind in named.items()}
+        tensors, blocks = tensors | raw, blocks | named
+        values[layer] = np.concatenate([package.dequantize(raw[name], kind) for name, kind in named.items()])
+    backwards = dict(reversed(tensors.items()))
+    found = read_parameters(files.write_gguf(tmp_path / "m.gguf", architecture, keys, backwards, kinds=blocks), False)
+    one, other, plain = (found[f"model.layers.{layer}.shared_mlp.input_linear.weight"] for layer in (0, 1, 2))
+    assert np.array_equal(plain.values(), model.model.layers[2].shared_mlp.input_linear.weight.detach().numpy())
+    for layer, joined in enumerate((one, other)):
+        assert np.array_equal(joined.values(), values[layer])
+        assert np.array_equal(np.concatenate(list(joined.chunks())), values[layer])
+        assert np.array_equal(joined.rows(slice(90, 100)), values[layer][90:100])
+    stored = one.blocks()
+    assert stored is not None and other.blocks() is None
+    assert np.array_equal(package.dequantize(stored, package.GGMLQuantizationType.Q8_0), values[0])
+
+
+@pytest.mark.parametrize("rows", [92, 0])
+def test_maps_of_two_shapes_do_not_become_one(rows: int, tmp_path: Path) -> None:
+    """Though they have as many rows together."""
+    _, architecture, keys, tensors = made("granite 4, hybrid")
+    whole = np.concatenate([tensors.pop(f"blk.3.ffn_{part}.weight") for part in ("gate", "up")])
+    parts = dict(zip(("gate", "up"), np.split(whole, [192 - rows]), strict=True))
+    tensors |= {f"blk.3.ffn_{part}.weight": values for part, values in parts.items() if len(values)}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    assert "tensor blk.3.ffn_gate.weight" in refusal(tmp_path, path)
+
+
+def test_a_head_that_transformers_does_not_tie_is_needed(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("nemotron-h")
+    del tensors["output.weight"]
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    assert "has no tensor for lm_head.weight" in refusal(tmp_path, path)
 
 
 def test_a_mixer_beside_attention_is_refused(tmp_path: Path) -> None:
