@@ -218,6 +218,14 @@ RECIPES = (
         "<|end_of_text|>",
         [0],
         GRANITE,
+        gguf=(
+            "granitehybrid",
+            {"attention.head_count_kv": [0, 0, 2, 0], "attention.scale": 0.0078125, "embedding_scale": 12.0}
+            | {"residual_scale": 0.246, "logit_scale": 6.0, "rope.dimension_count": 16, "rope.freq_base": 1e4}
+            | {"rope.scaling.finetuned": False, "expert_count": 0, "expert_used_count": 0}
+            | {"expert_shared_feed_forward_length": 96, "ssm.conv_kernel": 4, "ssm.state_size": 128}
+            | {"ssm.group_count": 1, "ssm.inner_size": 128, "ssm.time_step_rank": 4, "vocab_size": 320},
+        ),
     ),
     Recipe(
         "LFM2 1.2B",
