@@ -306,6 +306,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {
             "hidden_size": 1536,
+            "intermediate_size": 4096,
             "shared_intermediate_size": 4096,
             "num_hidden_layers": 40,
             "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
