@@ -151,14 +151,15 @@ def _state_space(module: str) -> dict[str, str]:
 _ATTENTION_BIAS = {"attention_bias": "attn_output"}
 _BIASES = {**_ATTENTION_BIAS, "mlp_bias": "ffn_down"}
 _STATE_BIASES = {"mamba_conv_bias": "ssm_conv1d", "mamba_proj_bias": "ssm_in"}
+_MAMBA_NAMES = _names(
+    {"output_norm": "model.final_layernorm"},
+    ffn_norm="pre_ff_layernorm",
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    **_state_space("mamba"),
+)
 _BAMBA = Architecture(
     "bamba",
-    _names(
-        {"output_norm": "model.final_layernorm"},
-        ffn_norm="pre_ff_layernorm",
-        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-        **_state_space("mamba"),
-    ),
+    _MAMBA_NAMES,
     biases=_BIASES | _STATE_BIASES,
     hybrid=True,
     permuted=True,
@@ -447,12 +448,7 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Architecture(  # whose multipliers the file has in the weights
         "falcon_h1",
-        _names(
-            {"output_norm": "model.final_layernorm"},
-            ffn_norm="pre_ff_layernorm",
-            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-            **_state_space("mamba"),
-        ),
+        _MAMBA_NAMES,
         fixed={"mamba_norm_before_gate": False},
         biases={"mamba_conv_bias": "ssm_conv1d", "mamba_rms_norm": "ssm_norm", "mlp_bias": "ffn_down"},
         layout="mamba",
