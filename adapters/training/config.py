@@ -252,8 +252,13 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
 
     @property
     def drafter(self) -> DrafterMethod:
-        """The row of the method; of auto, until the base is read, that of the first it may be."""
-        return DRAFTERS[CHOSEN[0] if self.method == AUTO else self.method]
+        """The row of the method."""
+        return DRAFTERS[self._assumed]
+
+    @property
+    def _assumed(self) -> str:
+        """The method; of auto, until the base is read, the first it may be."""
+        return CHOSEN[0] if self.method == AUTO else self.method
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -314,8 +319,7 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def _check_method(self) -> None:
         for option_field, group in grouped_fields():
             methods = readers(group)
-            taken = methods and (self.method in methods or (self.method == AUTO and CHOSEN[0] in methods))
-            if methods and not taken and getattr(self, option_field.name) != option_field.default:
+            if methods and self._assumed not in methods and getattr(self, option_field.name) != option_field.default:
                 raise ConfigError(
                     f"{flag(option_field.name)} with --method {self.method}",
                     f"--method {' or '.join(methods)}",
