@@ -13,6 +13,10 @@
 #else
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) || defined(_M_ARM64)
 #define STREAMSPEC_ARM 1
 #if defined(_WIN32)
@@ -59,8 +63,18 @@ uint64_t saved_registers() {
 
 bool has_all(uint64_t bits, uint64_t mask) { return (bits & mask) == mask; }
 
+// Asks Linux for the registers of AMX, which a process may not use before.
+bool may_use_matrices() {
+#ifdef __linux__
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
 struct Features {
-    bool avx2 = false, avxvnni = false, avx512vnni = false;
+    bool avx2 = false, avxvnni = false, avx512vnni = false, amx = false;
 
     Features() {
         // Leaf 1, ecx
@@ -70,7 +84,9 @@ struct Features {
         constexpr uint32_t kVl = 1u << 31;
         constexpr uint32_t kVnni = 1u << 11;
         constexpr uint32_t kAvxVnni = 1u << 4;
+        constexpr uint32_t kAmx = 1u << 24 | 1u << 25;   // leaf 7.0, edx: registers, int8
         constexpr uint64_t kWide = 0x6, kWidest = 0xe6;  // registers of 256 bits; of 512, and masks
+        constexpr uint64_t kMatrices = 3u << 17;
         if (!has_all(cpuid(1, 0).ecx, kFma | kXsave | kAvx | kF16c)) return;
         const uint64_t saved = saved_registers();
         const Registers leaf7 = cpuid(7, 0);
@@ -78,6 +94,8 @@ struct Features {
         avxvnni = avx2 && leaf7.eax >= 1 && has_all(cpuid(7, 1).eax, kAvxVnni);
         avx512vnni = avx2 && has_all(saved, kWidest) && has_all(leaf7.ebx, kF | kDq | kBw | kVl) &&
                      has_all(leaf7.ecx, kVnni);
+        amx = avx512vnni && has_all(saved, kMatrices) && has_all(leaf7.edx, kAmx) &&
+              may_use_matrices();
     }
 };
 #elif STREAMSPEC_ARM
@@ -104,6 +122,7 @@ const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
 
 // clang-format off
 #if STREAMSPEC_X86
+namespace amx { extern const Kernels kKernels; }
 namespace avx512vnni { extern const Kernels kKernels; }
 namespace avxvnni { extern const Kernels kKernels; }
 namespace avx2 { extern const Kernels kKernels; }
@@ -120,8 +139,11 @@ Choices runnable_kernels() {
         if (runs) out.of[out.count++] = &kernels;
     };
 #if STREAMSPEC_X86
-    [[maybe_unused]] const Features features;
+    [[maybe_unused]] static const Features features;
 #ifndef STREAMSPEC_WITHOUT_AVX512VNNI
+#if defined(__linux__) && !defined(STREAMSPEC_WITHOUT_AMX)
+    add(features.amx, amx::kKernels);
+#endif
     add(features.avx512vnni, avx512vnni::kKernels);
 #endif
 #ifndef STREAMSPEC_WITHOUT_AVXVNNI

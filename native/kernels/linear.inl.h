@@ -208,8 +208,8 @@ inline TileProducts tile_products(int bits) {
     return tile_products<4>(std::make_integer_sequence<int, kRows4>());
 }
 
-void linear(const Linear& map, const TileProducts& products, const Rows& x, size_t from, size_t to,
-            float* y) {
+inline void linear(const Linear& map, const TileProducts& products, const Rows& x, size_t from,
+                   size_t to, float* y) {
     const size_t passes = (x.rows + products.max_rows - 1) / products.max_rows;
     const size_t height = (x.rows + passes - 1) / passes;
     for (size_t tile = from; tile < to; tile++)
@@ -225,7 +225,7 @@ inline int code6(const uint8_t* codes, size_t lane, size_t i) {
            kSixOffset;
 }
 
-void look_up(const Linear& map, size_t id, float* y) {
+inline void look_up(const Linear& map, size_t id, float* y) {
     const size_t tile = id / kTile, output = id % kTile;
     const float scale = map.scales[id];
     if (map.bits == 8) {

@@ -52,8 +52,8 @@ inline int32_t sum_of(const int8_t* codes, size_t count) {
     return sum;
 }
 
-void quantize(const Linear& map, const float* x, size_t from, size_t to, const Rows& out,
-              float* scratch) {
+inline void quantize(const Linear& map, const float* x, size_t from, size_t to, const Rows& out,
+                     float* scratch) {
     const size_t inputs = map.in_features, padded = round_up(inputs, kRowAlign);
     for (size_t row = from; row < to; row++) {
         std::memcpy(scratch, x + row * inputs, inputs * sizeof(float));

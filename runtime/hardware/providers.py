@@ -31,7 +31,7 @@ from streamspec.runtime.onnx_decoder.manifest import DECODER
 AUTO = "auto"
 # kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
 # opened and timed as well (docs/lab/decisions)
-FASTER = ("avx512vnni",)
+FASTER = ("amx", "avx512vnni")
 RECORD = "session.record_ep_graph_assignment_info"
 # operators whose placement decides the speed: products, convolutions, attention, and what writes the cache
 HEAVY = frozenset(
