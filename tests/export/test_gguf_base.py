@@ -35,20 +35,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def written(path: Path, case: str = "llama 3.2", kind: gguf.GGMLQuantizationType | None = None) -> Path:
-    """A tiny model, its linear maps in a quantization `kind` whose blocks divide them."""
-    _, architecture, keys, tensors = made(case)
-    kinds = {}
-    for name, values in list(tensors.items()):
-        block = 0 if kind is None else gguf.GGML_QUANT_SIZES[kind][0]
-        if kind is not None and values.ndim == 2 and values.shape[1] % block == 0:
-            tensors[name], kinds[name] = gguf.quantize(values, kind), kind
-    return gguf_files.write_gguf(path, architecture, keys, tensors, kinds=kinds or None)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_the_file_becomes_the_bundle_of_its_folder(precision: str, tmp_path: Path, cache: Path) -> None:
-    file = written(tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.Q8_0)
+    file = rounded(tmp_path / "model.gguf", kind="Q8_0")
     alone = tmp_path / "alone"
     export_bundle(file, None, alone, precision=precision, progress=quiet)
     assert not list(cache.rglob("*.safetensors"))
@@ -64,11 +53,9 @@ READ = [case for case in CASES if made(case)[0].config.model_type in FACTS]
 
 
 @pytest.mark.parametrize("case", READ)
-@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q8_0], ids=str)
-def test_weights_and_their_stored_rows_are_those_of_the_folder(
-    case: str, kind: gguf.GGMLQuantizationType | None, tmp_path: Path
-) -> None:
-    file = written(tmp_path / "model.gguf", case, kind)
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+def test_weights_and_their_stored_rows_are_those_of_the_folder(case: str, kind: str | None, tmp_path: Path) -> None:
+    file = rounded(tmp_path / "model.gguf", case, kind)
     base = resolve_readable(file, quiet)
     if base.gguf is None:
         pytest.skip("takes PyTorch")
@@ -89,7 +76,7 @@ def test_weights_and_their_stored_rows_are_those_of_the_folder(
 
 def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Path) -> None:
     case = next(case for case in CASES if made(case)[0].config.model_type not in FACTS)
-    file, said = written(tmp_path / "model.gguf", case), list[str]()
+    file, said = rounded(tmp_path / "model.gguf", case), list[str]()
     base = resolve_readable(file, said.append)
     assert base.gguf is None and base.stored_in == file and not list(cache.rglob("*.safetensors"))
     assert base.sha256 == sha256_file(file) and not any("weights" in line for line in said)
@@ -98,7 +85,7 @@ def test_a_family_that_takes_pytorch_stays_in_its_file(tmp_path: Path, cache: Pa
 
 LOADED = [case for case in CASES if case not in READ]
 # Maps whose rows are not those of the file: int8 in a bundle of the file's own weights.
-TURNED = {"qwen3.5": {"linear_attn.out_proj"}}
+TURNED = {case: {"linear_attn.out_proj"} for case in ("qwen3.5", "qwen3.5 with experts")}
 
 
 @pytest.mark.parametrize("case", LOADED)
@@ -132,26 +119,30 @@ def test_a_drafters_layers_share_the_tables_of_the_file(case: str, method: str, 
     assert names == {f"{table}.q8_0.{part}" for table in tables for part in ("codes", "scales")}
 
 
-@pytest.mark.parametrize("case", ["qwen3.5", "falcon-h1", "gpt2", "phi3, long", "lfm2"])
+ALIKE = "qwen3.5", "falcon-h1", "gpt2", "phi3, long", "lfm2", "granite 4, hybrid with experts"
+ALIKE += "qwen3.5 with experts", "nemotron-h with experts of latents"
+
+
+@pytest.mark.parametrize("case", ALIKE)
 def test_in_its_own_weights_a_family_that_pytorch_reads_answers_alike(case: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "model.gguf", case, gguf.GGMLQuantizationType.Q8_0)
+    file = rounded(tmp_path / "model.gguf", case, "Q8_0")
     manifest = export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=quiet)
     assert manifest.precision == "gguf"
-    for graph in (manifest.parity, manifest.parity["native"]):  # with inputs in 8 bits
-        assert graph["plain"]["relative"] < 0.08
+    for graph in (manifest.parity, manifest.parity["native"]):  # with inputs in 8 bits, which may choose other experts
+        assert graph["plain"]["relative"] < (0.2 if "experts" in case else 0.08)
     session = load(tmp_path / "bundle", threads=1)
     plain, drafted = (session.generate([5, 6, 7] * 4, max_new_tokens=60, speculate=each) for each in (False, True))
     assert plain.token_ids == drafted.token_ids
 
 
 def test_a_file_that_changed_is_another_base(tmp_path: Path) -> None:
-    file = written(tmp_path / "model.gguf")
+    file = rounded(tmp_path / "model.gguf")
     first = resolve_readable(file, quiet)
     said: list[str] = []
     assert resolve_readable(file, said.append) == first and not said
     moved = file.rename(tmp_path / "moved.gguf")
     assert resolve_readable(moved, quiet).path == first.path and resolve_readable(moved, quiet).gguf == moved
-    written(file, kind=gguf.GGMLQuantizationType.Q8_0)
+    rounded(file, kind="Q8_0")
     other = resolve_readable(file, quiet)
     assert (other.path, other.sha256) != (first.path, first.sha256) and other.gguf == file
 

@@ -406,9 +406,11 @@ def quantized(path: Path, kind: str = "Q8_0", **fields: Any) -> Path:
     return rounded(path, "llama with biases", kind, **(sizes | fields))
 
 
-def rounded(path: Path, case: str, kind: str, **fields: Any) -> Path:
+def rounded(path: Path, case: str = "llama 3.2", kind: str | None = None, **fields: Any) -> Path:
     """The file of a case whose linear maps, tables and experts, no router or norm, are rounded to a kind of blocks."""
     _, architecture, keys, tensors = made(case, **fields)
+    if kind is None:
+        return files.write_gguf(path, architecture, keys, tensors)
     number = gguf.GGMLQuantizationType[kind]
     block, _ = gguf.GGML_QUANT_SIZES[number]
     maps = {

@@ -5,6 +5,7 @@ Names of tensors come from that package's own table, so that they are not this p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -20,9 +21,10 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid", "nemotron_h"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid"}
+PERMUTED |= {"nemotron_h", "nemotron_h_moe"}
 XIELU = "xielu."  # keys that are not below the architecture
-ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
+ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe"}
 
 
 def byte_letters() -> list[str]:
@@ -62,7 +64,7 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
         for name, buffer in model.named_buffers():
             if name.endswith("act_fn.beta"):  # Apertus'
                 buffer.add_(0.1)
-            if name.endswith("expert_bias"):  # LFM2's
+            if name.endswith(("expert_bias", "correction_bias")):  # LFM2's and Nemotron's
                 buffer.add_(torch.randn_like(buffer) * 0.1)
     return model
 
@@ -82,14 +84,15 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             continue
         values, name = laid_out(tensor.detach().float().numpy(), name, model.config, architecture)
         if stem.endswith(".experts"):  # stacked by transformers
-            holder = f"{stem.rpartition('.')[0].replace('block_sparse_moe', 'mlp')}.experts"
+            holder = re.sub("block_sparse_moe|mixer", "mlp", stem)  # as the converter writes them
             kind = "bias" if suffix.endswith("_bias") else "weight"
             own = experts(values, suffix, architecture == "gpt-oss").items()
             parts = {f"{names.get_name(f'{holder}.{part}_proj')}.{kind}": part_values for part, part_values in own}
-        elif "shared_mlp" in stem:  # Granite 4's, the only MLP
+        elif "shared_mlp" in stem:  # Granite's, in dense Granite 4 the only MLP
             layer, maps = stem.split(".")[2], ("gate", "up") if stem.endswith("input_linear") else ("down",)
             own = zip(maps, np.split(values, len(maps)), strict=True)
-            parts = {f"blk.{layer}.ffn_{part}.{suffix}": part_values for part, part_values in own}
+            end = "_shexp" if model.config.num_local_experts else ""
+            parts = {f"blk.{layer}.ffn_{part}{end}.{suffix}": part_values for part, part_values in own}
         else:
             parts = {str(names.get_name(name, (".weight", ".bias"))): values}
         found |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
@@ -108,7 +111,7 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     if architecture == "falcon-h1":
         values = values * multiplier(name, config)
-    if architecture == "nemotron_h":
+    if architecture.startswith("nemotron_h"):
         name = name.replace("model.", "backbone.", 1)  # of the file that is published
     if ".linear_attn." in name or ".mamba." in name or ".mixer." in name:
         return (recurrent if ".linear_attn." in name else state_space)(values, name, config)
@@ -131,8 +134,8 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
 def experts(values: np.ndarray, stack: str, turned: bool) -> dict[str, np.ndarray]:
     """The maps or biases in a stack of transformers. `turned`: maps are [in, out], outputs of gate and up in turn."""
     values = values.swapaxes(1, 2) if turned and values.ndim == 3 else values
-    if stack.startswith("down"):
-        return {"down": values}
+    if stack.startswith(("down", "up")):
+        return {stack.partition("_")[0]: values}
     gate, up = (values[:, ::2], values[:, 1::2]) if turned else np.split(values, 2, axis=1)
     return {"gate": gate, "up": up}
 
@@ -187,7 +190,7 @@ def state_space(values: np.ndarray, name: str, config: Any) -> tuple[np.ndarray,
         values = values.reshape(getattr(config, groups), -1)
     elif part in ("A_log", "D"):
         values = (-np.exp(values) if part == "A_log" else values)[:, None]
-    return values, name.replace(".dt_bias", ".dt_proj.bias")
+    return values, name.replace(".dt_bias", ".dt_proj.bias").replace("correction_bias", "correction.bias")
 
 
 def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:

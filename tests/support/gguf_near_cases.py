@@ -184,8 +184,62 @@ NEAR: dict[str, Case] = {
         {},
     ),
 }
+_QWEN35: dict[str, Any] = {
+    "rope_parameters": ONE | {"partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "tie_word_embeddings": True,
+}
+_QWEN35_KEYS = {
+    "full_attention_interval": 2,
+    "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0],
+    "rope.freq_base": 1e6,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 96,
+}
 _MIXTURE = {"num_experts_per_tok": 2, "rope_parameters": ONE}
 _EXPERTS = {"expert_count": 6, "expert_used_count": 2}
+_QWEN_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+_QWEN_EXPERT_KEYS = _EXPERTS | {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64}
+_NEMOTRON_EXPERTS = _NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_NEMOTRON_EXPERT_KEYS = (
+    _NEMOTRON_KEYS
+    | _EXPERTS
+    | {
+        "feed_forward_length": [0, 32, 0, 0, 32],
+        "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 64,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "expert_group_count": 1,
+    }
+)
 _HEADS = {"attention.key_length": 32, "attention.value_length": 32}
 NEAR |= {
     "qwen3 with experts": (
@@ -269,6 +323,21 @@ NEAR |= {
         _GRANITE_KEYS,
         {},
     ),
+    "granite 4, hybrid with experts": (
+        "granitehybrid",
+        "granitemoehybrid",
+        _GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        _GRANITE_KEYS | _EXPERTS | {"expert_shared_feed_forward_length": 32},
+        {},
+    ),
+    "granite with shared experts": (
+        "granitemoe",
+        "granitemoeshared",
+        _MIXTURE
+        | {"num_local_experts": 6, "shared_intermediate_size": 32, "attention_multiplier": 0.2, "logits_scaling": 4.0},
+        _EXPERTS | {"attention.scale": 0.2, "logit_scale": 4.0, "expert_shared_feed_forward_length": 32},
+        {},
+    ),
     "bamba": ("granitehybrid", "bamba", _BAMBA, _BAMBA_KEYS, {}),
     "bamba with biases": (
         "granitehybrid",
@@ -295,16 +364,33 @@ NEAR |= {
         _NEMOTRON_KEYS,
         {},
     ),
-    "qwen3.5": (
-        "qwen35",
-        "qwen3_5_text",
-        {"rope_parameters": ONE | {"partial_rotary_factor": 0.5, "rope_theta": 1e6}, "num_hidden_layers": 3}
-        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16}
-        | {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
-        | {"linear_value_head_dim": 16, "tie_word_embeddings": True},
-        {"full_attention_interval": 2, "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0]}
-        | {"rope.freq_base": 1e6, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2}
-        | {"ssm.time_step_rank": 6, "ssm.inner_size": 96},
+    "nemotron-h with experts": (
+        "nemotron_h_moe",
+        "nemotron_h",
+        _NEMOTRON_EXPERTS | {"moe_latent_size": None},
+        _NEMOTRON_EXPERT_KEYS,
+        {},
+    ),
+    "nemotron-h with experts of latents": (
+        "nemotron_h_moe",
+        "nemotron_h",
+        _NEMOTRON_EXPERTS | {"moe_latent_size": 96, "n_group": 3, "topk_group": 2},
+        _NEMOTRON_EXPERT_KEYS | {"moe_latent_size": 96, "expert_group_count": 3, "expert_group_used_count": 2},
+        {},
+    ),
+    "qwen3.5": ("qwen35", "qwen3_5_text", _QWEN35, _QWEN35_KEYS, {}),
+    "qwen3.5 with experts": (
+        "qwen35moe",
+        "qwen3_5_moe_text",
+        _QWEN35 | _QWEN_EXPERTS,
+        {key: value for key, value in (_QWEN35_KEYS | _QWEN_EXPERT_KEYS).items() if key != "feed_forward_length"},
+        {},
+    ),
+    "qwen2 with experts": (
+        "qwen2moe",
+        "qwen2_moe",
+        _MIXTURE | _QWEN_EXPERTS | {"norm_topk_prob": False},
+        _QWEN_EXPERT_KEYS,
         {},
     ),
 }

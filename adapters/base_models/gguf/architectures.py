@@ -8,7 +8,7 @@ what a row cannot state. Facts: llama.cpp's converters (`conversion/*.py`) and `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamspec.adapters.base_models.gguf import config_rules as rules
@@ -126,6 +126,24 @@ def _mixture(module: str = "mlp", router: str = "gate") -> dict[str, str]:
     return {"ffn_gate_inp": f"{module}.{router}"} | dict.fromkeys(_STACKS, f"{module}.experts")
 
 
+def _shared(**maps: str) -> dict[str, str]:
+    """The MLP that all rows share: its maps in transformers."""
+    return {f"ffn_{part}_shexp": name for part, name in maps.items()}
+
+
+def _inner(row: Architecture, **layer: str) -> dict[str, str]:
+    """The names of a row, with others in its layers; an empty one is left out."""
+    names = {**row.names} | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in layer.items()}
+    return {name: value for name, value in names.items() if not value.endswith(".")}
+
+
+_QWEN_EXPERTS = (
+    _mixture()
+    | _shared(**{part: f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")})
+    | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+)
+_GRANITE_SHARED = {"gate_up": "shared_mlp.input_linear", "down": "shared_mlp.output_linear"}
+_JOINED_SHARED = {"ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp")}
 _MIXTRAL = Architecture(
     "mixtral",
     _names(None, **_NO_MLP, **_mixture()),
@@ -177,6 +195,76 @@ _GRANITE_SCALES = {
 _MIXERS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
     "expert_shared_feed_forward_length",
+)
+
+_GRANITE_HYBRID = Architecture(
+    "granitemoehybrid",
+    _names(
+        None,
+        **_NO_MLP | {f"ffn_{part}": name for part, name in _GRANITE_SHARED.items()},
+        **_state_space("mamba"),
+    ),
+    fields=_GRANITE_SCALES,
+    fixed={"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": None},
+    biases=_ATTENTION_BIAS | _STATE_BIASES,
+    hybrid=True,
+    joined={"ffn_gate_up": ("ffn_gate", "ffn_up")},
+    permuted=True,
+    layout="mamba",
+    more=rules.granite_hybrid,
+)
+_GRANITE_EXPERTS = Architecture(
+    "granitemoe",
+    _names(None, **_NO_MLP, **_mixture("block_sparse_moe", "router")),
+    fields=_GRANITE_SCALES,
+    biases=_ATTENTION_BIAS,
+    divided=True,
+    permuted=True,
+    only=_SOFTMAX | {"rope.scaling.finetuned": (True,), "expert_shared_feed_forward_length": (0,)},
+    experts="num_local_experts",
+)
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    _names(
+        {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+        attn_norm="norm",
+        **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+        attn_output="mixer.o_proj",
+        ffn_norm="",
+        ffn_gate="",
+        ffn_up="mixer.up_proj",
+        ffn_down="mixer.down_proj",
+        **_state_space("mixer"),
+    ),
+    (RMS, "layer_norm_epsilon"),
+    fixed={"tie_word_embeddings": False},  # which transformers does not tie
+    biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in", "mlp_bias": "ffn_down", **_ATTENTION_BIAS},
+    hybrid=True,
+    permuted=True,
+    layout="mamba",
+    head_dim=True,
+    rotary=False,
+    harmless=("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),
+    more=rules.nemotron_h,
+)
+_QWEN35 = Architecture(
+    "qwen3_5_text",
+    _names(
+        None,
+        **_HEAD_NORMS,
+        ffn_norm="",
+        post_attention_norm="post_attention_layernorm",
+        attn_qkv="linear_attn.in_proj_qkv",
+        attn_gate="linear_attn.in_proj_z",
+        **_state("linear_attn", ("alpha", "in_proj_a"), ("beta", "in_proj_b")),
+    ),
+    drafting=True,
+    one_added=True,
+    layout="qwen35",
+    head_dim=True,
+    partial=True,
+    harmless=("rope.dimension_sections",),  # of images; a text's positions are the same in all
+    more=rules.qwen35,
 )
 
 ARCHITECTURES = {
@@ -271,22 +359,25 @@ ARCHITECTURES = {
         only={"rope.scaling.finetuned": (True,)},  # here: whether there are positions at all
         harmless=_MIXERS,
     ),
-    "granitehybrid": Architecture(
-        "granitemoehybrid",
-        _names(
-            None,
-            **_NO_MLP | {"ffn_gate_up": "shared_mlp.input_linear", "ffn_down": "shared_mlp.output_linear"},
-            **_state_space("mamba"),
-        ),
-        fields=_GRANITE_SCALES,
-        fixed={"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": None},
-        biases=_ATTENTION_BIAS | _STATE_BIASES,
-        hybrid=True,
-        joined={"ffn_gate_up": ("ffn_gate", "ffn_up")},
-        permuted=True,
-        layout="mamba",
-        more=rules.granite_hybrid,
-        where={"rope.scaling.finetuned": _BAMBA},  # which has rotary positions
+    "granitehybrid": replace(
+        _GRANITE_HYBRID,
+        where={
+            "rope.scaling.finetuned": _BAMBA,  # which has rotary positions
+            "expert_count": replace(
+                _GRANITE_HYBRID,
+                names=_inner(
+                    _GRANITE_HYBRID,
+                    ffn_gate_up="",
+                    ffn_down="",
+                    **_mixture("block_sparse_moe", "router"),
+                    **_shared(**_GRANITE_SHARED),
+                ),
+                fixed={"position_embedding_type": None},
+                joined=_JOINED_SHARED,
+                only=_SOFTMAX,
+                experts="num_local_experts",
+            ),
+        },
     ),
     "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=rules.kept_positions),
     "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, divided=True, biases=_BIASES, permuted=True),
@@ -376,6 +467,16 @@ ARCHITECTURES = {
         only=_SOFTMAX,
         experts="num_experts",
     ),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        _names(None, **_NO_MLP, **_QWEN_EXPERTS),
+        fixed={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        biases={"qkv_bias": "attn_q"},
+        layout="qwen2moe",
+        only=_SOFTMAX | {"expert_weights_norm": (False,)},
+        experts="num_experts",
+        more=rules.shared_expert,
+    ),
     "olmoe": Architecture(
         "olmoe",
         _names(None, **_HEAD_NORMS, **_NO_MLP, **_mixture()),
@@ -385,15 +486,18 @@ ARCHITECTURES = {
         only=_SOFTMAX | {"expert_weights_norm": (False,)},
         experts="num_experts",
     ),
-    "granitemoe": Architecture(
-        "granitemoe",
-        _names(None, **_NO_MLP, **_mixture("block_sparse_moe", "router")),
-        fields=_GRANITE_SCALES,
-        biases=_ATTENTION_BIAS,
-        divided=True,
-        permuted=True,
-        only=_SOFTMAX | {"rope.scaling.finetuned": (True,), "expert_shared_feed_forward_length": (0,)},
-        experts="num_local_experts",
+    "granitemoe": replace(
+        _GRANITE_EXPERTS,
+        where={
+            "expert_shared_feed_forward_length": replace(
+                _GRANITE_EXPERTS,
+                model_type="granitemoeshared",
+                names=_inner(_GRANITE_EXPERTS, **_shared(**_GRANITE_SHARED)),
+                joined=_JOINED_SHARED,
+                only=_SOFTMAX | {"rope.scaling.finetuned": (True,)},
+                more=rules.granite_shared,
+            )
+        },
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
@@ -455,47 +559,31 @@ ARCHITECTURES = {
         head_dim=True,
         more=rules.falcon_h1,
     ),
-    "nemotron_h": Architecture(
-        "nemotron_h",
-        _names(
-            {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
-            attn_norm="norm",
-            **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
-            attn_output="mixer.o_proj",
-            ffn_norm="",
-            ffn_gate="",
-            ffn_up="mixer.up_proj",
-            ffn_down="mixer.down_proj",
-            **_state_space("mixer"),
-        ),
-        (RMS, "layer_norm_epsilon"),
-        fixed={"tie_word_embeddings": False},  # which transformers does not tie
-        biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in", "mlp_bias": "ffn_down", **_ATTENTION_BIAS},
-        hybrid=True,
-        permuted=True,
-        layout="mamba",
-        head_dim=True,
-        rotary=False,
-        harmless=("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),
-        more=rules.nemotron_h,
-    ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        _names(
-            None,
-            **_HEAD_NORMS,
-            ffn_norm="",
-            post_attention_norm="post_attention_layernorm",
-            attn_qkv="linear_attn.in_proj_qkv",
-            attn_gate="linear_attn.in_proj_z",
-            **_state("linear_attn", ("alpha", "in_proj_a"), ("beta", "in_proj_b")),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(
+        _NEMOTRON_H,
+        names=_inner(
+            _NEMOTRON_H,
+            ffn_up="",
+            ffn_down="",
+            **_mixture("mixer"),
+            exp_probs_b="mixer.gate.e_score_correction_bias",
+            **_shared(up="mixer.shared_experts.up_proj", down="mixer.shared_experts.down_proj"),
+            ffn_latent_down="mixer.fc1_latent_proj",
+            ffn_latent_up="mixer.fc2_latent_proj",
         ),
         drafting=True,
-        one_added=True,
-        layout="qwen35",
-        head_dim=True,
-        partial=True,
-        harmless=("rope.dimension_sections",),  # of images; a text's positions are the same in all
-        more=rules.qwen35,
+        only={"expert_gating_func": (rules.SIGMOID,)},
+        experts="n_routed_experts",
+        more=rules.nemotron_experts,
+    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(
+        _QWEN35,
+        model_type="qwen3_5_moe_text",
+        names=_inner(_QWEN35, **_NO_MLP, **_QWEN_EXPERTS),
+        only=_SOFTMAX,
+        experts="num_experts",
+        more=rules.qwen35_experts,
     ),
 }

@@ -12,6 +12,7 @@ from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EX
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
 from streamspec.model_families import family_of
+from streamspec.model_families.family import Mixture
 
 # Keys of all architectures that must say what a plain decoder is, or be missing.
 PLAIN = {
@@ -69,14 +70,16 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         "hidden_size": width,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
-        "intermediate_size": keys.same("feed_forward_length", zeros=row.hybrid),
     }
+    mixture = family_of(row.model_type, keys.file).mixture if row.experts else None
+    if keys.has("feed_forward_length") or mixture is None or mixture.width == "intermediate_size":
+        sizes["intermediate_size"] = keys.same("feed_forward_length", zeros=row.hybrid)
     config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
     head_dim = _heads(keys, row, config, heads, width)
     config[row.epsilon[1]] = keys.real(row.epsilon[0], high=1.0)
     keys.skip(*HARMLESS, *row.harmless)
-    if row.experts is not None:
-        _experts(keys, row.experts, config)
+    if row.experts is not None and mixture is not None:
+        _experts(keys, row.experts, mixture, config)
     _fields(keys, row, config)
     for switch, tensor in row.biases.items():
         name = f"{tensor}.{'weight' if tensor.endswith('norm') else 'bias'}"
@@ -108,10 +111,8 @@ def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int
     return head_dim
 
 
-def _experts(keys: Keys, name: str, config: Config) -> None:
+def _experts(keys: Keys, name: str, mixture: Mixture, config: Config) -> None:
     """Adds the sizes of mixtures of experts. `name`: of the field that counts them."""
-    mixture = family_of(config["model_type"], keys.file).mixture
-    assert mixture is not None
     config[name] = count = keys.whole("expert_count", high=MOST_EXPERTS)
     config[mixture.active] = keys.whole("expert_used_count", high=count)
     if mixture.width == "intermediate_size":

@@ -147,9 +147,9 @@ def cohere(keys: Keys, config: Config) -> None:
 def _each(keys: Keys, config: Config, key: str) -> list[Any]:
     """The values of a key that has one for each layer."""
     values, layers = keys.raw(key), config["num_hidden_layers"]
-    if not isinstance(values, list) or len(values) != layers:
+    if not isinstance(values, list) or len(values) not in (layers, keys.raw("block_count")):
         keys.refuse(key, values, f"{layers} numbers, one for each layer")
-    return values
+    return values[:layers]  # more: of layers that draft
 
 
 def _kinds(keys: Keys, config: Config, other: str) -> list[str]:
@@ -222,12 +222,16 @@ def _expanded(keys: Keys, config: Config) -> None:
     config["mamba_expand"] = inner // width
 
 
+def granite_shared(keys: Keys, config: Config) -> None:
+    config["shared_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+
+
 def granite_hybrid(keys: Keys, config: Config) -> None:
-    """Layers without attention are Mamba-2; the MLP is the one that all rows of a mixture share."""
+    """Layers without attention are Mamba-2; their MLP is what all rows of a mixture share."""
     keys.switch("rope.scaling.finetuned", REQUIRED)  # whether there are positions at all: False, else it is a Bamba
     _expanded(keys, config)
     config["layer_types"] = _kinds(keys, config, "linear_attention")
-    config["shared_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+    granite_shared(keys, config)
 
 
 def bamba(keys: Keys, config: Config) -> None:
@@ -237,13 +241,14 @@ def bamba(keys: Keys, config: Config) -> None:
     config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
 
 
-def nemotron_h(keys: Keys, config: Config) -> None:
-    """A layer attends, is an MLP, or keeps a state of Mamba-2 where it has neither heads of keys nor a width."""
+def nemotron_h(keys: Keys, config: Config, wide: str = "mlp") -> None:
+    """A layer attends, is an MLP (or what `wide` says), or keeps a state of Mamba-2 where it has neither heads of keys
+    nor a width."""
     kinds, key = _kinds(keys, config, "linear_attention"), "feed_forward_length"
     for layer, width in enumerate(_each(keys, config, key)):
         if width and kinds[layer] == "full_attention":
             keys.refuse(key, width, f"0 in layer {layer}, which has heads of keys")
-        kinds[layer] = "mlp" if width else kinds[layer]
+        kinds[layer] = wide if width else kinds[layer]
     sizes = _state(keys)
     config |= {
         "layers_block_type": kinds,
@@ -254,6 +259,19 @@ def nemotron_h(keys: Keys, config: Config) -> None:
         "mamba_head_dim": sizes["inner_size"] // sizes["time_step_rank"],
     }
     keys.only("attention.layer_norm_epsilon", config["layer_norm_epsilon"])
+
+
+def nemotron_experts(keys: Keys, config: Config) -> None:
+    nemotron_h(keys, config, "moe")
+    config |= {
+        "moe_shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "norm_topk_prob": keys.switch("expert_weights_norm", False),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0) or 1.0,  # llama.cpp's 0: none
+        "n_group": keys.whole("expert_group_count", 1),
+        "topk_group": keys.whole("expert_group_used_count", 1),
+        "moe_latent_size": keys.whole("moe_latent_size", None),
+    }
 
 
 def qwen35(keys: Keys, config: Config) -> None:
@@ -269,3 +287,12 @@ def qwen35(keys: Keys, config: Config) -> None:
         keys.refuse(key, kept, f"true or false for each of {layers} layers")
     config["layer_types"] = ["linear_attention" if keeps else "full_attention" for keeps in kept[:layers]]
     config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a quarter
+
+
+def shared_expert(keys: Keys, config: Config) -> None:
+    config["shared_expert_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+
+
+def qwen35_experts(keys: Keys, config: Config) -> None:
+    qwen35(keys, config)
+    shared_expert(keys, config)

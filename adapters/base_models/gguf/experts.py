@@ -2,7 +2,8 @@
 
 Each expert's map is a parameter of its own (`...experts.7.gate_proj.weight`), of rows of the stack, so that no more
 than a part of it is ever de-quantized at once. transformers stacks them, too, gate and up of each expert together: one
-after the other [out, in], or in gpt-oss (`turned`) their outputs in turn [in, out]. Biases are stacked likewise.
+after the other [out, in], or in gpt-oss (`turned`) their outputs in turn [in, out]; experts without gates have a stack
+of up alone. Biases are stacked likewise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from streamspec.adapters.base_models.gguf.file import StoredTensor
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 STACKS = {"ffn_gate_exps": (GATE,), "ffn_up_exps": (UP,), "ffn_gate_up_exps": (GATE, UP), "ffn_down_exps": (DOWN,)}
-IN_TRANSFORMERS = {"gate_up_proj": (GATE, UP), DOWN: (DOWN,)}
+BOTH = "gate_up_proj"
+IN_TRANSFORMERS = {BOTH: (GATE, UP), UP: (UP,), DOWN: (DOWN,)}
 ENDS = {"weight": "", "bias": "_bias"}  # of these names
 EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({GATE}|{UP}|{DOWN})\.(weight|bias)")
 
@@ -54,11 +56,12 @@ def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> di
 def stacked(parameters: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     """The parameters that lie one after the other in each tensor of transformers, by its name."""
     found: dict[str, list[tuple[int, str, T]]] = {}
-    for name, parameter in parameters:
-        expert = EXPERT.fullmatch(name)
+    experts = {name: (parameter, EXPERT.fullmatch(name)) for name, parameter in parameters}
+    gated = {expert[1] for _, expert in experts.values() if expert and expert[3] == GATE}
+    for name, (parameter, expert) in experts.items():
         if expert is None:
             found[name] = [(0, "", parameter)]
             continue
-        stack = next(stack for stack, maps in IN_TRANSFORMERS.items() if expert[3] in maps) + ENDS[expert[4]]
-        found.setdefault(f"{expert[1]}.{stack}", []).append((int(expert[2]), expert[3], parameter))
+        stack = BOTH if expert[3] != DOWN and expert[1] in gated else expert[3]
+        found.setdefault(f"{expert[1]}.{stack}{ENDS[expert[4]]}", []).append((int(expert[2]), expert[3], parameter))
     return {name: [one for *_, one in sorted(parts, key=lambda part: part[:2])] for name, parts in found.items()}

@@ -320,6 +320,12 @@ def _router_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> 
     return [Parameter(name.removesuffix(".bias"), rows, tensor, lambda values: values.reshape(rows))]
 
 
+def _one_row(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """A map with one output, whose file may leave that axis out."""
+    rows = (1, math.prod(tensor.shape))
+    return [Parameter(name, rows, tensor, lambda values: values.reshape(rows))]
+
+
 def _sinks(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """A parameter that is not the weight of a module."""
     return [Parameter(name.removesuffix(".weight"), tensor.shape, tensor)]
@@ -424,6 +430,7 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
+    "qwen2moe": {("ffn_gate_inp_shexp", "weight"): _one_row},
     "gpt-oss": {("attn_sinks", "weight"): _sinks},
     "mamba": {
         ("ffn_norm", ""): _flat(".weight"),  # Falcon-H1's, without the suffix in the file
@@ -432,6 +439,7 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
         ("ssm_a", ""): _flat("", _logarithm),
         ("ssm_d", ""): _flat(""),
         ("ssm_dt", "bias"): _flat(""),
+        ("exp_probs_b", "bias"): _router_bias,
     },
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
     "qwen35": {
@@ -443,5 +451,6 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
         ("ssm_norm", "weight"): _as_stored,  # of the norms the only one without one added
         ("ssm_a", ""): _state_decay,
         ("ssm_dt", "bias"): _state_bias,
+        ("ffn_gate_inp_shexp", "weight"): _one_row,
     },
 }

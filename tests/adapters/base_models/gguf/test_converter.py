@@ -390,7 +390,14 @@ OF_ONE_FAMILY: dict[str, Change] = {
         r"no tensor blk\.2\.nextn\.eh_proj",
     ),
     "drafting layers of another family": ("olmoe", {"nextn_predict_layers": 1}, "predict_layers is 1; expected 0"),
-    "a mixture of experts": ("granite 4, hybrid", {"expert_count": 6}, "expert_count is 6; expected 0"),
+    "no active experts": ("granite 4, hybrid", {"expert_count": 6}, r"expert_used_count is 0; .* 1\.\.6"),
+    "scores of experts": ("qwen3.5 with experts", {"expert_gating_func": 2}, "expert_gating_func is 2; expected 1"),
+    "scores by softmax": ("nemotron-h with experts", {"expert_gating_func": 1}, "func is 1; expected 2"),
+    "no width of the shared expert": (
+        "qwen2 with experts",
+        {"expert_shared_feed_forward_length": None},
+        r"expert_shared_feed_forward_length",
+    ),
     "positions beside scales": (
         "granite 4, hybrid",
         {"rope.scaling.finetuned": True},
