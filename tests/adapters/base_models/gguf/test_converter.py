@@ -156,16 +156,23 @@ def test_gates_may_lie_in_one_tensor_with_what_they_multiply(
     assert all(torch.equal(found[name], values) for name, values in truth.items())
 
 
-def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
-    model, architecture, keys, tensors = made("qwen3.5")
-    more = {name.replace("blk.1.", "blk.3."): values for name, values in tensors.items() if name.startswith("blk.1.")}
-    drafting = {"block_count": 4, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, False, True, False]}
-    del keys["full_attention_interval"]  # a file has either
-    more |= {"blk.3.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+@pytest.mark.parametrize("case", ["qwen3.5", "nemotron-h with experts"])
+def test_layers_that_draft_are_left_out(case: str, tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made(case)
+    layers, copied = keys["block_count"], 1
+    drafting: dict[str, Any] = {"block_count": layers + 1, "nextn_predict_layers": 1}
+    if case == "qwen3.5":
+        del keys["full_attention_interval"]  # a file has either
+        drafting["attention.recurrent_layers"] = [True, False, True, False]
+    else:  # a layer that attends and has experts
+        drafting |= {name: [*keys[name], max(keys[name])] for name in keys if isinstance(keys[name], list)}
+    ahead = f"blk.{layers}."
+    more = {name.replace(f"blk.{copied}.", ahead): values for name, values in tensors.items()}
+    more |= {f"{ahead}nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
     found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys | drafting, tensors | more))
-    assert (
-        found.config.layer_types == model.config.layer_types and found.state_dict().keys() == model.state_dict().keys()
-    )
+    for one in ("layer_types", "layers_block_type"):
+        assert getattr(found.config, one, None) == getattr(model.config, one, None)
+    assert found.state_dict().keys() == model.state_dict().keys()
 
 
 # ---- what is refused
