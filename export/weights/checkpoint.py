@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from streamspec.adapters.base_models.generation_config import read_generation
-from streamspec.adapters.base_models.gguf.converter import read_parameters
+from streamspec.adapters.base_models.gguf.converter import read_drafting, read_parameters
 from streamspec.adapters.base_models.gguf.file import JoinedTensor, StoredTensor
 from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.resolve import Base
@@ -161,8 +161,16 @@ def in_graph(blocks: StoredBlocks | None, spec: DecoderSpec, name: str) -> Store
 
 def parameters_in(file: Path, by_table: bool = True) -> dict[str, Parameter]:
     """`read_parameters` of a GGUF file, whose blocks the native library decodes."""
-    found = read_parameters(file, by_table)
-    return {name: replace(one, source=_in_blocks(one.source)) for name, one in found.items()}
+    return _decoded(read_parameters(file, by_table))
+
+
+def drafting_in(file: Path) -> dict[str, Parameter]:
+    """`read_drafting` of a GGUF file, whose blocks the native library decodes."""
+    return _decoded(read_drafting(file))
+
+
+def _decoded(parameters: dict[str, Parameter]) -> dict[str, Parameter]:
+    return {name: replace(one, source=_in_blocks(one.source)) for name, one in parameters.items()}
 
 
 def _in_blocks(tensor: StoredTensor) -> StoredTensor:

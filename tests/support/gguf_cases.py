@@ -407,8 +407,15 @@ def quantized(path: Path, kind: str = "Q8_0", **fields: Any) -> Path:
 
 
 def rounded(path: Path, case: str = "llama 3.2", kind: str | None = None, **fields: Any) -> Path:
-    """The file of a case whose linear maps, tables and experts, no router or norm, are rounded to a kind of blocks."""
+    """The file of a case, as `rounded_file`."""
     _, architecture, keys, tensors = made(case, **fields)
+    return rounded_file(path, architecture, keys, tensors, kind)
+
+
+def rounded_file(
+    path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, np.ndarray], kind: str | None
+) -> Path:
+    """A file whose linear maps, tables and experts, no router or norm, are rounded to a kind of blocks."""
     if kind is None:
         return files.write_gguf(path, architecture, keys, tensors)
     number = gguf.GGMLQuantizationType[kind]

@@ -69,13 +69,17 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
     return model
 
 
-def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
-    """The model's tensors under their GGUF names, laid out as llama.cpp has them."""
+def stored(
+    model: PreTrainedModel, architecture: str, drafting: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, np.ndarray]:
+    """The model's tensors, and those of a layer that drafts, under their GGUF names, laid out as llama.cpp has them."""
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
-    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    names, around = (
+        gguf.get_tensor_name_map(one, model.config.num_hidden_layers + 1) for one in (arch, gguf.MODEL_ARCH.GLM4_MOE)
+    )  # the second: of a drafting layer's norms and map, which the package tells for fewer architectures than llama.cpp
     found: dict[str, np.ndarray] = {}
     stacked: dict[str, list[np.ndarray]] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in {**model.state_dict(), **(drafting or {})}.items():
         stem, _, suffix = name.rpartition(".")
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or stem.endswith("act_fn"):
             continue  # Apertus' activation is in keys
@@ -94,7 +98,8 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             end = "_shexp" if model.config.num_local_experts else ""
             parts = {f"blk.{layer}.ffn_{part}{end}.{suffix}": part_values for part, part_values in own}
         else:
-            parts = {str(names.get_name(name, (".weight", ".bias"))): values}
+            ends = ".weight", ".bias"
+            parts = {str(names.get_name(name, ends) or around.get_name(name, ends)): values}
         found |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
     for name, pieces in stacked.items():
         found[str(names.get_name(name, (".weight", ".bias")))] = np.stack(pieces)

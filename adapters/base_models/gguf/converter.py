@@ -18,7 +18,13 @@ from streamspec.adapters.base_models.gguf.config import architecture_of, config_
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.experts import unstacked
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
-from streamspec.adapters.base_models.gguf.tensors import Parameter, Shapes, parameters_of, write_safetensors
+from streamspec.adapters.base_models.gguf.tensors import (
+    Parameter,
+    Shapes,
+    drafting_parameters,
+    parameters_of,
+    write_safetensors,
+)
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.adapters.base_models.without_torch import has_torch
@@ -73,6 +79,14 @@ def read_parameters(gguf: Path, by_table: bool = True) -> dict[str, Parameter]:
     shapes = (_of_table(model, fields) if by_table else _skeleton(model, fields, row))[1]
     found = parameters_of(model, row, fields, shapes)
     return {parameter.name: parameter for parameter in found}
+
+
+def read_drafting(gguf: Path) -> dict[str, Parameter]:
+    """The parameters of the layers that draft, as `drafting_parameters` names them; none where there are no such
+    layers. Raises BaseModelError as `convert`."""
+    model = read_gguf(gguf)
+    row = architecture_of(model)
+    return drafting_parameters(model, row, config_of(model, row)) if row.drafting else {}
 
 
 def _sampling(model: GgufFile) -> Config:

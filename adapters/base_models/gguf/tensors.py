@@ -30,6 +30,8 @@ from streamspec.errors import BaseModelError
 Values = NDArray[np.float32]
 Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+# What is around a layer that drafts (`nextn.`), and what Qwen3.5's checkpoints call it (`mtp.`).
+NEXTN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
 
@@ -119,6 +121,23 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
         )
     _check_whole(model, made, shapes)
     return [made[name] for name in sorted(made)]
+
+
+def drafting_parameters(model: GgufFile, row: Architecture, config: Mapping[str, Any]) -> dict[str, Parameter]:
+    """The parameters of the layers after the model's own, which draft, by the names that Qwen3.5's checkpoints have for
+    them; a tensor that is unknown by its own name below `mtp.`."""
+    found: dict[str, Parameter] = {}
+    for number, begin in enumerate(_drafting_layers(model, config) if row.drafting else ()):
+        layer = f"model.layers.{config['num_hidden_layers'] + number}."
+        for tensor in [one for one in model.tensors.values() if one.name.startswith(begin)]:
+            stem, _, kind = tensor.name.removeprefix(begin).removeprefix("nextn.").rpartition(".")
+            if around := NEXTN.get(stem):
+                offset = float(row.one_added and around != NEXTN["eh_proj"])
+                found[f"mtp.{around}.{kind}"] = Parameter(around, tensor.shape, tensor, offset=offset)
+                continue
+            own = _named(tensor, row, config) or [Parameter(tensor.name, tensor.shape, tensor)]
+            found |= {f"mtp.{one.name.replace(layer, f'layers.{number}.')}": one for one in own}
+    return found
 
 
 def _check_whole(model: GgufFile, made: Mapping[str, Parameter], shapes: Shapes) -> None:

@@ -4,8 +4,11 @@ tests/export/drafters/test_eagle3.py, test_published_block.py, test_mtp.py and t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.bundle.manifest import DraftTreeInfo
@@ -18,13 +21,15 @@ from streamspec.export.drafters.published.assistant_config import is_assistant, 
 from streamspec.export.drafters.published.block_config import kind_of
 from streamspec.export.drafters.published.eagle3_config import read_fields
 from streamspec.export.drafters.published.spec import PublishedBlockSpec, read_block, read_head, shared_embedding
-from streamspec.export.drafters.published.tensors import FloatsOf, expected_nodes, mapped
+from streamspec.export.drafters.published.tensors import FloatsOf, expected_nodes, in_gguf, mapped
 from streamspec.export.options import NO_DRAFTER, Progress
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import most_candidates
+from streamspec.export.weights.checkpoint import drafting_in
 from streamspec.export.weights.target import ReadTarget, need_torch, source_of
+from streamspec.model_families.family import MtpNames
 
 Published = Eagle3Spec | PublishedBlockSpec | MtpSpec | AssistantSpec
 # In a manifest: the drafter, and the method whose kind it is.
@@ -58,12 +63,14 @@ def read_published(folder: Path, described: DescribedBase, precision: Precision 
 
 
 def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> MtpSpec | None:
-    """The layer that the base's checkpoint holds, None where there is none that is computed here: `say` gets a line
-    that tells which. Of several layers the first, which goes on from its own states."""
+    """The layer that the base's checkpoint or GGUF file holds, None where there is none that is computed here: `say`
+    gets a line that tells which. Of several layers the first, which goes on from its own states."""
     names, base = spec.family.mtp, described.base
-    if names is None or base.gguf or base.stored_in:
+    if names is None:
         return None
-    stored = {one.name: one for one in stored_tensors(base.path)}
+    file = base.gguf or base.stored_in
+    names = MtpNames() if file else names  # by which `drafting_in` calls them
+    stored: Mapping[str, Any] = drafting_in(file) if file else {one.name: one for one in stored_tensors(base.path)}
     found = names.numbered(stored, spec.layers)
     if not found:
         return None
@@ -71,8 +78,11 @@ def read_shipped(described: DescribedBase, spec: DecoderSpec, say: Progress) -> 
     named = {own_name(name, first, names): stored[name] for name, number in found.items() if number == 0}
     named.pop("", None)
     try:
-        like = _attends_like(described, spec)
-        tensors = FloatsOf(one_by_one(mapped(base.path, named, lambda known: shapes(spec, known)), spec))
+        like, shapes_of = _attends_like(described, spec), partial(shapes, spec)
+        if file:
+            tensors = in_gguf(file, named, shapes_of)
+        else:
+            tensors = FloatsOf(one_by_one(mapped(base.path, named, shapes_of), spec))
     except AdapterError as error:
         say(f"the checkpoint's MTP layers (multi-token prediction), left out: {error.found}; expected {error.expected}")
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.adapters.base_models.gguf.tensors import Parameter
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, BaseModelError
@@ -65,7 +66,7 @@ def mapped(folder: Path, stored: Mapping[str, SafeTensor], shapes_of: Callable[[
 class FloatsOf(Mapping[str, Array]):
     """Tensors that are mapped, in float32 where they are used."""
 
-    def __init__(self, tensors: Mapping[str, Array]) -> None:
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
         self.tensors = tensors
 
     def __getitem__(self, name: str) -> Array:
@@ -78,10 +79,31 @@ class FloatsOf(Mapping[str, Array]):
         return len(self.tensors)
 
 
+def in_gguf(
+    file: Path, stored: Mapping[str, Parameter], shapes_of: Callable[[set[str]], Shapes]
+) -> Mapping[str, Array]:
+    """The tensors `stored` of a GGUF file by their names, in float32 where they are used. Raises AdapterError as
+    `checked`, and where they are used BaseModelError for those that are not finite."""
+    _check_shapes(file, {name: one.shape for name, one in stored.items()}, shapes_of(set(stored)))
+    return ValuesOf(stored)
+
+
+class ValuesOf(FloatsOf):
+    """Parameters in a GGUF file, de-quantized where they are used."""
+
+    def __getitem__(self, name: str) -> Array:
+        return self.tensors[name].values()
+
+
+def _check_shapes(place: Path, found: Shapes, shapes: Shapes) -> None:
+    """Raises AdapterError for tensors that are missing, misshapen or unknown."""
+    if faults := tensor_faults(found, shapes):
+        raise AdapterError(f"{place}: {faults}", "the tensors its configuration names", FETCH)
+
+
 def _check_described(folder: Path, stored: Mapping[str, SafeTensor], shapes: Shapes, kinds: Mapping[str, str]) -> None:
-    """Raises AdapterError for tensors that are missing, misshapen or unknown, or not of one of the `kinds`."""
-    if faults := tensor_faults({name: tuple(tensor.shape) for name, tensor in stored.items()}, shapes):
-        raise AdapterError(f"{folder}: {faults}", "the tensors its configuration names", FETCH)
+    """Raises AdapterError as `_check_shapes`, and for tensors not of one of the `kinds`."""
+    _check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in stored.items()}, shapes)
     if odd := sorted(f"{name} ({tensor.dtype})" for name, tensor in stored.items() if tensor.dtype not in kinds):
         raise AdapterError(f"{folder}: numbers of an unknown kind in {', '.join(odd[:4])}", ", ".join(kinds), FETCH)
 

@@ -29,10 +29,10 @@ from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.weights.model_spec import describe
 from streamspec.runtime import Session
 from tests.export.drafters.test_eagle3 import row_of
-from tests.support.gguf_cases import made
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_cases import made, rounded_file
+from tests.support.gguf_files import stored, write_gguf
 from tests.support.multimodal import tiny_multimodal
-from tests.support.shipped import add_mtp
+from tests.support.shipped import AFTER_LAST, AROUND, add_mtp, mtp_tensors
 from tests.support.tiny_exports import VOCAB, save_base, tiny_model, write_tokenizer
 
 candidate_generator = pytest.importorskip("transformers.generation.candidate_generator")
@@ -197,6 +197,46 @@ def test_the_layer_of_a_multimodal_checkpoint_is_found(family: str, tmp_path: Pa
     said: list[str] = []
     check_folder(tmp_path, said.append)
     assert said[0].endswith("; left out: visual")
+
+
+def in_gguf(path: Path, case: str, kind: str | None = None) -> tuple[Path, Any, dict[str, torch.Tensor]]:
+    """A GGUF file with a layer that drafts, its model, and the layer's tensors in a checkpoint."""
+    model, architecture, keys, _ = made(case)
+    shipped, after = mtp_tensors(model), f"model.layers.{model.config.num_hidden_layers}."
+    around = {
+        f"mtp.{name}.weight": f"{after}{AFTER_LAST[name]}.weight" for name in AROUND
+    }  # as the converter names them
+    drafting = {around.get(name, name.replace("mtp.layers.0.", after)): value for name, value in shipped.items()}
+    more = {"block_count": keys["block_count"] + 1, "nextn_predict_layers": 1}
+    tensors = stored(model, architecture, drafting)
+    return rounded_file(path, architecture, keys | more, tensors, kind), model, shipped
+
+
+@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5 with experts"])
+def test_the_layer_of_a_gguf_file_is_that_of_the_checkpoint(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    file, model, shipped = in_gguf(tmp_path / "m.gguf", case)
+    model.save_pretrained(tmp_path / "base")
+    write_tokenizer(tmp_path / "base", model.config.vocab_size)
+    (expected, line), (found, same) = (read(one, model) for one in (add_mtp(tmp_path / "base", model), file))
+    assert line == same and len(shipped) > 10 and (found.like, found.window) == (expected.like, expected.window)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        assert np.abs(found.tensors[name] - tensor).max() <= (1e-6 if "norm" in name else 0), (
+            name
+        )  # one added, and less
+
+
+def test_a_gguf_file_drafts_by_its_own_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    file, _, _ = in_gguf(tmp_path / "m.gguf", "qwen3.5", "Q8_0")
+    manifest = export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=lambda _: None)
+    assert (manifest.method, manifest.precision) == ("mtp", "gguf")
+    session = load(tmp_path / "bundle", threads=1, ngram=False, recycling=False)
+    plain, drafted = (session.generate([5, 6, 7] * 9, max_new_tokens=90, speculate=each) for each in (False, True))
+    assert plain.token_ids == drafted.token_ids and drafted.stats.sources["drafter"].drafted > 0
 
 
 def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
