@@ -238,6 +238,7 @@ _NEMOTRON_EXPERT_KEYS = (
         "expert_weights_norm": True,
         "expert_weights_scale": 2.5,
         "expert_group_count": 1,
+        "attention.layer_norm_rms_epsilon": None,  # which the configs of these do not have
     }
 )
 _HEADS = {"attention.key_length": 32, "attention.value_length": 32}

@@ -236,7 +236,7 @@ _NEMOTRON_H = Architecture(
         ffn_down="mixer.down_proj",
         **_state_space("mixer"),
     ),
-    (RMS, "layer_norm_epsilon"),
+    (MEAN, "layer_norm_epsilon"),
     fixed={"tie_word_embeddings": False},  # which transformers does not tie
     biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in", "mlp_bias": "ffn_down", **_ATTENTION_BIAS},
     hybrid=True,

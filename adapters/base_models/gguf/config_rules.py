@@ -258,7 +258,7 @@ def nemotron_h(keys: Keys, config: Config, wide: str = "mlp") -> None:
         "mamba_num_heads": sizes["time_step_rank"],
         "mamba_head_dim": sizes["inner_size"] // sizes["time_step_rank"],
     }
-    keys.only("attention.layer_norm_epsilon", config["layer_norm_epsilon"])
+    keys.only("attention.layer_norm_rms_epsilon", config["layer_norm_epsilon"])  # llama.cpp reads it if it is there
 
 
 def nemotron_experts(keys: Keys, config: Config) -> None:

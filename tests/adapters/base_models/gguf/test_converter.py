@@ -422,7 +422,7 @@ OF_ONE_FAMILY: dict[str, Change] = {
         {"feed_forward_length": [0, 96, 96, 0, 96]},
         "feed_forward_length is 96; expected 0 in layer 2",
     ),
-    "two epsilons": ("nemotron-h", {"attention.layer_norm_epsilon": 1e-5}, r"layer_norm_epsilon is 9.99.*; exp"),
+    "two epsilons": ("nemotron-h", {"attention.layer_norm_rms_epsilon": 1e-5}, r"rms_epsilon is 9.99.*; expected 1.99"),
     "widths of some layers": ("nemotron-h", {"feed_forward_length": 96}, "length is 96; expected 5 numbers"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
