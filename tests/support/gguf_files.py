@@ -99,12 +99,19 @@ def stored(
             parts = {f"blk.{layer}.ffn_{part}{end}.{suffix}": part_values for part, part_values in own}
         else:
             ends = ".weight", ".bias"
-            parts = {str(names.get_name(name, ends) or around.get_name(name, ends)): values}
+            known = names.get_name(name, ends) or around.get_name(name, ends) or later(name)
+            parts = {str(known): values}
         found |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
     for name, pieces in stacked.items():
         found[str(names.get_name(name, (".weight", ".bias")))] = np.stack(pieces)
     assert not any(name.startswith("None") for name in found), found.keys()
     return found
+
+
+def later(name: str) -> str | None:
+    """What newer versions of the `gguf` package say of the latents of experts."""
+    part = {"fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up"}.get(name.split(".")[-2])
+    return part and f"blk.{name.split('.')[2]}.{part}.weight"
 
 
 def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> tuple[np.ndarray, str]:
