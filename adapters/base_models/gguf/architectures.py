@@ -41,6 +41,12 @@ def _names(outer: Mapping[str, str] | None = None, path: str = "model.layers.{}.
     return {**_OUTER, **(outer or {})} | {f"blk.{{}}.{name}": path + value for name, value in inner.items()}
 
 
+def _inner(names: Mapping[str, str], **layer: str) -> dict[str, str]:
+    """These names, with others in the layers; an empty one is left out."""
+    inner = {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in layer.items()}
+    return {name: value for name, value in {**names, **inner}.items() if not value.endswith(".")}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One row of the table. Sizes, the norm's epsilon, positions and ties are read for all alike."""
@@ -129,12 +135,6 @@ def _mixture(module: str = "mlp", router: str = "gate") -> dict[str, str]:
 def _shared(**maps: str) -> dict[str, str]:
     """The MLP that all rows share: its maps in transformers."""
     return {f"ffn_{part}_shexp": name for part, name in maps.items()}
-
-
-def _inner(row: Architecture, **layer: str) -> dict[str, str]:
-    """The names of a row, with others in its layers; an empty one is left out."""
-    names = {**row.names} | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in layer.items()}
-    return {name: value for name, value in names.items() if not value.endswith(".")}
 
 
 _QWEN_EXPERTS = (
@@ -339,7 +339,7 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, divided=True, one_added=True, more=rules.gemma2),
     "gemma3": Architecture(
         "gemma3_text",
-        _GEMMA2_NAMES | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in _HEAD_NORMS.items()},
+        _inner(_GEMMA2_NAMES, **_HEAD_NORMS),
         head_dim=True,
         divided=True,
         one_added=True,
@@ -366,7 +366,7 @@ ARCHITECTURES = {
             "expert_count": replace(
                 _GRANITE_HYBRID,
                 names=_inner(
-                    _GRANITE_HYBRID,
+                    _GRANITE_HYBRID.names,
                     ffn_gate_up="",
                     ffn_down="",
                     **_mixture("block_sparse_moe", "router"),
@@ -492,7 +492,7 @@ ARCHITECTURES = {
             "expert_shared_feed_forward_length": replace(
                 _GRANITE_EXPERTS,
                 model_type="granitemoeshared",
-                names=_inner(_GRANITE_EXPERTS, **_shared(**_GRANITE_SHARED)),
+                names=_inner(_GRANITE_EXPERTS.names, **_shared(**_GRANITE_SHARED)),
                 joined=_JOINED_SHARED,
                 only=_SOFTMAX | {"rope.scaling.finetuned": (True,)},
                 more=rules.granite_shared,
@@ -501,11 +501,7 @@ ARCHITECTURES = {
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
-        _LFM_NAMES
-        | {
-            f"blk.{{}}.{name}": f"model.layers.{{}}.{value}"
-            for name, value in (_mixture("feed_forward") | {"exp_probs_b": "feed_forward.expert_bias"}).items()
-        },
+        _inner(_LFM_NAMES, **_mixture("feed_forward"), exp_probs_b="feed_forward.expert_bias"),
         (RMS, "norm_eps"),
         fixed={"norm_topk_prob": True, "use_expert_bias": True},
         biases={"conv_bias": "shortconv.in_proj"},
@@ -563,7 +559,7 @@ ARCHITECTURES = {
     "nemotron_h_moe": replace(
         _NEMOTRON_H,
         names=_inner(
-            _NEMOTRON_H,
+            _NEMOTRON_H.names,
             ffn_up="",
             ffn_down="",
             **_mixture("mixer"),
@@ -581,7 +577,7 @@ ARCHITECTURES = {
     "qwen35moe": replace(
         _QWEN35,
         model_type="qwen3_5_moe_text",
-        names=_inner(_QWEN35, **_NO_MLP, **_QWEN_EXPERTS),
+        names=_inner(_QWEN35.names, **_NO_MLP, **_QWEN_EXPERTS),
         only=_SOFTMAX,
         experts="num_experts",
         more=rules.qwen35_experts,

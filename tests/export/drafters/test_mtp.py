@@ -208,9 +208,8 @@ def in_gguf(path: Path, case: str, kind: str | None = None) -> tuple[Path, Any, 
     """A GGUF file with a layer that drafts, its model, and the layer's tensors in a checkpoint."""
     model, architecture, keys, _ = made(case)
     shipped, after = mtp_tensors(model), f"model.layers.{model.config.num_hidden_layers}."
-    around = {
-        f"mtp.{name}.weight": f"{after}{AFTER_LAST[name]}.weight" for name in AROUND
-    }  # as the converter names them
+    # As llama.cpp's converter names them.
+    around = {f"mtp.{name}.weight": f"{after}{AFTER_LAST[name]}.weight" for name in AROUND}
     drafting = {around.get(name, name.replace("mtp.layers.0.", after)): value for name, value in shipped.items()}
     more = {"block_count": keys["block_count"] + 1, "nextn_predict_layers": 1}
     tensors = stored(model, architecture, drafting)
@@ -229,9 +228,8 @@ def test_the_layer_of_a_gguf_file_is_that_of_the_checkpoint(
     assert line == same and len(shipped) > 10 and (found.like, found.window) == (expected.like, expected.window)
     assert found.tensors.keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
-        assert np.abs(found.tensors[name] - tensor).max() <= (1e-6 if "norm" in name else 0), (
-            name
-        )  # one added, and less
+        most = 1e-6 if "norm" in name else 0  # one added, and less
+        assert np.abs(found.tensors[name] - tensor).max() <= most, name
 
 
 def test_a_gguf_file_drafts_by_its_own_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
