@@ -58,7 +58,9 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 def task_maps(family: Family, config: Any) -> str | list[str]:
     """The maps that a task LoRA changes, as PEFT names them: all linear ones, but beside mixtures of experts those that
     mix rows alone, since PEFT takes the names of an MLP's maps for those of all experts."""
+    latent = family.latent_attention
     mixing = (*family.qkv, *family.out, *((*family.conv_in, *family.conv_out) if family.conv else ()))
+    mixing += (latent.queries, latent.heads) if latent else ()
     return [*mixing] if family.mixes(config) else "all-linear"
 
 

@@ -49,7 +49,7 @@ HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
 HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
 STATE_MULTIPLE = 8  # of the sizes of a recurrent state
 STATE_KEYS = {RECURRENT: SUM_BLOCK, STATE_SPACE: 4 * SUM_BLOCK}  # numbers of a key, at most
-EXPERT_MULTIPLE = 32  # the experts of a layer lie one after the other, in whole tiles
+EXPERT_MULTIPLE = 32  # the experts of a layer, or its heads, lie one after the other, in whole tiles
 LAYER_SIZES = frozenset({"head_dim", "num_key_value_heads"})  # in which layers of a model may differ
 QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
 UNDERSTOOD = frozenset(
@@ -179,6 +179,13 @@ def _other_values(config: BaseConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
+    if (names := family.latent_attention) is not None:
+        sizes = {name: int(getattr(config, name)) for name in (names.rank, names.still, names.values)}
+        faults += [
+            f"{_quoted(name, size)} (only multiples of {EXPERT_MULTIPLE} are supported)"
+            for name, size in sizes.items()
+            if size % EXPERT_MULTIPLE
+        ]
     if family.mixture is not None and family.mixes(config):
         faults += _wrong_experts(config, family.mixture)
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]

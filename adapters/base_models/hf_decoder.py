@@ -6,6 +6,7 @@ The layers themselves are called as they are.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ class HFDecoder:
         self.hidden_size: int = model.config.hidden_size  # of the residual stream; OPT-350m embeds narrower
         scalar = float(getattr(self.embedding, "scalar_embed_scale", 1.0))
         self.embedding_scale: float = scalar * factor(model.config, family.embedding_multiplier)
-        self.residual_scale: float = factor(model.config, family.residual_multiplier)  # of what half a layer adds
+        depth = math.sqrt(len(self.layers)) if family.residual_depth else 1.0
+        scale = factor(model.config, family.residual_multiplier) * factor(model.config, family.residual_depth)
+        self.residual_scale: float = scale / depth  # of what half a layer adds
         self.kv_sources = self._kv_sources()
         self.per_layer = PerLayerModules.of(stack, family, model.config)
         self.logit_multiplier = factor(model.config, family.logit_multiplier)
@@ -310,7 +313,8 @@ class HFDecoder:
     def linear_names(self, first: int) -> list[str]:
         """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""
         family, shared = self.family, self.family.mixture.shared if self.family.mixture else ()
-        groups = (family.qkv, family.out, family.up, family.down, family.conv_in, family.conv_out, *shared)
+        between = (family.latent_attention.queries,) if family.latent_attention else ()
+        groups = (family.qkv, between, family.out, family.up, family.down, family.conv_in, family.conv_out, *shared)
         maps = {name for group in groups for name in group}
         layers = range(first, len(self.layers))
         return [f"{layer}.{name}" for layer in layers for name, _ in self.layers[layer].named_modules() if name in maps]

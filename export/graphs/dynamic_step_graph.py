@@ -27,7 +27,8 @@ from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
-from streamspec.export.layers.heads import GatedQueries, Linear
+from streamspec.export.layers.heads import Linear
+from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.layers.recurrent_state import LAYERS, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
@@ -166,8 +167,8 @@ class _Layers(ConvolvingStack):
         self._going_on = self.batch.rows
 
     def attention(self, layer: int, state: LayerRows) -> str:
-        gated = GatedQueries(self.spec.at(layer), self.linear)
-        return gated.applied(self.g, self._attended(layer, state, gated))
+        maps = attention_maps(self.decoder, layer, self.linear)
+        return maps.applied(self.g, self._attended(layer, state, maps))
 
     def _attended(self, layer: int, state: LayerRows, linear: Linear) -> str:
         batch, decoder, native = self.batch, self.decoder, self.decoder.native

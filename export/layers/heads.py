@@ -76,7 +76,7 @@ class AttentionHeads:
         if self.spec.source(layer) != layer:
             q, k, v = linear(g, x, rows, layer, maps), "", ""
         else:
-            apart = 3 if len(maps) == len(spec.family.qkv) else 2  # keys may be the values, too
+            apart = 3 if self._apart(maps) else 2  # keys may be the values, too
             widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)[:apart]))
             mapped = linear(g, x, rows, layer, maps)
             mapped = mapped if spec.clip is None else self._clipped(g, mapped, spec.clip)
@@ -93,7 +93,7 @@ class AttentionHeads:
         spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixers(layer)[0].before
         borrows = self.spec.source(layer) != layer
         kinds = self.spec.turns(layer)
-        alone = borrows or (len(maps) == len(family.qkv) and not family.value_norm and spec.clip is None)
+        alone = borrows or (self._apart(maps) and not family.value_norm and spec.clip is None)
         turns = kinds is None or kinds[0] == kinds[1]
         norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
         if not (alone and turns and norms):
@@ -108,6 +108,10 @@ class AttentionHeads:
             self.sinks(g, layer),
             {"interleaved": int(family.rotary_pairs), "norm_last": int(family.head_norms_last)},
         )
+
+    def _apart(self, maps: tuple[str, ...]) -> bool:
+        """Whether a layer's maps give queries, keys and values."""
+        return self.spec.latent is not None or len(maps) == len(self.spec.family.qkv)
 
     def sinks(self, g: Scope, layer: int) -> str:
         """Logits of a layer's heads [Hq] that join the softmax of scores and have no values; '' for none."""

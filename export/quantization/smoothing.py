@@ -72,7 +72,12 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     linear = [
         mixer
         for mixer in mixers
-        if not (family.value_norm or spec.clip is not None or (spec.state is not None and mixer.convolves))
+        if not (
+            spec.latent is not None
+            or family.value_norm
+            or spec.clip is not None
+            or (spec.state is not None and mixer.convolves)
+        )
     ]
     groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in linear]
     if layer in spec.no_mlp or spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too

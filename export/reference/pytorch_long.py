@@ -61,9 +61,11 @@ def _mask(text: LongText, rows: Tensor, columns: Tensor, window: int | None) -> 
 
 
 def _cut(rotary: Any, rows: slice) -> Any:
-    """Cuts `rows` out of cos and sin."""
+    """Cuts `rows` out of cos and sin, in some families one complex tensor."""
     if rotary is None:
         return None
+    if isinstance(rotary, Tensor):
+        return rotary[:, rows]
     if isinstance(rotary, dict):
         return {kind: _cut(tables, rows) for kind, tables in rotary.items()}
     return tuple(table[:, rows] for table in rotary)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamspec.export.spec.latent_spec import LatentSizes
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.layer_cache import (
     ATTENTION,
@@ -70,11 +71,12 @@ class LayerNorms(NamedTuple):
 
 class Mixer(NamedTuple):
     """What mixes rows in a layer: attention, or where it `convolves` a short convolution with what follows it. The maps
-    before and after it."""
+    before and after it, and of what those before it give."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
     convolves: bool = False
+    between: tuple[str, ...] = ()
 
 
 class StateSizes(NamedTuple):
@@ -177,6 +179,7 @@ class DecoderSpec:
     per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
     per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
     mixture: MixtureSpec | None = None  # of experts, in place of the MLP of some layers
+    latent: LatentSizes | None = None  # of attention to states; heads are these with a turned key
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
@@ -222,7 +225,7 @@ class DecoderSpec:
         """The modules in the groups that are computed as one map."""
         names = self.family.per_layer_input
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
-        mixing = (maps for mixer in self.mixers(layer) for maps in (mixer.before, mixer.after))
+        mixing = (maps for mixer in self.mixers(layer) for maps in (mixer.before, mixer.between, mixer.after))
         return *filter(None, (*mixing, *self.mlp_maps(layer))), *per_layer
 
     def mlp_kind(self, layer: int) -> str:
@@ -262,7 +265,9 @@ class DecoderSpec:
     def mixers(self, layer: int) -> tuple[Mixer, ...]:
         """What mixes the rows of a layer, mostly one; they read the same rows, and what they give adds up."""
         family, widths = self.family, self.at(layer).widths
-        attention = Mixer(tuple(name for name in family.qkv if name in widths), family.out)
+        names = family.latent_attention
+        between = (names.queries,) if names and names.queries in widths else ()
+        attention = Mixer(tuple(name for name in family.qkv if name in widths), family.out, between=between)
         convolution = Mixer(family.conv_in, family.conv_out, convolves=True)
         convolves = layer not in self.no_attention and any(self.conv_widths[layer : layer + 1])
         return *((attention,) if self.attends(layer) else ()), *((convolution,) if convolves else ())
@@ -322,6 +327,12 @@ class DecoderSpec:
         """Input size of a linear map of a layer."""
         return self.widths[module][1]
 
+    @property
+    def query_map(self) -> str:
+        """The linear map that makes the queries."""
+        names = self.family.latent_attention
+        return names.queries if names and names.queries in self.widths else self.family.qkv[0]
+
     def row_order(self, module: str) -> NDArray[np.int64] | None:
         """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all their gates, all
         keys, all values; before a state all queries, keys, values and gates, all steps and decays); None where it is
@@ -334,6 +345,8 @@ class DecoderSpec:
             sizes = mapped if module == self.family.conv_in[0] else (of_key, of_key)
             each = np.arange(self.out_width(module)).reshape(state.key_heads, sum(sizes))
             return np.concatenate([part.reshape(-1) for part in np.split(each, np.cumsum(sizes)[:-1], axis=1)])
+        if self.latent is not None and module == self.query_map:
+            return self.latent.query_order(self.heads)
         if self.family.gated_queries and module == self.family.qkv[0]:
             return np.arange(self.out_width(module)).reshape(self.heads, 2, -1).swapaxes(0, 1).reshape(-1)
         if not (self.family.interleaved and module in self.family.qkv):

@@ -24,6 +24,7 @@ from streamspec.adapters.base_models.config_fields import (
 )
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary, StateSizes
+from streamspec.export.spec.latent_spec import LatentSizes
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.model_families import Family, factor, switched
 
@@ -88,6 +89,8 @@ def describe(model: Any) -> DecoderSpec:
         no_mlp=tuple(layer for layer in range(len(layers)) if layer not in mlps) if family.halved else (),
         mixture=_mixture(decoder),
     )
+    if latent := _latent(decoder):
+        spec = replace(spec, latent=latent, kv_heads=1, head_dim=latent.width)
     if decoder.per_layer:
         spec = replace(spec, per_layer_width=decoder.per_layer.width, per_layer_scales=decoder.per_layer.scales)
     spec = replace(spec, map_scales=_map_scales(spec, config))
@@ -132,6 +135,16 @@ def _map_scales(spec: DecoderSpec, config: Any) -> dict[str, tuple[NDArray[np.fl
     return scales
 
 
+def _latent(decoder: HFDecoder) -> LatentSizes | None:
+    """Sizes of the states that layers attend to, where they do."""
+    names, config = decoder.family.latent_attention, decoder.model.config
+    if names is None:
+        return None
+    rank, turned, still, values = (int(getattr(config, name)) for name in names.sizes)
+    norm: Any = decoder.layers[0].get_submodule(names.norm)
+    return LatentSizes(rank, turned, still, values, float(norm.variance_epsilon))
+
+
 def _step_limits(decoder: HFDecoder) -> tuple[float, float]:
     """The least and the largest step, as the modules have them."""
     convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
@@ -168,7 +181,9 @@ def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:
     """Sizes of a layer with attention, of the linear maps that it has."""
     names = family.per_layer_input
     known = dict(layer.named_modules())
+    latent = family.latent_attention
     maps = (*family.qkv, *family.out, *family.up, *family.down, *((names.gate, names.up) if names else ()))
+    maps += (latent.queries,) if latent else ()
     widths = {name: _widths(known[name]) for name in maps if name in known}
     groups = getattr(getattr(layer, family.attention), "num_key_value_groups", 1)
     inner = widths.get(family.down[0], (0, 0))[1]  # none of a mixture of experts

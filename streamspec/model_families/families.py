@@ -12,6 +12,7 @@ from streamspec.model_families.family import (
     MLP_LAYER,
     STATE_LAYER,
     Family,
+    LatentAttention,
     MapMultipliers,
     MtpNames,
     PerLayerInput,
@@ -72,9 +73,27 @@ _DELTA_SIZES = frozenset(
 )
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
+_LATENT = Family(
+    qkv=tuple(f"self_attn.{name}" for name in ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")),
+    latent_attention=LatentAttention(),
+    ignored=frozenset({"pretraining_tp", "q_lora_rank", "qk_head_dim"}),
+)
+
 FAMILIES = {
     "llama": Family(ignored=frozenset({"pretraining_tp"})),
     "mistral": Family(),
+    "youtu": replace(
+        _LATENT,
+        rotary_pairs=True,
+        only={"rope_interleave": True},
+        ignored=_LATENT.ignored | {"embedding_initializer_range"},
+    ),
+    "minicpm3": replace(
+        _LATENT,
+        residual_depth="scale_depth",
+        logit_divisor="logits_scaling",
+        ignored=_LATENT.ignored | {"dim_model_base", "scale_emb"},
+    ),
     "qwen2": Family(window_switch="use_sliding_window", ignored=frozenset({"max_window_layers"})),
     "qwen3": Family(
         head_norms=("self_attn.q_norm", "self_attn.k_norm"),

@@ -65,6 +65,27 @@ class StateSpace(RecurrentState):
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Config fields and names of attention whose keys and values are made of one narrow state of a row and one turned
+    key for all heads (multi-head latent attention, DeepSeek V2). Where queries are made of such a state, too, the map
+    of `queries` follows; else the first of the family's maps makes them."""
+
+    rank: str = "kv_lora_rank"  # numbers of the state
+    turned: str = "qk_rope_head_dim"  # of a head's key or query, with a position
+    still: str = "qk_nope_head_dim"  # of the same, without
+    values: str = "v_head_dim"
+    norm: str = "self_attn.kv_a_layernorm"
+    heads: str = "self_attn.kv_b_proj"  # of the state each head's key and value
+    query_norm: str = "self_attn.q_a_layernorm"
+    queries: str = "self_attn.q_b_proj"
+
+    @property
+    def sizes(self) -> tuple[str, str, str, str]:
+        """The config fields of all sizes."""
+        return self.rank, self.turned, self.still, self.values
+
+
+@dataclass(frozen=True)
 class MapMultipliers:
     """Config fields by which the inputs and the outputs of a linear map of a layer are multiplied, '' for none; `.0`
     after one: the first of its list. Of a state space's input map, `outputs` may be a list: of gates, values, keys,
@@ -182,6 +203,7 @@ class Family:
     conv_norms: tuple[str, str] | None = None
     untuned: tuple[str, ...] = ()  # maps for which PEFT refuses a LoRA, in models of the family
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
+    latent_attention: LatentAttention | None = None
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
@@ -192,6 +214,7 @@ class Family:
     local_rotary: bool = False  # where some layers have a window, the others know no positions
     embedding_multiplier: str | None = None  # config fields: of the embedding, of what half a layer adds, of logits
     residual_multiplier: str | None = None
+    residual_depth: str | None = None  # config field: of what half a layer adds, over the root of the number of layers
     logit_multiplier: str | None = None
     logit_divisor: str | None = None
     # By name of a layer's linear map; outputs are multiplied with their bias.
@@ -222,6 +245,7 @@ class Family:
             self.clip,
             self.embedding_multiplier,
             self.residual_multiplier,
+            self.residual_depth,
             self.logit_multiplier,
             self.logit_divisor,
             self.shared_kv,
@@ -230,6 +254,7 @@ class Family:
             *(name.partition(".")[0] for each in self.map_multipliers.values() for name in (each.inputs, each.outputs)),
             *((mix.active, mix.normalized, mix.least, mix.scale) if (mix := self.mixture) else ()),
             *((mix.count, mix.latent, *(mix.clamp or ()), *(mix.groups or ())) if mix else ()),
+            *(latent.sizes if (latent := self.latent_attention) else ()),
         )
         return {switch for switch in named if isinstance(switch, str) and switch}
 
@@ -272,6 +297,8 @@ class Family:
             return self.halves
         if self.sinks is not None:
             return "have attention sinks"
+        if self.latent_attention is not None:
+            return "have latent attention"
         return "have mixtures of experts" if self.mixes(config) else None
 
     def not_decoder(self, config: Any) -> str | None:

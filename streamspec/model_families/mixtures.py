@@ -40,6 +40,9 @@ _DEEPSEEK = Mixture(
     scale="routed_scaling_factor",
     shared=_shared("mlp.shared_experts"),
 )
+_DEEPSEEK_V2 = Mixture(
+    count="n_routed_experts", normalized=False, scale="routed_scaling_factor", shared=_shared("mlp.shared_experts")
+)
 _NEMOTRON = replace(
     _DEEPSEEK,
     router="mixer.gate",
@@ -148,6 +151,9 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             head_norm_switch="use_qk_norm",
             mtp=_AFTER_LAST,
         ),
+        "deepseek_v2": like("youtu", _DEEPSEEK_V2, *_ROUTED, "n_group", "topk_group", only={"topk_method": "greedy"}),
+        "deepseek_v3": like("youtu", _DEEPSEEK, *_ROUTED, "num_mtp_layers", "num_nextn_predict_layers"),
+        "glm4_moe_lite": like("youtu", _DEEPSEEK, "n_shared_experts", "mlp_layer_types"),
         "gpt_oss": like(
             "mistral",
             _GPT_OSS,

@@ -1,16 +1,12 @@
 """Why families are refused that people ask for, by their `model_type`: what they have that is not computed here."""
 
-_LATENT = "keys and values that are made of a shared narrow state (latent attention)"
 _ALIBI = "attention biased by distance (ALiBi)"
 
 NOT_COMPUTED = {
     "bitnet": "norms within attention and within the MLP",
     "bloom": _ALIBI,
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
     "gemma3n": "several residual streams (AltUp)",
     "gemma3n_text": "several residual streams (AltUp)",
-    "glm4_moe_lite": _LATENT,
     "granite_swa": "a rotary base of each layer's own",
     "granitemoe_swa": "a rotary base of each layer's own",
     "jamba": "layers with a recurrent state (Mamba-1)",
@@ -18,11 +14,9 @@ NOT_COMPUTED = {
     "llama4": "experts whose inputs are scaled, and attention within chunks of the text",
     "llama4_text": "experts whose inputs are scaled, and attention within chunks of the text",
     "mamba": "layers with a recurrent state (Mamba-1) and none of attention",
-    "minicpm3": _LATENT,
     "minimax": "layers with a recurrent state (lightning attention)",
     "mpt": _ALIBI,
     "nanochat": "a norm of the embedding, and norms of queries and keys without weights",
     "nemotron_h_puzzle": "experts of other sizes in each layer",
     "phimoe": "experts that are chosen one after the other (SparseMixer)",
-    "youtu": _LATENT,
 }

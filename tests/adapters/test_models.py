@@ -92,13 +92,16 @@ def test_drafters_learn_over_a_task_lora_and_a_base_in_few_bits(
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("family", [*MIXTURES, "granitemoehybrid+experts", "nemotron_h+experts"])
+@pytest.mark.parametrize(
+    "family", [*MIXTURES, "deepseek_v2", "glm4_moe_lite", "granitemoehybrid+experts", "nemotron_h+experts"]
+)
 def test_a_task_lora_beside_experts_is_one_that_exports_take(family: str, tmp_path: Path) -> None:
     model, row = tiny_model(family), FAMILIES[family.partition("+")[0]]
     maps, beside = task_maps(row, model.config), list(row.untuned) or None
     lora = LoraConfig(r=2, target_modules=maps, exclude_modules=beside, task_type="CAUSAL_LM")
     tuned = get_peft_model(model, lora)
     adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in tuned.named_parameters() if "lora_" in name}
-    assert {"q_proj", "k_proj", "v_proj"} < adapted and not adapted & {"gate", "experts", "router", "up_proj"}
+    keys = {"kv_a_proj_with_mqa", "kv_b_proj"} if row.latent_attention else {"q_proj", "k_proj", "v_proj"}
+    assert keys < adapted and not adapted & {"gate", "experts", "router", "up_proj"}
     tuned.save_pretrained(tmp_path)
     check_task_lora(tmp_path)

@@ -33,6 +33,7 @@ from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec, graph_feat
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import NEAR
 from tests.support.recurrent_families import RECURRENT, with_memory
@@ -129,7 +130,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    settings |= (FAMILIES | RECURRENT | MIXTURES)[family] | changes
+    settings |= (FAMILIES | RECURRENT | MIXTURES | LATENT)[family] | changes
     if "layer_types" in settings and "layer_types" not in changes:
         settings["layer_types"] = (settings["layer_types"] * 2)[: settings["num_hidden_layers"]]
     config = AutoConfig.for_model(family.partition("+")[0], **settings)

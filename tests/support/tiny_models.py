@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.training.config import TrainConfig
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import NEAR
 from tests.support.recurrent_families import RECURRENT, with_memory
@@ -76,7 +77,7 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         ):
             common.pop(key)
     config = AutoConfig.for_model(
-        family.partition("+")[0], **(common | (SIZES | RECURRENT | MIXTURES)[family] | changes)
+        family.partition("+")[0], **(common | (SIZES | RECURRENT | MIXTURES | LATENT)[family] | changes)
     )
     return with_memory(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
 

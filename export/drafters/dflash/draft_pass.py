@@ -14,7 +14,7 @@ from streamspec.export.drafters.dflash.spec import NORM_OUT, BlockSource, BlockS
 from streamspec.export.drafters.draft_pass import Accepted, MainRows, own_weight
 from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.heads import GatedQueries
+from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
@@ -54,7 +54,7 @@ class BlockPass(StreamPass):
         for layer in self.own:
             with g.named(f"dflash.{layer}"):
                 normed = self.read_context(g, states, layer)
-                linear = GatedQueries(decoder.spec, decoder.linear)
+                linear = attention_maps(decoder, layer)
                 _, *sides = decoder.queries_keys_values(g, normed, main.rows, layer, rotary, linear)
                 presents.append(main.keep(layer, sides, decoder.spec))
         return presents

@@ -27,7 +27,8 @@ from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows,
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.heads import GatedQueries, Linear
+from streamspec.export.layers.heads import Linear
+from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
@@ -223,7 +224,7 @@ class DraftLayerPass(DraftPass):
         """
         accepted, own = branch.accepted, branch.own
         positions = g.op("Expand", at, g.ints(count))
-        linear = GatedQueries(self.decoder.spec, self.decoder.linear)
+        linear = attention_maps(self.decoder, layer)
         q, k, v = self._queries_keys_values(g, x, rows, positions, layer, linear)
         mask = g.op("Expand", branch.past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
@@ -296,7 +297,7 @@ class DraftLayerPass(DraftPass):
     def _queries_keys_values(
         self, g: Scope, x: str, rows: Rows, positions: str, layer: int, linear: Linear | None = None
     ) -> tuple[str, str, str]:
-        rotary, maps = self.decoder.rotary(g, positions), linear or GatedQueries(self.decoder.spec, self.decoder.linear)
+        rotary, maps = self.decoder.rotary(g, positions), linear or attention_maps(self.decoder, layer)
         return self.decoder.queries_keys_values(g, x, rows, layer, rotary, maps)
 
     def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, outputs: PassOutputs) -> ExpertUpdates:

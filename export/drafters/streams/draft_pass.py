@@ -18,7 +18,8 @@ from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.layers.heads import GatedQueries, Linear, Tables
+from streamspec.export.layers.heads import Linear, Tables
+from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Scope
 from streamspec.export.options import MERGED
@@ -177,7 +178,7 @@ class StreamPass(ParallelDraftPass):
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, [mixed], normed, residual, rows, layer, self.linear)
         sizes = spec.at(layer)
-        linear = GatedQueries(sizes, self.linear)
+        linear = attention_maps(decoder, layer, self.linear)
         plain = not (spec.kv_sources or self.spec.value_rotation or spec.family.sinks)
         if decoder.native is not None and decoder.native.attends(sizes) and plain:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, linear)

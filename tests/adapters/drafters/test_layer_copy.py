@@ -15,6 +15,7 @@ from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel, draf
 from streamspec.adapters.drafters.draft_layer.start import fit_start, last_and_true
 from streamspec.adapters.drafters.drafting_model import DraftTargets
 from streamspec.adapters.drafters.losses import pick_rows
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import EXPERTS, MIXTURES
 from tests.support.near_families import VARIED
 from tests.support.recurrent_families import WHOLE
@@ -59,7 +60,7 @@ def without_experts(model: DraftLayerModel) -> None:
 
 @pytest.mark.parametrize(
     ("family", "experts"),
-    [*((family, 2) for family in (*SIZES, *WHOLE, *MIXTURES)), ("phi", 1), ("gemma2", 1), ("gpt_oss", 1)],
+    [*((family, 2) for family in (*SIZES, *WHOLE, *MIXTURES, *LATENT)), ("phi", 1), ("gemma2", 1), ("gpt_oss", 1)],
 )
 @torch.no_grad()
 def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, experts: int) -> None:

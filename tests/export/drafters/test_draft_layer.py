@@ -18,6 +18,7 @@ from streamspec.export.drafters.draft_layer.reference import TrainedDraftLayer
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, shapes
 from streamspec.export.runners.captured_runner import CapturedGraphRunner
 from streamspec.export.weights.model_spec import describe
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import VARIED
 from tests.support.recurrent_families import WHOLE
@@ -150,7 +151,7 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [(f, m) for f in (*FAMILIES, *WHOLE, *MIXTURES) for m in METHODS if f in VARIED or m == "jakiro"],
+    [(f, m) for f in (*FAMILIES, *WHOLE, *MIXTURES, *LATENT) for m in METHODS if f in VARIED or m == "jakiro"],
 )
 def test_agrees_with_the_trained_model(family: str, method: str, tmp_path: Path) -> None:
     model = trained(family, **METHODS[method])

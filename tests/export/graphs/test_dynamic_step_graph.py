@@ -18,6 +18,7 @@ from streamspec.export.spec.draft_spec import DraftSpec
 from streamspec.export.validate.parity import sample_tree
 from streamspec.export.weights.model_spec import describe
 from streamspec.step_graph import SAMPLING_INPUTS
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.recurrent_families import RECURRENT
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
@@ -68,13 +69,13 @@ def check_against_reference(built: Built) -> None:
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [*((family, tied) for family in FAMILIES for tied in (True, False)), *((m, True) for m in MIXTURES)],
+    [*((family, tied) for family in FAMILIES for tied in (True, False)), *((m, True) for m in (*MIXTURES, *LATENT))],
 )
 def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     check_against_reference(build(tmp_path, tiny_model(family, tied)))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT, *MIXTURES])
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT, *MIXTURES, *LATENT])
 def test_reference_agrees_with_hugging_face(family: str) -> None:
     model = tiny_model(family)
     expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
@@ -83,7 +84,7 @@ def test_reference_agrees_with_hugging_face(family: str) -> None:
     assert off(ours, expected) < 1e-5
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT, *MIXTURES])
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT, *MIXTURES, *LATENT])
 def test_tree_rows_of_the_reference_are_those_of_each_path_alone(family: str) -> None:
     model = tiny_model(family)
     reference = ReferenceModel(model)

@@ -24,6 +24,7 @@ from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support.gguf_cases import rounded
+from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.mxfp4 import pack_experts
 from tests.support.tiny_drafters import fresh_drafter, save_random
@@ -31,7 +32,7 @@ from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
 # The first with an MLP for all rows, a bias of the choice and a dense first layer; the second with biases, a clamped
 # activation, attention sinks and weights in MXFP4; the third with a gate of the MLP for all rows, the fourth with one
-# map of its gate and up.
+# map of its gate and up; the last two attend to narrow states.
 TRIED = {
     "ernie4_5_moe": {"fp32": "jakiro", "int8": "eagle", "int4": "medusa"},
     "gpt_oss": {"fp32": "mtp", "int8": "streaming", "int4": "hydra"},
@@ -41,6 +42,8 @@ TRIED = {
     "mellum": {"int8": "hydra", "int4": "streaming"},
     "exaone_moe": {"int8": "mtp", "int4": "jakiro"},
     "hunyuan_v1_moe": {"int8": "medusa", "int4": "mtp"},
+    "youtu": {"fp32": "jakiro", "int8": "streaming", "int4": "eagle"},
+    "deepseek_v3": {"fp32": "streaming", "int8": "mtp", "int4": "medusa"},
 }
 ROWS = 64
 
@@ -55,7 +58,7 @@ def random_tree(rows: int, seed: int) -> DraftTree:
     return DraftTree(tuple(parents), tuple(ranks))
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [*MIXTURES, *LATENT])
 def test_rows_of_chunks_and_trees_are_those_of_pytorch(family: str, tmp_path: Path) -> None:
     tiny = tiny_model(family, max_position_embeddings=256)
     steps, reference = build(tmp_path, tiny, streams=False).stepper(128), ReferenceModel(tiny)
