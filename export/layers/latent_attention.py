@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamspec.adapters.base_models.gguf.tensors import LATENT_SIDES
 from streamspec.export.layers.heads import GatedQueries, Linear
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.export.spec.weight_source import StoredBlocks
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder
 
-KEYS, VALUES = "k_b_proj", "v_b_proj"  # the two maps of each head, as llama.cpp calls them
+KEYS, VALUES = LATENT_SIDES  # the two maps of each head, as llama.cpp calls them
 
 
 def attention_maps(decoder: Decoder, layer: int, linear: Linear | None = None) -> GatedQueries | LatentHeads:
@@ -94,8 +96,16 @@ class LatentHeads:
 
         def of(head: int) -> Weight:
             return Weight(
-                f"{name}.{head}", out, into, lambda: sizes.parts(source.weight(both), heads)[part == VALUES][head]
+                f"{name}.{head}",
+                out,
+                into,
+                lambda: sizes.parts(source.weight(both), heads)[part == VALUES][head],
+                stored=lambda: stored(head),
             )
+
+        def stored(head: int) -> list[StoredBlocks] | None:
+            blocks = source.stored(f"{name}.weight")
+            return None if blocks is None else [replace(blocks, data=blocks.data[head * out : (head + 1) * out])]
 
         every = tuple(of(head) for head in range(heads))
         return replace(every[0], name=name, rows=heads * out, parts=every)

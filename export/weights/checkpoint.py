@@ -149,7 +149,7 @@ class GgufCheckpoint(Checkpoint):
 def stored_blocks(parameter: Parameter) -> StoredBlocks | None:
     """The rows of a linear map or a table as they lie in its file; None where a row is made of several."""
     data = parameter.blocks()
-    return None if data is None else StoredBlocks(parameter.source.kind_name, data, parameter.source.shape[1])
+    return None if data is None else StoredBlocks(parameter.source.kind_name, data, parameter.source.shape[-1])
 
 
 def in_graph(blocks: StoredBlocks | None, spec: DecoderSpec, name: str) -> StoredBlocks | None:

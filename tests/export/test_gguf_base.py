@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from streamspec import load
+from streamspec.adapters.base_models.gguf.tensors import LATENT_SIDES
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.families import FACTS
 from streamspec.atomic import sha256_file
@@ -105,6 +106,18 @@ def test_stored_rows_of_a_family_that_takes_pytorch_are_its_weights(case: str, t
     assert turned == TURNED.get(case, set())
 
 
+def test_the_maps_of_heads_that_attend_to_states_are_the_files(tmp_path: Path) -> None:
+    base = resolve_base(rounded(tmp_path / "model.gguf", "deepseek 3", "Q8_0"), quiet)
+    source = ModelSource(model := load_model(base, None, whole=False), spec := describe(model))
+    assert spec.latent is not None
+    name = spec.weight_name(1, "self_attn.kv_b_proj")
+    for part, whole in zip(LATENT_SIDES, spec.latent.parts(source.weight(f"{name}.weight"), spec.heads), strict=True):
+        stored = source.stored(f"{name}.{part}.weight")
+        assert stored is not None and stored.kind == "Q8_0"
+        values = gguf.dequantize(np.ascontiguousarray(stored.data), gguf.GGMLQuantizationType.Q8_0)
+        assert np.array_equal(values.reshape(whole.shape), whole), part
+
+
 @pytest.mark.parametrize(("case", "method"), [("llama 3.2", "jakiro"), ("qwen3", "dflash"), ("olmoe", "hydra")])
 def test_a_drafters_layers_share_the_tables_of_the_file(case: str, method: str, tmp_path: Path) -> None:
     file = rounded(tmp_path / "model.gguf", case, "Q8_0", num_hidden_layers=4)
@@ -120,7 +133,7 @@ def test_a_drafters_layers_share_the_tables_of_the_file(case: str, method: str, 
 
 
 ALIKE = "qwen3.5", "falcon-h1", "gpt2", "phi3, long", "lfm2", "granite 4, hybrid with experts"
-ALIKE += "qwen3.5 with experts", "nemotron-h with experts of latents"
+ALIKE += "qwen3.5 with experts", "nemotron-h with experts of latents", "youtu", "deepseek 2", "deepseek 3"
 
 
 @pytest.mark.parametrize("case", ALIKE)

@@ -61,6 +61,8 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
             parameter.add_(torch.randn_like(parameter) * scale)
             if name.endswith(".bias"):
                 parameter.add_(0.1)
+        if model_type == "youtu":  # as transformers does when it loads one
+            model.get_input_embeddings().weight[config.pad_token_id] = 0
         for name, buffer in model.named_buffers():
             if name.endswith("act_fn.beta"):  # Apertus'
                 buffer.add_(0.1)
@@ -92,6 +94,11 @@ def stored(
             kind = "bias" if suffix.endswith("_bias") else "weight"
             own = experts(values, suffix, architecture == "gpt-oss").items()
             parts = {f"{names.get_name(f'{holder}.{part}_proj')}.{kind}": part_values for part, part_values in own}
+        elif stem.endswith("kv_b_proj"):  # the maps of each head, that of keys turned round
+            of_heads = values.reshape(model.config.num_attention_heads, -1, values.shape[-1])
+            keys, of_values = np.split(of_heads, [model.config.qk_nope_head_dim], axis=1)
+            start = f"blk.{stem.split('.')[2]}.attn_"
+            parts = {f"{start}k_b.{suffix}": keys.swapaxes(1, 2), f"{start}v_b.{suffix}": of_values}
         elif "shared_mlp" in stem:  # Granite's, in dense Granite 4 the only MLP
             layer, maps = stem.split(".")[2], ("gate", "up") if stem.endswith("input_linear") else ("down",)
             own = zip(maps, np.split(values, len(maps)), strict=True)
@@ -138,7 +145,7 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
     if suffix in ("sinks", "expert_bias"):
         return values, f"{name}.{'weight' if suffix == 'sinks' else 'bias'}"
     if suffix == "e_score_correction_bias":
-        return values.squeeze(0), f"{stem.replace('gate.', '')}.e_score_correction.bias"
+        return values.reshape(-1), f"{stem.replace('gate.', '')}.e_score_correction.bias"
     # of the file that is published
     return values, name.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
 

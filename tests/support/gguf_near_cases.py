@@ -242,7 +242,71 @@ _NEMOTRON_EXPERT_KEYS = (
     }
 )
 _HEADS = {"attention.key_length": 32, "attention.value_length": 32}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "rope_parameters": ONE,
+}
+_LATENT_KEYS = {
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": 96,
+    "attention.kv_lora_rank": 64,
+    "attention.key_length": 80,
+    "attention.value_length": 64,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 64,
+    "rope.dimension_count": 16,
+    "vocab_size": VOCABULARY,
+}
+_ROUTED = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+_ROUTED_KEYS = _EXPERTS | {
+    "leading_dense_block_count": 1,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.5,
+}
 NEAR |= {
+    "youtu": (
+        "deepseek2",
+        "youtu",
+        _LATENT | {"tie_word_embeddings": True, "pad_token_id": 0},
+        _LATENT_KEYS | {"leading_dense_block_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 0},
+        {},
+    ),
+    "deepseek 2": (
+        "deepseek2",
+        "deepseek_v2",
+        _LATENT
+        | _ROUTED
+        | {"q_lora_rank": None, "rope_parameters": YARN | dict.fromkeys(("mscale", "mscale_all_dim"), 0.7)},
+        _LATENT_KEYS
+        | _ROUTED_KEYS
+        | {"attention.q_lora_rank": None, "rope.freq_base": 1e6, "rope.scaling.type": "yarn"}
+        | {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": LENGTH}
+        | {"rope.scaling.yarn_log_multiplier": 0.07},
+        {},
+    ),
+    "deepseek 3": (
+        "deepseek2",
+        "deepseek_v3",
+        _LATENT | _ROUTED | {"n_group": 3, "topk_group": 2, "norm_topk_prob": True},
+        _LATENT_KEYS
+        | _ROUTED_KEYS
+        | {"expert_group_count": 3, "expert_group_used_count": 2, "expert_weights_norm": True}
+        | {"expert_gating_func": 2},
+        {},
+    ),
     "qwen3 with experts": (
         "qwen3moe",
         "qwen3_moe",

@@ -267,6 +267,25 @@ _QWEN35 = Architecture(
     more=rules.qwen35,
 )
 
+_LATENT = Architecture(
+    "youtu",
+    _names(
+        None,
+        attn_k="",
+        attn_v="",
+        attn_q_a="self_attn.q_a_proj",
+        attn_q_a_norm="self_attn.q_a_layernorm",
+        attn_q_b="self_attn.q_b_proj",
+        attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
+        attn_kv_a_norm="self_attn.kv_a_layernorm",
+        attn_kv_b="self_attn.kv_b_proj",
+    ),
+    biases={"attention_bias": "attn_kv_a_mqa"},
+    layout="latent",
+    harmless=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
+    more=rules.latent,
+)
+
 ARCHITECTURES = {
     "llama": Architecture(
         "llama",
@@ -572,6 +591,26 @@ ARCHITECTURES = {
         only={"expert_gating_func": (rules.SIGMOID,)},
         experts="n_routed_experts",
         more=rules.nemotron_experts,
+    ),
+    "deepseek2": replace(
+        _LATENT,
+        where={
+            "expert_count": replace(
+                _LATENT,
+                model_type="deepseek_v3",
+                names=_inner(
+                    _LATENT.names,
+                    **_mixture(),
+                    exp_probs_b="mlp.gate.e_score_correction_bias",
+                    **_shared(**{part: f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}),
+                ),
+                drafting=True,
+                biases={**_LATENT.biases, "corrected": "exp_probs_b"},
+                harmless=(),
+                experts="n_routed_experts",
+                more=rules.latent_experts,
+            )
+        },
     ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
-from streamspec.adapters.base_models.gguf.config_rules import Config
+from streamspec.adapters.base_models.gguf.config_rules import Config, latent_heads
 from streamspec.adapters.base_models.gguf.file import GgufFile
 from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
@@ -99,7 +99,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
 
 
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
-    """Adds what the config says of heads; returns their size."""
+    """Adds what the config says of heads; returns their size, of those that attend to states what positions turn."""
+    if family_of(row.model_type, keys.file).latent_attention is not None:
+        return latent_heads(keys, config, heads)
     config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.hybrid)
     if heads % shared:
         keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")

@@ -13,7 +13,7 @@ from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
 STATE = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
-SIGMOID = 2  # llama.cpp's number
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers
 CLOSE = 1e-9  # of 1e-5, read from fp32
 
 
@@ -272,6 +272,63 @@ def nemotron_experts(keys: Keys, config: Config) -> None:
         "topk_group": keys.whole("expert_group_used_count", 1),
         "moe_latent_size": keys.whole("moe_latent_size", None),
     }
+
+
+def latent_heads(keys: Keys, config: Config, heads: int) -> int:
+    """Adds the sizes of heads that attend to states; returns how much of a key positions turn. Newer files hold the
+    maps of heads as they are applied, and say the sizes of what is kept beside those of a head."""
+    config["num_key_value_heads"], rank = heads, keys.whole("attention.kv_lora_rank")
+    turned, length = keys.whole("rope.dimension_count"), "attention.key_length_mla"
+    if keys.has(length):
+        for name, kept in (("head_count_kv", 1), ("key_length", rank + turned), ("value_length", rank)):
+            keys.only(f"attention.{name}", kept)
+        values = keys.whole("attention.value_length_mla")
+    else:
+        length = "attention.key_length"
+        keys.only("attention.head_count_kv", heads)
+        values = keys.whole("attention.value_length")
+    if (width := keys.whole(length)) <= turned:
+        keys.refuse(length, width, f"more than {turned}, the part of it that positions turn")
+    config |= {
+        "kv_lora_rank": rank,
+        "q_lora_rank": keys.whole("attention.q_lora_rank", None),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": width - turned,
+        "v_head_dim": values,
+    }
+    return int(turned)
+
+
+def latent(keys: Keys, config: Config) -> None:
+    """YaRN's factor of scores, in transformers of what a multiplier of its logarithm gives."""
+    if (multiplier := keys.real("rope.scaling.yarn_log_multiplier", 0.0)) and "factor" in config["rope_parameters"]:
+        both = dict.fromkeys(("mscale", "mscale_all_dim"), float(f"{10 * multiplier:.6g}"))
+        config["rope_parameters"] |= both
+
+
+def latent_experts(keys: Keys, config: Config) -> None:
+    """DeepSeek V2, of which files need not say how scores are made, or V3 and those after it."""
+    latent(keys, config)
+    config |= {
+        "first_k_dense_replace": keys.whole("leading_dense_block_count", 0, 0),
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0) or 1.0,  # llama.cpp's 0: none
+        "norm_topk_prob": keys.switch("expert_weights_norm", False),
+        "n_group": keys.whole("expert_group_count", 1),
+        "topk_group": keys.whole("expert_group_used_count", 1),
+    }
+    corrected = config.pop("corrected")
+    if (kind := keys.whole("expert_gating_func", SIGMOID if corrected else SOFTMAX)) == SIGMOID:
+        return
+    if kind != SOFTMAX:
+        keys.refuse("expert_gating_func", kind, f"{SOFTMAX} or {SIGMOID}, softmax or sigmoid")
+    config |= {"model_type": "deepseek_v2", "topk_method": "greedy"}
+    if (width := config["hidden_size"]) % (heads := config["num_attention_heads"]):
+        keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
+    for key, name in (("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")):
+        keys.only(key, 1)
+        config.pop(name)
+    keys.only("expert_weights_norm", False)
 
 
 def qwen35(keys: Keys, config: Config) -> None:

@@ -117,6 +117,23 @@ class JoinedTensor(StoredTensor):
         return np.concatenate([part.rows(slice(None)) for part in self.parts])[rows]
 
 
+@dataclass(frozen=True)
+class LatentTensor(JoinedTensor):
+    """Of heads that attend to narrow states the maps of keys, turned round [heads, rank, still], and of values [heads,
+    values, rank], as one [heads * (still + values), rank]: what transformers calls `kv_b_proj`."""
+
+    alike = False
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """All at once."""
+        yield self.values()
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """As of one tensor."""
+        keys, values = (part.values() for part in self.parts)
+        return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(self.shape)[rows]
+
+
 @dataclass
 class GgufFile:
     """The metadata and the tensors of a GGUF model, of all its files together."""

@@ -133,7 +133,7 @@ def parameters_at_rest(model: nn.Module) -> dict[str, Parameter]:
     for name, parameter in model.named_parameters():
         lazy: LazyTensor | None = getattr(parameter, LAZY, getattr(parameter, READ, None))
         if lazy is not None and lazy.stored.name == name:
-            found |= {part.name: part for part in lazy.stored.parts}
+            found |= {one.name: one for part in lazy.stored.parts for one in (part, *part.sides)}
     return found
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streamspec.adapters.base_models.gguf.architectures import Architecture
 from streamspec.adapters.base_models.gguf.experts import STACKS, split, stacked
-from streamspec.adapters.base_models.gguf.file import GgufFile, JoinedTensor, StoredTensor
+from streamspec.adapters.base_models.gguf.file import GgufFile, JoinedTensor, LatentTensor, StoredTensor
 from streamspec.adapters.base_models.gguf.keys import DRAFTING
 from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
@@ -32,6 +32,7 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 # What is around a layer that drafts (`nextn.`), and what Qwen3.5's checkpoints call it (`mtp.`).
 NEXTN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+LATENT_SIDES = "k_b_proj", "v_b_proj"  # of heads that attend to states, below the name of the map of both
 Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
 
@@ -61,6 +62,7 @@ class Parameter:
     offset: float = 0.0  # that the file has added
     moves_rows: bool = False  # the change does nothing but that, to rows of any kind
     turned: bool = False  # lies in transformers' stack of experts as `experts.unstacked` says
+    sides: tuple[Parameter, ...] = ()  # maps of heads that the file has apart, by names of their own
 
     def chunks(self) -> Iterator[Values]:
         """Yields the values in order. Raises BaseModelError for NaN and infinity."""
@@ -244,7 +246,7 @@ def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, .
 
 def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[StoredTensor]:
     """The file's tensors, those of one shape that are one in transformers as one."""
-    left = dict(tensors)
+    left = _with_latents(tensors) if row.layout == "latent" else dict(tensors)
     for name, parts in row.joined.items():
         for first in [one for one in tensors if one.endswith(f".{parts[0]}.weight")]:
             own = [left[one] for part in parts if (one := first.replace(parts[0], part)) in left]
@@ -254,6 +256,22 @@ def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[
                 left = {key: one for key, one in left.items() if one not in own}
                 left[whole.name] = JoinedTensor(**vars(whole), parts=tuple(own))
     return left.values()
+
+
+def _with_latents(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The file's tensors, the two maps of heads that attend to states as one (`LatentTensor`)."""
+    left = dict(tensors)
+    for name in [one for one in tensors if one.endswith(".attn_k_b.weight")]:
+        keys, values = left[name], left.get(name.replace("attn_k_b", "attn_v_b"))
+        if values is None or len(keys.shape) != 3 or (*keys.shape[:1], *values.shape[2:]) != keys.shape[:2]:
+            continue  # refused: no such parameter
+        heads, rank, still = keys.shape
+        del left[name], left[values.name]
+        whole = replace(
+            keys, name=name.replace("attn_k_b", "attn_kv_b"), shape=(heads * (still + values.shape[1]), rank)
+        )
+        left[whole.name] = LatentTensor(**vars(whole), parts=(keys, values))
+    return left
 
 
 def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -> list[Parameter]:
@@ -348,6 +366,16 @@ def _one_row(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list
 def _sinks(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """A parameter that is not the weight of a module."""
     return [Parameter(name.removesuffix(".weight"), tensor.shape, tensor)]
+
+
+def _latent_heads(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """The maps of heads that attend to states, which newer files have apart."""
+    stem, parts = name.removesuffix(".weight"), tensor.parts if isinstance(tensor, LatentTensor) else ()
+    sides = (
+        Parameter(f"{stem}.{side}.weight", (math.prod(part.shape[:-1]), part.shape[-1]), part)
+        for side, part in zip(LATENT_SIDES, parts, strict=False)
+    )
+    return [Parameter(name, tensor.shape, tensor, sides=tuple(sides))]
 
 
 def _value_heads(rows: Callable[[Mapping[str, Any]], tuple[int, int]]) -> Layout:
@@ -450,6 +478,7 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
     "qwen2moe": {("ffn_gate_inp_shexp", "weight"): _one_row},
+    "latent": {("attn_kv_b", "weight"): _latent_heads, ("exp_probs_b", "bias"): _router_bias},
     "gpt-oss": {("attn_sinks", "weight"): _sinks},
     "mamba": {
         ("ffn_norm", ""): _flat(".weight"),  # Falcon-H1's, without the suffix in the file

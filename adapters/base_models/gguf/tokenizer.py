@@ -49,7 +49,25 @@ _DEEPSEEK3 = (
 )
 _SEED = (rf"{_ENGLISH}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
 _MINICPM5 = (r"\p{N}{1,3}", rf"{_ENGLISH}|{_WORDS}|\p{{N}}+|{_MARKS}|{_SPACES}")
+_YOUTU = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+    _CASED.replace("{end}", _ENGLISH + "?").replace("{digits}", ""),
+)
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u0800-\u9fa5\uac00-\ud7ff]+", "digits")
+_CASED_LETTERS = (  # of alphabets that have two cases
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-"
+    "ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴ"
+    "ῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-"
+    "ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASED_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    "[\u0800-\u9fa5\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
 _GPT2, _DIGITS = ("gpt2",), ("digits", "gpt2")
 
 _SPLITS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -66,11 +84,13 @@ _SPLITS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("seed-coder",), _SEED),
     (("minicpm5",), _MINICPM5),
     (("deepseek-coder",), _DEEPSEEK_CODER),
+    (("deepseek-llm",), _DEEPSEEK_LLM),
+    (("youtu",), _YOUTU),
 )
 PRE_TOKENIZERS = {name: steps for names, steps in _SPLITS for name in names}
 # Of these, texts begin with bos where the file is silent.
 BEGUN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"})
-WHOLE_WORDS = BEGUN | {"minicpm5"}  # of these, words that are tokens stay whole whatever the merges say
+WHOLE_WORDS = BEGUN | {"minicpm5", "youtu"}  # of these, words that are tokens stay whole whatever the merges say
 # Of these, composed letters are written as one, which GGUF has no word for: the published tokenizers of these names do.
 COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "mpt", "olmo", "command-r"})
 KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # tokens of Phi-3 that leave blanks after them in the text

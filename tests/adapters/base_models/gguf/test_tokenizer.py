@@ -119,6 +119,8 @@ CUTS = {
     "seed-coder": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,|\n\n| | x|+=|1| 中文| HTMLPage",
     "minicpm5": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
     "deepseek-coder": "I|'|ll| buy| |1|2|3|4|5| naïve| cars|,|\n|\n| | x|+=|1| |中文| HTMLPage",
+    "deepseek-llm": "I|'|ll| buy| |12345| na|ï|ve| cars|,|\n|\n| | x|+=|1| |中文| HTMLPage",
+    "youtu": "I'll| buy| |1|2|3|4|5| naïve| cars|,\n\n| | x|+=|1| |中文| HTMLPage",
     "deepseek-v3": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| |中文| HTMLPage",
 }
 
@@ -156,7 +158,7 @@ def test_every_way_to_split_is_tested() -> None:
     assert {PRE_TOKENIZERS[pre] for pre in CUTS} == set(PRE_TOKENIZERS.values())
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "minicpm5"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "minicpm5", "youtu"])
 def test_words_stay_whole_where_the_name_says_so(pre: str) -> None:
     vocabulary = files.bpe_vocabulary(pre)
     vocabulary["tokens"] = [*vocabulary["tokens"], "Ġwhole"]
