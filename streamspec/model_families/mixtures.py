@@ -152,8 +152,10 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             mtp=_AFTER_LAST,
         ),
         "deepseek_v2": like("youtu", _DEEPSEEK_V2, *_ROUTED, "n_group", "topk_group", only={"topk_method": "greedy"}),
-        "deepseek_v3": like("youtu", _DEEPSEEK, *_ROUTED, "num_mtp_layers", "num_nextn_predict_layers"),
-        "glm4_moe_lite": like("youtu", _DEEPSEEK, "n_shared_experts", "mlp_layer_types"),
+        "deepseek_v3": like(
+            "youtu", _DEEPSEEK, *_ROUTED, "num_mtp_layers", "num_nextn_predict_layers", mtp=_AFTER_LAST
+        ),
+        "glm4_moe_lite": like("youtu", _DEEPSEEK, "n_shared_experts", "mlp_layer_types", mtp=_AFTER_LAST),
         "gpt_oss": like(
             "mistral",
             _GPT_OSS,

@@ -24,7 +24,7 @@ PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁
 PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo", "granitemoe", "granitehybrid"}
 PERMUTED |= {"nemotron_h", "nemotron_h_moe"}
 XIELU = "xielu."  # keys that are not below the architecture
-ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe"}
+ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"}
 
 
 def byte_letters() -> list[str]:
@@ -94,6 +94,13 @@ def stored(
             kind = "bias" if suffix.endswith("_bias") else "weight"
             own = experts(values, suffix, architecture == "gpt-oss").items()
             parts = {f"{names.get_name(f'{holder}.{part}_proj')}.{kind}": part_values for part, part_values in own}
+        elif stem.endswith("in_proj_qkvz"):  # of each head of keys, which llama.cpp has one after the other
+            keys, width = model.config.linear_num_key_heads, model.config.linear_key_head_dim
+            each = model.config.linear_num_value_heads // keys * model.config.linear_value_head_dim
+            of_keys = np.split(values.reshape(keys, -1, values.shape[-1]), np.cumsum([width, width, each]), axis=1)
+            *first, gates = (part.reshape(-1, values.shape[-1]) for part in of_keys)
+            start = f"blk.{stem.split('.')[2]}.attn_"
+            parts = {f"{start}qkv.{suffix}": np.concatenate(first), f"{start}gate.{suffix}": gates}
         elif stem.endswith("kv_b_proj"):  # the maps of each head, that of keys turned round
             of_heads = values.reshape(model.config.num_attention_heads, -1, values.shape[-1])
             keys, of_values = np.split(of_heads, [model.config.qk_nope_head_dim], axis=1)
@@ -133,6 +140,10 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
     if architecture.startswith("nemotron_h"):
         name = name.replace("model.", "backbone.", 1)  # of the file that is published
     if ".linear_attn." in name or ".mamba." in name or ".mixer." in name:
+        if architecture == "qwen3next":  # in the order of the checkpoint
+            values = values.squeeze(1) if name.endswith("conv1d.weight") else values
+            values = -np.exp(values) if name.endswith("A_log") else values
+            return values, name.replace("dt_bias", "dt_proj.bias")
         return (recurrent if ".linear_attn." in name else state_space)(values, name, config)
     if architecture in ONE_ADDED and name.endswith("norm.weight"):
         values = values + np.float32(1)

@@ -284,6 +284,38 @@ NEAR |= {
         _LATENT_KEYS | {"leading_dense_block_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 0},
         {},
     ),
+    "glm 4.5": (
+        "glm4moe",
+        "glm4_moe",
+        _ROUTED
+        | {"head_dim": 32, "rope_parameters": ONE | {"partial_rotary_factor": 0.5}, "pad_token_id": 0}
+        | {"attention_bias": True, "use_qk_norm": True, "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+        _ROUTED_KEYS
+        | _HEADS
+        | {"rope.dimension_count": 16, "expert_gating_func": 2, "expert_weights_norm": True}
+        | {"expert_group_count": 1, "expert_group_used_count": 1},
+        {},
+    ),
+    "dots1": (
+        "dots1",
+        "dots1",
+        _ROUTED
+        | {"head_dim": 32, "rope_parameters": ONE, "norm_topk_prob": True, "n_group": 1, "topk_group": 1}
+        | {"sliding_window": None},
+        _ROUTED_KEYS | _HEADS | {"expert_gating_func": 2, "expert_weights_norm": True},
+        {},
+    ),
+    "qwen3 next": (
+        "qwen3next",
+        "qwen3_next",
+        _QWEN35 | _QWEN_EXPERTS | {"norm_topk_prob": True},
+        {
+            key: value
+            for key, value in (_QWEN35_KEYS | _QWEN_EXPERT_KEYS).items()
+            if key not in ("feed_forward_length", "rope.dimension_sections")
+        },
+        {},
+    ),
     "deepseek 2": (
         "deepseek2",
         "deepseek_v2",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 AROUND = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")  # of Qwen3.5; and of GLM-4.5
 AFTER_LAST = dict(zip(AROUND, ("enorm", "hnorm", "eh_proj", "shared_head.norm"), strict=True))
+AFTER = ("glm4_moe", "deepseek_v3")  # whose layer comes after the last
 TABLES = ("embed_tokens", "shared_head.head")  # that GLM's files repeat
 
 
@@ -23,7 +24,7 @@ def mtp_tensors(model: Any, layers: int = 1, apart: bool = False, **changed: tup
     shapes = {name: tuple(value.shape) for name, value in like.state_dict().items()}
     around = {"fc": (hidden, 2 * hidden), **dict.fromkeys((name for name in AROUND if name != "fc"), (hidden,))}
     around |= changed
-    begin, after_last = "mtp.layers.{}.", model.config.model_type == "glm4_moe"
+    begin, after_last = "mtp.layers.{}.", model.config.model_type in AFTER
     if after_last:
         begin, shapes = (
             "model.layers.{}.",

@@ -267,6 +267,11 @@ _QWEN35 = Architecture(
     more=rules.qwen35,
 )
 
+_DEEPSEEK_EXPERTS = (
+    _mixture()
+    | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+    | _shared(**{part: f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")})
+)
 _LATENT = Architecture(
     "youtu",
     _names(
@@ -598,12 +603,7 @@ ARCHITECTURES = {
             "expert_count": replace(
                 _LATENT,
                 model_type="deepseek_v3",
-                names=_inner(
-                    _LATENT.names,
-                    **_mixture(),
-                    exp_probs_b="mlp.gate.e_score_correction_bias",
-                    **_shared(**{part: f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}),
-                ),
+                names=_inner(_LATENT.names, **_DEEPSEEK_EXPERTS),
                 drafting=True,
                 biases={**_LATENT.biases, "corrected": "exp_probs_b"},
                 harmless=(),
@@ -611,6 +611,56 @@ ARCHITECTURES = {
                 more=rules.latent_experts,
             )
         },
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        _names(
+            None,
+            **_HEAD_NORMS,
+            ffn_norm="",
+            post_attention_norm="post_attention_layernorm",
+            **_DEEPSEEK_EXPERTS,
+        ),
+        biases={"attention_bias": "attn_q", "use_qk_norm": "attn_q_norm"},
+        drafting=True,
+        head_dim=True,
+        partial=True,
+        layout="routed",
+        only={"expert_gating_func": (rules.SIGMOID,)},
+        experts="n_routed_experts",
+        more=rules.dense_first,
+    ),
+    "dots1": Architecture(
+        "dots1",
+        _names(None, **_HEAD_NORMS, **_DEEPSEEK_EXPERTS),
+        fixed={"sliding_window": None},
+        biases=_ATTENTION_BIAS,
+        head_dim=True,
+        layout="routed",
+        only={"expert_gating_func": (rules.SIGMOID,)},
+        experts="n_routed_experts",
+        more=rules.dense_first,
+    ),
+    "qwen3next": replace(
+        _QWEN35,
+        model_type="qwen3_next",
+        names=_inner(
+            _QWEN35.names,
+            **_NO_MLP,
+            **_QWEN_EXPERTS,
+            attn_qkv="",
+            attn_gate="",
+            ssm_alpha="",
+            ssm_beta="",
+            attn_qkvz="linear_attn.in_proj_qkvz",
+            ssm_ba="linear_attn.in_proj_ba",
+        ),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        joined={"attn_qkvz": ("attn_qkv", "attn_gate")},
+        layout="qwen3next",
+        only=_SOFTMAX,
+        experts="num_experts",
+        more=rules.qwen35_experts,
     ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(

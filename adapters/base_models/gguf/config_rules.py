@@ -263,15 +263,26 @@ def nemotron_h(keys: Keys, config: Config, wide: str = "mlp") -> None:
 
 def nemotron_experts(keys: Keys, config: Config) -> None:
     nemotron_h(keys, config, "moe")
+    _routed(keys, config)
+    config["moe_shared_expert_intermediate_size"] = keys.whole("expert_shared_feed_forward_length")
+    config["moe_latent_size"] = keys.whole("moe_latent_size", None)
+
+
+def _routed(keys: Keys, config: Config) -> None:
+    """How experts are chosen and added up in DeepSeek V3 and those after it."""
     config |= {
-        "moe_shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
         "n_shared_experts": keys.whole("expert_shared_count"),
         "norm_topk_prob": keys.switch("expert_weights_norm", False),
         "routed_scaling_factor": keys.real("expert_weights_scale", 1.0) or 1.0,  # llama.cpp's 0: none
         "n_group": keys.whole("expert_group_count", 1),
         "topk_group": keys.whole("expert_group_used_count", 1),
-        "moe_latent_size": keys.whole("moe_latent_size", None),
     }
+
+
+def dense_first(keys: Keys, config: Config) -> None:
+    """The same after some layers with an MLP."""
+    _routed(keys, config)
+    config["first_k_dense_replace"] = keys.whole("leading_dense_block_count", 0, 0)
 
 
 def latent_heads(keys: Keys, config: Config, heads: int) -> int:
@@ -309,14 +320,7 @@ def latent(keys: Keys, config: Config) -> None:
 def latent_experts(keys: Keys, config: Config) -> None:
     """DeepSeek V2, of which files need not say how scores are made, or V3 and those after it."""
     latent(keys, config)
-    config |= {
-        "first_k_dense_replace": keys.whole("leading_dense_block_count", 0, 0),
-        "n_shared_experts": keys.whole("expert_shared_count"),
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0) or 1.0,  # llama.cpp's 0: none
-        "norm_topk_prob": keys.switch("expert_weights_norm", False),
-        "n_group": keys.whole("expert_group_count", 1),
-        "topk_group": keys.whole("expert_group_used_count", 1),
-    }
+    dense_first(keys, config)
     corrected = config.pop("corrected")
     if (kind := keys.whole("expert_gating_func", SIGMOID if corrected else SOFTMAX)) == SIGMOID:
         return

@@ -32,6 +32,7 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 # What is around a layer that drafts (`nextn.`), and what Qwen3.5's checkpoints call it (`mtp.`).
 NEXTN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+COPIES = ("embed_tokens", "shared_head_head")  # of the target's tables
 LATENT_SIDES = "k_b_proj", "v_b_proj"  # of heads that attend to states, below the name of the map of both
 Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
@@ -131,8 +132,10 @@ def drafting_parameters(model: GgufFile, row: Architecture, config: Mapping[str,
     found: dict[str, Parameter] = {}
     for number, begin in enumerate(_drafting_layers(model, config) if row.drafting else ()):
         layer = f"model.layers.{config['num_hidden_layers'] + number}."
-        for tensor in [one for one in model.tensors.values() if one.name.startswith(begin)]:
+        for tensor in [one for one in _joined(model.tensors, row) if one.name.startswith(begin)]:
             stem, _, kind = tensor.name.removeprefix(begin).removeprefix("nextn.").rpartition(".")
+            if stem in COPIES:
+                continue
             if around := NEXTN.get(stem):
                 offset = float(row.one_added and around != NEXTN["eh_proj"])
                 found[f"mtp.{around}.{kind}"] = Parameter(around, tensor.shape, tensor, offset=offset)
@@ -245,13 +248,13 @@ def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, .
 
 
 def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[StoredTensor]:
-    """The file's tensors, those of one shape that are one in transformers as one."""
+    """The file's tensors, those of one width that are one in transformers as one."""
     left = _with_latents(tensors) if row.layout == "latent" else dict(tensors)
     for name, parts in row.joined.items():
         for first in [one for one in tensors if one.endswith(f".{parts[0]}.weight")]:
             own = [left[one] for part in parts if (one := first.replace(parts[0], part)) in left]
-            if len(own) == len(parts) and len({one.shape for one in own}) == 1:
-                shape = (len(own) * own[0].shape[0], *own[0].shape[1:])
+            if len(own) == len(parts) and len({one.shape[1:] for one in own}) == 1:
+                shape = (sum(one.shape[0] for one in own), *own[0].shape[1:])
                 whole = replace(own[0], name=first.replace(parts[0], name), shape=shape)
                 left = {key: one for key, one in left.items() if one not in own}
                 left[whole.name] = JoinedTensor(**vars(whole), parts=tuple(own))
@@ -355,6 +358,19 @@ def _router_bias(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> 
     """A parameter that is not the bias of a module, of one row in some families."""
     rows = (1, *tensor.shape) if config["model_type"] == "ernie4_5_moe" else tensor.shape
     return [Parameter(name.removesuffix(".bias"), rows, tensor, lambda values: values.reshape(rows))]
+
+
+def _by_key_head(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """All queries, keys, values and gates, which lie side by side for each head of keys."""
+    heads, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    ends = np.cumsum([heads * part for part in (width, width, values)])
+
+    def change(rows: NDArray[Any]) -> NDArray[Any]:
+        of_heads = (part.reshape(heads, -1, *rows.shape[1:]) for part in np.split(rows, ends))
+        return np.concatenate([*of_heads], axis=1).reshape(rows.shape)
+
+    return [Parameter(name, tensor.shape, tensor, change, moves_rows=True)]
 
 
 def _one_row(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
@@ -478,6 +494,15 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
     "ernie": {("exp_probs_b", "bias"): _router_bias},
     "qwen2moe": {("ffn_gate_inp_shexp", "weight"): _one_row},
+    "routed": {("exp_probs_b", "bias"): _router_bias},
+    "qwen3next": {
+        ("attn_qkvz", "weight"): _by_key_head,
+        ("ssm_conv1d", "weight"): _depthwise,
+        ("ssm_norm", "weight"): _as_stored,  # of the norms the only one without one added
+        ("ssm_a", ""): _flat("", _logarithm),
+        ("ssm_dt", "bias"): _flat(""),
+        ("ffn_gate_inp_shexp", "weight"): _one_row,
+    },
     "latent": {("attn_kv_b", "weight"): _latent_heads, ("exp_probs_b", "bias"): _router_bias},
     "gpt-oss": {("attn_sinks", "weight"): _sinks},
     "mamba": {

@@ -48,10 +48,11 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "qwen3_5_moe_text": ({"layer_types": LAYERS}, False),
     "qwen3_next": ({"layer_types": LAYERS}, True),
     "glm4_moe": ({"seed": 10}, True),
+    "deepseek_v3": ({"seed": 3}, True),
     "mellum": ({"seed": 5, "mlp_layer_types": ["sparse"] * 4}, True),
 }
 # Beside fp32, the precision of a family's bundle: the layer's maps are rounded as the target's own.
-ROUNDED = {"qwen3_5_text": "int4", "qwen3_5_moe_text": "int8", "mellum": "int4"}
+ROUNDED = {"qwen3_5_text": "int4", "qwen3_5_moe_text": "int8", "mellum": "int4", "deepseek_v3": "int8"}
 PROMPT = "a prompt with words of the passage in it " * 8  # longer than the rows of a call
 
 
@@ -65,7 +66,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def theirs(base: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager", experts_implementation="eager")
-    if model.config.model_type == "glm4_moe":  # it looks for layers of the published numbers
+    if model.config.model_type in ("glm4_moe", "deepseek_v3"):  # which look for layers of the published numbers
         model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]
     return model
 
@@ -216,7 +217,7 @@ def in_gguf(path: Path, case: str, kind: str | None = None) -> tuple[Path, Any, 
     return rounded_file(path, architecture, keys | more, tensors, kind), model, shipped
 
 
-@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5 with experts"])
+@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5 with experts", "qwen3 next", "glm 4.5", "deepseek 3"])
 def test_the_layer_of_a_gguf_file_is_that_of_the_checkpoint(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

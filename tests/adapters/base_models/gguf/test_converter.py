@@ -309,7 +309,7 @@ def test_a_vocabulary_without_a_model_is_no_language_model(tmp_path: Path) -> No
     assert "m.gguf holds no tensors; expected a language model" in refusal(tmp_path, path)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3next", "llama4"])
+@pytest.mark.parametrize("architecture", ["rwkv7", "llama4"])
 def test_an_architecture_without_a_row_is_named(architecture: str, tmp_path: Path) -> None:
     _, _, keys, tensors = made("qwen2")
     path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
