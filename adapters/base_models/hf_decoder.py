@@ -41,6 +41,11 @@ def _cache_argument(forward: Callable[..., Any]) -> str:
     return next(name for name in CACHE_ARGUMENTS if name in taken)
 
 
+def base_of(rotary: Any) -> float:
+    """The base of a rotary embedding."""
+    return float(rotary.config.rope_parameters["rope_theta"])
+
+
 @dataclass
 class PerLayerModules:
     """Modules that give each of the `layers` a further input of `width` numbers a token: a row of `table`, and a map
@@ -163,9 +168,30 @@ class HFDecoder:
         """
         if self.rotary is None:
             return None
+        if isinstance(self.rotary, nn.ModuleList):
+            return {base_of(rotary): rotary(hidden, position_ids=positions) for rotary in self.rotary}
         if isinstance(self.rotary.rope_type, dict):
             return {kind: self.rotary(hidden, positions, kind) for kind in self.rotary.rope_type}
         return self.rotary(hidden, position_ids=positions)
+
+    def rotary_kinds(self) -> dict[Any, tuple[Any, str, str]]:
+        """Of each kind of rotary embedding its module, how the names of its buffers begin there, and its type; the kind
+        is that of the layers or their base, '' where all are alike."""
+        if self.rotary is None:
+            return {}
+        if isinstance(self.rotary, nn.ModuleList):
+            return {base_of(one): (one, "", one.rope_type) for one in self.rotary}
+        types: Any = self.rotary.rope_type
+        if isinstance(types, dict):
+            return {kind: (self.rotary, f"{kind}_", rope) for kind, rope in types.items()}
+        return {"": (self.rotary, "", types)}
+
+    def rotary_kind(self, index: int) -> Any:
+        """The kind of rotary embedding of layer `index`, as `rotary_kinds` has it; another for none."""
+        config, bases = self.model.config, self.family.rotary_layers
+        if bases and isinstance(self.rotary, nn.ModuleList):
+            return getattr(config, bases)[index]
+        return "" if "" in self.rotary_kinds() else config.layer_types[index]
 
     def layer(self, index: int) -> nn.Module:
         """Decoder layer `index`."""
@@ -243,8 +269,9 @@ class HFDecoder:
             shared = getattr(cache, "shared", None)
             arguments["shared_kv_states"] = {} if shared is None else shared
         if rotary is not None:
-            layer_rotary = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
-            arguments["position_embeddings"] = layer_rotary
+            arguments["position_embeddings"] = (
+                rotary.get(self.rotary_kind(index)) if isinstance(rotary, dict) else rotary
+            )
         return arguments
 
     @contextmanager

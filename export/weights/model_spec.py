@@ -267,21 +267,19 @@ def _joint(norm: Any, head_dim: int) -> bool:
 
 def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | None, ...], int]:
     """The frequencies in use, which of them each layer has, and up to which length they hold."""
-    rotary, config, layers = decoder.rotary, decoder.model.config, range(len(decoder.layers))
+    config, layers, kinds = decoder.model.config, range(len(decoder.layers)), decoder.rotary_kinds()
     length = int(config.max_position_embeddings)
-    if rotary is None:
+    if not kinds:
         return (), (None,) * len(layers), length
-    kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
     rotaries = []
-    for layer_kind, rope in kinds.items():
-        prefix = f"{layer_kind}_" if layer_kind else ""
+    for layer_kind, (module, prefix, rope) in kinds.items():
         if rope in FIXED_WITHIN:
-            parameters = config.rope_parameters[layer_kind] if layer_kind else config.rope_parameters
+            parameters = config.rope_parameters[layer_kind] if prefix else config.rope_parameters
             length = min(length, int(parameters.get("original_max_position_embeddings") or length))
         rotaries.append(
             Rotary(
-                getattr(rotary, f"{prefix}original_inv_freq").detach().float().cpu().numpy(),
-                float(getattr(rotary, f"{prefix}attention_scaling")),
+                getattr(module, f"{prefix}original_inv_freq").detach().float().cpu().numpy(),
+                float(getattr(module, f"{prefix}attention_scaling")),
             )
         )
     grown = 0
@@ -290,7 +288,7 @@ def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[tuple[int, 
         beta, original = (config.rope_parameters[name] for name in names)
         grown = len(rotaries)
         rotaries += [replace(kind, growth=(float(beta), int(original))) for kind in rotaries]
-    of = (0 if "" in kinds else list(kinds).index(config.layer_types[layer]) for layer in layers)
+    of = (list(kinds).index(kind) if (kind := decoder.rotary_kind(layer)) in kinds else 0 for layer in layers)
     pairs = tuple((kind + grown, kind) if decoder.rotates(i) else None for i, kind in enumerate(of))
     return tuple(rotaries), pairs, length
 

@@ -232,6 +232,7 @@ FAMILIES = {
         head_norms_last=True,
         ignored=frozenset({"eod_token_id", "pretraining_tp"}),
     ),
+    "granite_swa": replace(_GRANITE, rotary="rotary_embs", rotary_layers="layer_rope_theta", sinks="self_attn.sinks"),
     "hyperclovax": replace(
         _GRANITE,
         logit_divisor=None,

@@ -168,7 +168,8 @@ class Family:
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
     rotary: str | None = "rotary_emb"  # None: positions enter at the embedding only
-    rotary_layers: str | None = None  # config list: true for layers that rotate queries and keys
+    # Config list: true for layers that rotate queries and keys; or their bases, of each of which `rotary` has a module.
+    rotary_layers: str | None = None
     rotary_pairs: bool = False  # numbers 2i and 2i + 1 of a head turn together, instead of i and half + i
     query_growth: str | None = None  # rope parameter: queries grow by it with the logarithm of their position
     position_table: str | None = None

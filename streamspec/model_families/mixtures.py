@@ -115,6 +115,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
         "granitemoe": like("granite", _GRANITE),
         "granitemoeshared": like("granite", _GRANITE_SHARED, "shared_intermediate_size"),
+        "granitemoe_swa": like("granite_swa", _GRANITE_SHARED, "shared_intermediate_size"),
         "granitemoehybrid": like("granitemoehybrid", replace(_GRANITE_SHARED, count="num_local_experts")),
         "nemotron_h": like(
             "nemotron_h",

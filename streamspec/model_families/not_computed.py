@@ -7,8 +7,6 @@ NOT_COMPUTED = {
     "bloom": _ALIBI,
     "gemma3n": "several residual streams (AltUp)",
     "gemma3n_text": "several residual streams (AltUp)",
-    "granite_swa": "a rotary base of each layer's own",
-    "granitemoe_swa": "a rotary base of each layer's own",
     "jamba": "layers with a recurrent state (Mamba-1)",
     "kimi_linear": "a delta rule with a decay for each number of a key (KDA), and latent attention",
     "llama4": "experts whose inputs are scaled, and attention within chunks of the text",

@@ -33,6 +33,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
     "granitemoe": GRANITE,
     "granitemoeshared": {**GRANITE, "shared_intermediate_size": 96},
+    "granitemoe_swa": {**GRANITE, "shared_intermediate_size": 96, "sliding_window": 6}
+    | {"layer_rope_theta": [0, 1e4, 500.0, 1e4], "layer_types": ["full_attention", *["sliding_attention"] * 3]},
     "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
     | {"swiglu_limit": 0.7, "swiglu_alpha": 1.702, "rope_parameters": YARN},
     "lfm2_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_dense_layers": 2}
