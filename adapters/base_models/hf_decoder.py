@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache as remembered
 from functools import partial
@@ -159,8 +160,13 @@ class HFDecoder:
         return factor(self.model.config, names.inputs), factor(self.model.config, names.outputs)
 
     def new_cache(self) -> DynamicCache:
-        """An empty cache for the model's own passes."""
-        return DynamicCache(config=self.model.config) if self.family.conv else DynamicCache()
+        """An empty cache for the model's own passes, which keeps every row of attention, whatever its window."""
+        if not self.family.conv:
+            return DynamicCache()
+        config = copy(self.model.config)
+        if (kinds := getattr(config, "layer_types", None)) is not None:
+            config.layer_types = [kind.replace("sliding_attention", "full_attention") for kind in kinds]
+        return DynamicCache(config=config)
 
     def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
         """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions
@@ -237,11 +243,17 @@ class HFDecoder:
             number = index + len(self.layers) * len(updates)  # in the cache, where attention has its own
             mixed = mixing(conv, hidden=normed, mask=mask, cache=cache, index=number)
             updates.append(mixed * self.map_factor(family.conv_out[0])[1])
-        hidden = hidden + sum(updates) * self.residual_scale
+        hidden = hidden + self._normed(layer, family.attention_out_norm, sum(updates)) * self.residual_scale
         if family.halved:
             return hidden
-        updated: Tensor = self._mlp(layer, layer.get_submodule(second)(hidden)) * self.residual_scale
-        return hidden + updated
+        updated = self._mlp(layer, layer.get_submodule(second)(hidden))
+        return hidden + self._normed(layer, family.mlp_out_norm, updated) * self.residual_scale
+
+    def _normed(self, layer: nn.Module, name: str | None, update: Any) -> Tensor:
+        """What half a layer with a convolution adds, under its norm, if any."""
+        norm = layer.get_submodule(name) if name and not self.family.conv_norms else nn.Identity()
+        normed: Tensor = norm(update)
+        return normed
 
     def _mlp(self, layer: nn.Module, normed: Tensor) -> Tensor:
         """What the MLP of a layer gives, and a mixture of experts where that is a module beside it."""

@@ -48,6 +48,7 @@ from streamspec.export.graphs.layer_stack import LayerRows, UnbranchedStack
 from streamspec.export.graphs.static_step_graph import TableDecoder
 from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.heads import Linear
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.quantization.precisions import Precision, Rows
@@ -203,9 +204,9 @@ class _CapturedLayers(UnbranchedStack):
             slot_positions=self.slot_positions,
         )
 
-    def attention(self, layer: int, state: LayerRows) -> str:
+    def attention(self, layer: int, state: LayerRows, linear: Linear) -> str:
         g, spec = self.g, self.spec
-        q, *sides = self.heads(layer, state)
+        q, *sides = self.heads(layer, state, linear)
         own = spec.at(layer)
         bias = self._bias(spec.windows[layer], own.group)
         with g.named("attention"):

@@ -28,7 +28,6 @@ from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.heads import Linear
-from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.layers.recurrent_state import LAYERS, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
@@ -166,11 +165,7 @@ class _Layers(ConvolvingStack):
         state.rotary = self.decoder.rotary(g, self.batch.positions)
         self._going_on = self.batch.rows
 
-    def attention(self, layer: int, state: LayerRows) -> str:
-        maps = attention_maps(self.decoder, layer, self.linear)
-        return maps.applied(self.g, self._attended(layer, state, maps))
-
-    def _attended(self, layer: int, state: LayerRows, linear: Linear) -> str:
+    def attention(self, layer: int, state: LayerRows, linear: Linear) -> str:
         batch, decoder, native = self.batch, self.decoder, self.decoder.native
         window, ring, source = self.spec.windows[layer], self.spec.ring(layer), self.spec.source(layer)
         if self.below is not None and source < self.exit_layer:

@@ -14,6 +14,7 @@ from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear, Tables
+from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
@@ -105,12 +106,14 @@ class LayerStack(ABC):
         """The main rows that go on."""
 
     @abstractmethod
-    def attention(self, layer: int, state: LayerRows) -> str:
-        """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
+    def attention(self, layer: int, state: LayerRows, linear: Linear) -> str:
+        """[1, rows, Hq*D] over the cache and the call's rows, whose heads `linear` makes; adds the layer to
+        `presents`."""
 
     def mixed(self, layer: int, state: LayerRows, mixer: Mixer) -> str:
         """[1, rows, ..]: what a mixer of a layer's rows gives."""
-        return self.attention(layer, state)
+        maps = attention_maps(self.decoder, layer, self.linear)
+        return maps.applied(self.g, self.attention(layer, state, maps))
 
     @abstractmethod
     def keep_rows(self, layer: int, sides: Sequence[str], own: DecoderSpec | None = None) -> tuple[str, ...]:
@@ -141,10 +144,10 @@ class LayerStack(ABC):
         """The main rows int64 `rows` of x [1, n, ..], and eager streams, if any."""
         return self.g.op("Gather", x, rows, axis=1) if self.joined is None else self.joined.picked(self.g, x, rows)
 
-    def heads(self, layer: int, state: LayerRows, linear: Linear | None = None) -> tuple[str, str, str]:
+    def heads(self, layer: int, state: LayerRows, linear: Linear) -> tuple[str, str, str]:
         """Rotated q, k and v of the main rows."""
         rows, decoder = self.all_rows(), self.decoder
-        heads = decoder.queries_keys_values(self.g, state.normed, rows, layer, state.rotary, linear or self.linear)
+        heads = decoder.queries_keys_values(self.g, state.normed, rows, layer, state.rotary, linear)
         return heads if self.joined is None else self.joined.main_heads(self.g, heads)
 
     def with_streams(self, layer: int, mixed: str) -> str:

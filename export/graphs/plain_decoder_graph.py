@@ -18,6 +18,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.heads import Linear
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.ops.plain_scope import PlainScope
 from streamspec.export.quantization.precisions import Rows
@@ -37,7 +38,6 @@ def check_plain(spec: DecoderSpec) -> None:
         "layers without attention": any(spec.conv_widths) or spec.state is not None,
         "layers that attend to the keys of others": any(spec.source(n) != n for n in range(spec.layers)),
         "layers with keys of several sizes": len({(size.kv_heads, size.head_dim) for size in spec.sizes}) > 1,
-        "gated queries": spec.family.gated_queries,
         "attention sinks": spec.family.sinks is not None,
     }
     for what in (name for name, there in found.items() if there):
@@ -92,8 +92,8 @@ class _PlainLayers(LayerStack):
     def rows(self) -> Rows:
         return self._count
 
-    def attention(self, layer: int, state: LayerRows) -> str:
-        q, *sides = self.heads(layer, state)
+    def attention(self, layer: int, state: LayerRows, linear: Linear) -> str:
+        q, *sides = self.heads(layer, state, linear)
         bias = self._bias(self.spec.windows[layer])
         with self.g.named("attention"):
             self.presents.append(self.keep_rows(layer, sides))

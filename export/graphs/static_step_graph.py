@@ -23,7 +23,7 @@ from streamspec.export.drafters.registry import row_of
 from streamspec.export.graphs.layer_stack import ConvolvingStack, LayerRows, UnbranchedStack
 from streamspec.export.layers.attention import attend, by_head, loaded, stored, window_out
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.heads import Tables
+from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
@@ -129,9 +129,9 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
     def rows(self) -> Rows:
         return Rows(self.g.ints(self.count))
 
-    def attention(self, layer: int, state: LayerRows) -> str:
-        g, spec, decoder = self.g, self.spec, self.decoder
-        q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
+    def attention(self, layer: int, state: LayerRows, linear: Linear) -> str:
+        g, spec = self.g, self.spec
+        q, *sides = self.decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, linear)
         own = spec.at(layer)
         bias = self._bias(spec.windows[layer], spec.ring(layer) is not None, own.group)
         with g.named("attention"):

@@ -29,11 +29,14 @@ class Linear(Protocol):
     ) -> str: ...
 
 
-class GatedQueries:
-    """Applies the maps of a layer, and keeps the gate of what attention returns where queries come with one."""
+class GatedHeads:
+    """Applies the maps of a layer, and keeps the gate of what attention returns where queries come with one, of each
+    number or of each head."""
 
     def __init__(self, spec: DecoderSpec, linear: Linear) -> None:
-        self.linear, self.gated, self.queries = linear, spec.family.gated_queries, spec.heads * spec.head_dim
+        self.linear, self.heads, self.queries = linear, spec.heads, spec.heads * spec.head_dim
+        self.each = spec.family.head_gate in spec.widths
+        self.gates = self.heads if self.each else self.queries * spec.family.gated_queries
         self.others = 2 * spec.kv_heads * spec.head_dim
         self.gate = ""
 
@@ -41,15 +44,22 @@ class GatedQueries:
         self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
     ) -> str:
         mapped = self.linear(g, x, rows, layer, modules, activated)
-        if not self.gated:
+        if not self.gates:
             return mapped
-        widths = g.ints(self.queries, self.queries, self.others)
+        widths = g.ints(self.queries, self.gates, self.others)
         q, self.gate, others = g.ops("Split", mapped, widths, out=(None,) * 3, axis=-1)
         return g.op("Concat", q, others, axis=-1)
 
     def applied(self, g: Scope, mixed: str) -> str:
         """`mixed` [1, n, Hq*D] times the gate, if any."""
-        return g.op("Mul", mixed, g.op("Sigmoid", self.gate)) if self.gate else mixed
+        if not self.gate:
+            return mixed
+        gate = g.op("Sigmoid", self.gate)
+        if not self.each:
+            return g.op("Mul", mixed, gate)
+        by_head = g.op("Reshape", mixed, g.ints(0, 0, self.heads, -1))
+        gated = g.op("Mul", by_head, g.op("Unsqueeze", gate, g.ints(-1)))
+        return g.op("Reshape", gated, g.ints(0, 0, self.queries))
 
 
 class AttentionHeads:
@@ -111,7 +121,7 @@ class AttentionHeads:
 
     def _apart(self, maps: tuple[str, ...]) -> bool:
         """Whether a layer's maps give queries, keys and values."""
-        return self.spec.latent is not None or len(maps) == len(self.spec.family.qkv)
+        return self.spec.latent is not None or self.spec.family.qkv[-1] in maps
 
     def sinks(self, g: Scope, layer: int) -> str:
         """Logits of a layer's heads [Hq] that join the softmax of scores and have no values; '' for none."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.adapters.base_models.gguf.tensors import LATENT_SIDES
-from streamspec.export.layers.heads import GatedQueries, Linear
+from streamspec.export.layers.heads import GatedHeads, Linear
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.spec.weight_source import StoredBlocks
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 KEYS, VALUES = LATENT_SIDES  # the two maps of each head, as llama.cpp calls them
 
 
-def attention_maps(decoder: Decoder, layer: int, linear: Linear | None = None) -> GatedQueries | LatentHeads:
+def attention_maps(decoder: Decoder, layer: int, linear: Linear | None = None) -> GatedHeads | LatentHeads:
     """What applies the maps around the attention of a layer, each by `linear`, or else by the decoder's own."""
     if decoder.spec.latent is not None:
         return LatentHeads(decoder, layer, linear or decoder.linear)
-    return GatedQueries(decoder.spec.at(layer), linear or decoder.linear)
+    return GatedHeads(decoder.spec.at(layer), linear or decoder.linear)
 
 
 class LatentHeads:

@@ -255,7 +255,9 @@ class DecoderSpec:
     def sensitive(self, modules: Sequence[str]) -> bool:
         """Whether int4 keeps 8 bits of the fused maps `modules`."""
         family = self.family
-        return tuple(modules) == (family.conv_in if self.state and modules[0] in family.conv_in else family.qkv)
+        if self.state and modules[0] in family.conv_in:
+            return tuple(modules) == family.conv_in
+        return set(modules) <= set(family.qkv)
 
     def attends(self, layer: int) -> bool:
         """Whether a layer has attention, as one after the last does."""

@@ -352,6 +352,22 @@ FAMILIES = {
             }
         ),
     ),
+    "lfm3": Family(
+        final_norm="embedding_norm",
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        attention_out_norm="post_operator_norm",
+        mlp_out_norm="post_ffn_norm",
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        head_gate="self_attn.g_proj",
+        qkv=tuple(f"self_attn.{name}_proj" for name in "qgkv"),
+        up=("feed_forward.w1", "feed_forward.w3"),
+        down=("feed_forward.w2",),
+        conv="conv",
+        layer_kinds=("full_attention", "conv", "sliding_attention"),
+        only={"conv_bias": False, "use_sandwich_norm": True},
+        ignored=frozenset({"conv_L_cache", "norm_eps", "use_attention_gate"}),
+    ),
     "qwen3_5_text": Family(
         one_added=True,
         head_norms=("self_attn.q_norm", "self_attn.k_norm"),

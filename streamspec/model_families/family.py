@@ -204,6 +204,7 @@ class Family:
     conv_norms: tuple[str, str] | None = None
     untuned: tuple[str, ...] = ()  # maps for which PEFT refuses a LoRA, in models of the family
     gated_queries: bool = False  # the map of queries also makes a gate of what attention returns, head by head
+    head_gate: str | None = None  # the second of `qkv`, if it is there: a gate for each head of what attention returns
     latent_attention: LatentAttention | None = None
     sinks: str | None = None  # logits of heads [Hq] that join the softmax of scores and have no values
     clip: str | None = None  # config field: queries, keys and values are cut off at it

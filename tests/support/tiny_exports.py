@@ -85,6 +85,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"], "head_dim": 16}
+    | {"sliding_window": 6, "conv_L_cache": 5},
     "stablelm": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         "qk_layernorm": True,

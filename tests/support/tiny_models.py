@@ -39,6 +39,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "olmo3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "exaone4": {"sliding_window": 5, "sliding_window_pattern": 2},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"], "head_dim": 8}
+    | {"sliding_window": 5, "conv_L_cache": 5},
     "stablelm": {},
     "gpt_neox": {},
     **NEAR,
