@@ -236,7 +236,7 @@ def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
     faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     supported = ", ".join(family.layer_kinds)
     unknown = sorted(kinds - set(family.layer_kinds))
-    if family.convolves(config) and not family.conv_beside and family.layer_kinds[0] not in kinds:
+    if family.convolves(config) and not family.conv_beside and not kinds - {family.layer_kinds[1], *family.bare}:
         faults.append("no layer of attention")
     if (first := next(iter(getattr(config, "layer_types", None) or ()), "")) in family.bare:
         faults.append(f"a first layer of kind `{first}`, where the cache begins")

@@ -251,8 +251,7 @@ class HFDecoder:
 
     def _normed(self, layer: nn.Module, name: str | None, update: Any) -> Tensor:
         """What half a layer with a convolution adds, under its norm, if any."""
-        norm = layer.get_submodule(name) if name and not self.family.conv_norms else nn.Identity()
-        normed: Tensor = norm(update)
+        normed: Tensor = layer.get_submodule(name)(update) if name and not self.family.conv_norms else update
         return normed
 
     def _mlp(self, layer: nn.Module, normed: Tensor) -> Tensor:

@@ -78,11 +78,9 @@ class LatentHeads:
         count = g.op("Shape", x, start=1, end=2)
         out = stack.parts[0].rows
         if self.decoder.native is not None:
-            flat = g.op("Reshape", x, g.ints(1, -1, stack.columns))
-            numbers = g.store.constant(np.arange(heads).reshape(1, -1, 1), np.int64)
-            chosen = g.op("Tile", numbers, g.op("Concat", g.ints(1), count, g.ints(1), axis=0))
-            made = self.decoder.native.experts(g, flat, chosen, stack)
-            return g.op("Reshape", made, g.ints(1, -1, heads, out))
+            numbers = g.store.constant(np.arange(heads).reshape(1, 1, -1), np.int64)
+            chosen = g.op("Expand", numbers, g.op("Concat", g.ints(1), count, g.ints(heads), axis=0))
+            return self.decoder.native.experts(g, x, chosen, stack)
         by_head = g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.ints(1, -1, stack.columns))
         counts, rows = g.op("Expand", count, g.ints(heads)), Rows(g.op("Shape", by_head, start=1, end=2))
         made = self.decoder.precision.grouped(g, by_head, rows, counts, stack)
@@ -100,6 +98,7 @@ class LatentHeads:
                 out,
                 into,
                 lambda: sizes.parts(source.weight(both), heads)[part == VALUES][head],
+                drafter=self.decoder.drafter,
                 stored=lambda: stored(head),
             )
 

@@ -257,7 +257,7 @@ class DecoderSpec:
         family = self.family
         if self.state and modules[0] in family.conv_in:
             return tuple(modules) == family.conv_in
-        return set(modules) <= set(family.qkv)
+        return tuple(modules) == tuple(name for name in family.qkv if name in self.widths)
 
     def attends(self, layer: int) -> bool:
         """Whether a layer has attention, as one after the last does."""

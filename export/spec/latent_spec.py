@@ -1,5 +1,5 @@
 """Describes attention to narrow states in place of keys and values (multi-head latent attention, DeepSeek V2, equations
-9 to 19). tests/export/layers/test_latent_attention.py covers it.
+9 to 19). tests/export/layers/mlp/test_experts.py covers it.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ FAMILIES = {
         conv="conv",
         layer_kinds=("full_attention", "conv", "sliding_attention"),
         only={"conv_bias": False, "use_sandwich_norm": True},
-        ignored=frozenset({"conv_L_cache", "norm_eps", "use_attention_gate"}),
+        ignored=frozenset({"conv_L_cache", "use_attention_gate"}),
     ),
     "qwen3_5_text": Family(
         one_added=True,

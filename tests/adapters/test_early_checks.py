@@ -88,6 +88,12 @@ def test_a_base_is_judged_by_its_config(base: Path, data: Path, tmp_path: Path, 
         check_early(TrainConfig(base=str(base), data=data, out=tmp_path / "out", ns=3))
 
 
+def test_values_that_are_made_of_states_are_not_turned(base: Path, data: Path, tmp_path: Path) -> None:
+    (base / "config.json").write_text(json.dumps({"model_type": "youtu", "num_hidden_layers": 4}))
+    with pytest.raises(ConfigError, match="--value-rotation over youtu, whose layers attend to states"):
+        check_early(TrainConfig(base=str(base), data=data, out=tmp_path / "out", ns=2, value_rotation=True))
+
+
 def test_a_lora_given_as_the_base_is_refused(base: Path, data: Path, tmp_path: Path) -> None:
     (base / "adapter_config.json").write_text("{}")
     with pytest.raises(BaseModelError, match="holds a model and an adapter"):

@@ -296,6 +296,15 @@ NEAR |= {
         | {"expert_group_count": 1, "expert_group_used_count": 1},
         {},
     ),
+    "glm 4.5, whole heads": (
+        "glm4moe",
+        "glm4_moe",
+        _ROUTED
+        | {"head_dim": 32, "rope_parameters": ONE | {"partial_rotary_factor": 1.0}, "pad_token_id": 0}
+        | {"use_qk_norm": False, "norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+        _ROUTED_KEYS | _HEADS | {"rope.dimension_count": 32, "expert_gating_func": 2},
+        {},
+    ),
     "dots1": (
         "dots1",
         "dots1",

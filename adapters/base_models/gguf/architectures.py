@@ -628,7 +628,7 @@ ARCHITECTURES = {
         layout="routed",
         only={"expert_gating_func": (rules.SIGMOID,)},
         experts="n_routed_experts",
-        more=rules.dense_first,
+        more=rules.glm_experts,
     ),
     "dots1": Architecture(
         "dots1",

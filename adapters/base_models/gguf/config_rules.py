@@ -279,6 +279,11 @@ def _routed(keys: Keys, config: Config) -> None:
     }
 
 
+def glm_experts(keys: Keys, config: Config) -> None:
+    dense_first(keys, config)
+    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
+
+
 def dense_first(keys: Keys, config: Config) -> None:
     """The same after some layers with an MLP."""
     _routed(keys, config)

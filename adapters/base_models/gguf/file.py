@@ -93,7 +93,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class JoinedTensor(StoredTensor):
-    """Tensors of one shape as one: the rows of the first, then those of the next."""
+    """Tensors of one width as one: the rows of the first, then those of the next."""
 
     parts: tuple[StoredTensor, ...]
 

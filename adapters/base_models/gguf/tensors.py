@@ -26,13 +26,14 @@ from streamspec.adapters.base_models.gguf.file import GgufFile, JoinedTensor, La
 from streamspec.adapters.base_models.gguf.keys import DRAFTING
 from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
+from streamspec.model_families import family_of
+from streamspec.model_families.family import MtpNames
 
 Values = NDArray[np.float32]
 Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 # What is around a layer that drafts (`nextn.`), and what Qwen3.5's checkpoints call it (`mtp.`).
 NEXTN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
-COPIES = ("embed_tokens", "shared_head_head")  # of the target's tables
 LATENT_SIDES = "k_b_proj", "v_b_proj"  # of heads that attend to states, below the name of the map of both
 Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
@@ -130,11 +131,13 @@ def drafting_parameters(model: GgufFile, row: Architecture, config: Mapping[str,
     """The parameters of the layers after the model's own, which draft, by the names that Qwen3.5's checkpoints have for
     them; a tensor that is unknown by its own name below `mtp.`."""
     found: dict[str, Parameter] = {}
+    names = family_of(config["model_type"], model.path.name).mtp or MtpNames()
+    copies = {name.removesuffix(".weight").replace(".", "_") for name in names.copies}
     for number, begin in enumerate(_drafting_layers(model, config) if row.drafting else ()):
         layer = f"model.layers.{config['num_hidden_layers'] + number}."
         for tensor in [one for one in _joined(model.tensors, row) if one.name.startswith(begin)]:
             stem, _, kind = tensor.name.removeprefix(begin).removeprefix("nextn.").rpartition(".")
-            if stem in COPIES:
+            if stem in copies:
                 continue
             if around := NEXTN.get(stem):
                 offset = float(row.one_added and around != NEXTN["eh_proj"])

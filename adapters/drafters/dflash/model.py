@@ -178,7 +178,8 @@ def like_last(decoder: HFDecoder, count: int) -> list[int]:
     last = decoder.last_attention
 
     def attention(index: int) -> tuple[Any, ...]:
-        return decoder.window(index), decoder.rotates(index), decoder.conv(index) is None
+        kind = decoder.rotary_kind(index) if decoder.rotates(index) else None
+        return decoder.window(index), kind, decoder.conv(index) is None
 
     alike = [index for index in range(last + 1) if attention(index) == attention(last)]
     if len(alike) < count:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.errors import ConfigError
+from streamspec.model_families import FAMILIES
 from streamspec.option_fields import flag
 
 
@@ -25,9 +26,14 @@ class StreamConfig:
     start_rank: int = 0
 
 
-def check_exits(options: Mapping[str, Any], family: str, layers: int) -> None:
-    """Raises ConfigError for early exits that a base of so many layers cannot have."""
+def check_base(options: Mapping[str, Any], family: str, layers: int) -> None:
+    """Raises ConfigError for early exits that a base of so many layers cannot have, and for values that are not there
+    to be turned."""
     ns, chosen = options["ns"] or max(1, round(layers / 3)), options["exit_layer"]
+    if options["value_rotation"] and FAMILIES[family].latent_attention is not None:
+        raise ConfigError(
+            f"--value-rotation over {family}, whose layers attend to states", "values of their own", "leave it out"
+        )
     if chosen is None:
         return
     if not options["prune_rank"]:

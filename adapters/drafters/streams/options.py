@@ -7,7 +7,7 @@ from typing import Any
 
 from streamspec.adapters.drafters.drafter_method import HARD_LABELS, STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import TrainedAloneOptions, comma_parts
-from streamspec.adapters.drafters.streams.config import check_exits, check_warm_streams
+from streamspec.adapters.drafters.streams.config import check_base, check_warm_streams
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
@@ -62,7 +62,7 @@ STREAMING = DrafterMethod(
     (TrainedAloneOptions, StreamingOptions),
     defaults=HARD_LABELS,
     warm_start=STAGED,
-    check_base=check_exits,
+    check_base=check_base,
     unsupported_layers=lambda family, config: (
         family.halves
         or ("keep a recurrent state, which no row of a stream continues" if family.remembers(config) else None)

@@ -26,7 +26,7 @@ from tests.support.tiny_exports import VOCAB, save_base, tiny_model
 GAMMA, ROOT = 3, 12
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
 TAKEN = [*(family for family in VARIED if family != "gemma4_text"), "qwen3_5_text", "granitemoehybrid+mamba"]
-TAKEN += ["falcon_h1"]
+TAKEN += ["falcon_h1", "youtu"]
 CAUSAL = ["llama", "gemma2", "lfm2", "falcon_h1"]  # plain, of windows, beside convolutions, beside states
 
 
@@ -60,7 +60,7 @@ def test_every_kind_of_layer_drafts_what_was_trained_and_writes_what_transformer
     family: str, causal: bool, tmp_path: Path
 ) -> None:
     model = tiny_model(family)
-    layers = 1 if family in RECURRENT and family != "falcon_h1" else 2  # of those with attention
+    layers = 1 if family in {*RECURRENT, "lfm3"} - {"falcon_h1"} else 2  # of those that attend alike
     manifest = exported(model, tmp_path, layers=layers, bigram=4, causal=causal)
     assert manifest.streams.layers == layers and manifest.parity["streams"]["relative"] < 1e-4
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)

@@ -127,7 +127,7 @@ def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: 
     exact = built.model(torch.as_tensor(tokens[None, :8])).logits[0].numpy()
     assert (
         np.sqrt(np.square(prompt - exact).mean()) / exact.std()
-        < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.1, "int4": 0.7}[kind]
+        < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.1 if family == "lfm3" else 0.09, "int4": 0.7}[kind]
     )
     several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
     single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
