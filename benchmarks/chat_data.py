@@ -362,10 +362,11 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def asked(description: str | None, rows: int) -> argparse.Namespace:
+def asked(description: str | None, rows: int, data: bool = True) -> argparse.Namespace:
     """Parses the options of a script that writes prompts: `data`, `out` (created if missing), `rows`, `seed`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    if data:
+        parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=rows)
     parser.add_argument("--seed", type=int, default=0)
