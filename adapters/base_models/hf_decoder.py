@@ -163,8 +163,9 @@ class HFDecoder:
         """An empty cache for the model's own passes, which keeps every row of attention, whatever its window."""
         if not self.family.conv:
             return DynamicCache()
-        config = copy(self.model.config)
-        if (kinds := getattr(config, "layer_types", None)) is not None:
+        config, kinds = self.model.config, getattr(self.model.config, "layer_types", None) or ()
+        if "sliding_attention" in kinds:
+            config = copy(config)
             config.layer_types = [kind.replace("sliding_attention", "full_attention") for kind in kinds]
         return DynamicCache(config=config)
 

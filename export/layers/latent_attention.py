@@ -5,8 +5,8 @@ A row keeps one state c of `rank` numbers and one turned key r for all heads; ke
     q_h . k_h = q_h^r . r + q_h^c . (K_h c) = q_h^r . r + (K_h^T q_h^c) . c
     sum_j p_j V_h c_j = V_h (sum_j p_j c_j)
 
-So K_h goes to the query and V_h behind attention, which then is one over a single key head: keys (r, c), and values of
-the same width, of which heads return the last `rank` numbers. Nothing as wide as all heads' keys is kept or read.
+So K_h is applied to the query and V_h after attention, which then is one over a single key head: keys (r, c), and
+values of the same width, of which heads return the last `rank` numbers. Nothing as wide as all heads' keys is kept.
 """
 
 from __future__ import annotations

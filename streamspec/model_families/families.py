@@ -82,6 +82,12 @@ _LATENT = Family(
 FAMILIES = {
     "llama": Family(ignored=frozenset({"pretraining_tp"})),
     "mistral": Family(),
+    "qwen2": Family(window_switch="use_sliding_window", ignored=frozenset({"max_window_layers"})),
+    "qwen3": Family(
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        window_switch="use_sliding_window",
+        ignored=frozenset({"max_window_layers"}),
+    ),
     "youtu": replace(
         _LATENT,
         rotary_pairs=True,
@@ -93,12 +99,6 @@ FAMILIES = {
         residual_depth="scale_depth",
         logit_divisor="logits_scaling",
         ignored=_LATENT.ignored | {"dim_model_base", "scale_emb"},
-    ),
-    "qwen2": Family(window_switch="use_sliding_window", ignored=frozenset({"max_window_layers"})),
-    "qwen3": Family(
-        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
-        window_switch="use_sliding_window",
-        ignored=frozenset({"max_window_layers"}),
     ),
     "phi": Family(
         final_norm="final_layernorm",

@@ -83,7 +83,7 @@ NEAR: dict[str, dict[str, Any]] = {
 # halves or in pairs, in part of a head or in part of the layers; norms with and without a mean, before and after a
 # half of the layer, of heads, and shared; halves beside each other; MLPs with and without a gate; weights of queries,
 # keys and values in one, two orders, or apart; windows, caps and multipliers; shared K/V, inputs of each layer, and
-# convolutions beside gates of heads. Every family's graph is compared with PyTorch (test_dynamic_step_graph.py) and so
+# convolutions. Every family's graph is compared with PyTorch (test_dynamic_step_graph.py) and so
 # is every published config (test_published_configs.py). What is done with a graph, a target, a precision or a drafter
 # meets a family only through such a way: it is tested for these.
 VARIED = (
@@ -97,5 +97,5 @@ VARIED = (
     "cohere2",
     "granite",
     "smollm3",
-    "lfm3",
+    "lfm2",
 )

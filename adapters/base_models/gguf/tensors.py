@@ -34,6 +34,7 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 # What is around a layer that drafts (`nextn.`), and what Qwen3.5's checkpoints call it (`mtp.`).
 NEXTN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+UNEVEN = {"attn_qkvz"}  # made of tensors of one width that have more rows or fewer
 LATENT_SIDES = "k_b_proj", "v_b_proj"  # of heads that attend to states, below the name of the map of both
 Layout = Callable[[str, StoredTensor, Mapping[str, Any]], "list[Parameter]"]
 
@@ -251,12 +252,12 @@ def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, .
 
 
 def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[StoredTensor]:
-    """The file's tensors, those of one width that are one in transformers as one."""
+    """The file's tensors, those that are one in transformers as one: of one shape, or one width."""
     left = _with_latents(tensors) if row.layout == "latent" else dict(tensors)
     for name, parts in row.joined.items():
         for first in [one for one in tensors if one.endswith(f".{parts[0]}.weight")]:
             own = [left[one] for part in parts if (one := first.replace(parts[0], part)) in left]
-            if len(own) == len(parts) and len({one.shape[1:] for one in own}) == 1:
+            if len(own) == len(parts) and len({one.shape[name in UNEVEN :] for one in own}) == 1:
                 shape = (sum(one.shape[0] for one in own), *own[0].shape[1:])
                 whole = replace(own[0], name=first.replace(parts[0], name), shape=shape)
                 left = {key: one for key, one in left.items() if one not in own}

@@ -26,7 +26,7 @@ from tests.support.tiny_exports import VOCAB, save_base, tiny_model
 GAMMA, ROOT = 3, 12
 PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
 TAKEN = [*(family for family in VARIED if family != "gemma4_text"), "qwen3_5_text", "granitemoehybrid+mamba"]
-TAKEN += ["falcon_h1", "youtu"]
+TAKEN += ["falcon_h1", "youtu", "lfm3"]
 CAUSAL = ["llama", "gemma2", "lfm2", "falcon_h1"]  # plain, of windows, beside convolutions, beside states
 
 

@@ -17,7 +17,7 @@ from tests.support.near_families import VARIED
 from tests.support.tiny_exports import VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 GAMMA, ROWS, PROMPT = 3, 9, 11
-CONVOLUTIONS = ("lfm2",)
+CONVOLUTIONS = ("lfm2", "lfm3")
 Outputs = dict[str, np.ndarray]
 
 

@@ -68,7 +68,7 @@ def full(spec: Any) -> Any:
     return tiny_streams(spec, bigram=4, draft_vocab=np.arange(0, VOCAB, 3))
 
 
-ATTENDING = [family for family in FAMILIES if family != "lfm2"]  # whose layers have no short convolutions
+ATTENDING = [family for family in FAMILIES if family not in ("lfm2", "lfm3")]  # whose layers have no short convolutions
 DRAFTERS: dict[str, Any] = {
     "none": None,
     "heads": tiny_heads,
