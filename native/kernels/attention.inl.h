@@ -85,10 +85,11 @@ struct PackedHead {
     Floats at(size_t row, size_t i) const { return load(base + row * stride + i); }
 };
 
-// Queries of rows [from, ..) of a key head, row by row, and the memory of their scores: columns of
-// the cache, padded to whole vectors, then those of the rows themselves.
+// Queries of rows [from, ..) and of `group` heads from `head` on, which share a key head, row by
+// row, and the memory of their scores: columns of the cache, padded to whole vectors, then those of
+// the rows themselves.
 struct Queries {
-    size_t kv_head, from, group, count, cache_columns, columns;
+    size_t kv_head, head, from, group, count, cache_columns, columns;
     float* vectors;        // [count, width]
     float* scores;         // [count, columns]
     float* transposed;     // [width, 16]: of the keys of 16 slots
@@ -241,7 +242,7 @@ void mix_values(const Attention& a, const CacheHead<Number>& values, size_t used
         each<Q>([&](auto j) {
             sums[j] = all(0.0f);
             if (a.sinks) {
-                const float sink = a.sinks[queries.kv_head * group + (q + j) % group];
+                const float sink = a.sinks[queries.head + (q + j) % group];
                 sums[j] = exponential(all(sink - queries.max[q + j]));
             }
             each<V>([&](auto v) { out[j][v] = all(0.0f); });
@@ -253,7 +254,7 @@ void mix_values(const Attention& a, const CacheHead<Number>& values, size_t used
                          out, sums);
         each<Q>([&](auto j) {
             const size_t row = queries.from + (q + j) / group;
-            const size_t head = queries.kv_head * group + (q + j) % group;
+            const size_t head = queries.head + (q + j) % group;
             float* to = a.mixed + (row * a.heads + head) * width + i;
             each<V>([&](auto v) { store(to + v * kLanes, div(out[j][v], sums[j])); });
         });
@@ -282,10 +283,12 @@ inline size_t seen_columns(const Attention& a, size_t from, size_t to) {
 }
 
 template <typename Number>
-void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, float* scratch) {
-    const size_t group = a.heads / a.kv_heads, width = a.width;
+void attend_over(const Attention& a, size_t first_head, size_t group, size_t from, size_t to,
+                 float* scratch) {
+    const size_t kv_head = first_head / (a.heads / a.kv_heads), width = a.width;
     Queries queries;
     queries.kv_head = kv_head;
+    queries.head = first_head;
     queries.from = from;
     queries.group = group;
     queries.count = (to - from) * group;
@@ -295,12 +298,11 @@ void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, flo
     queries.scores = queries.vectors + queries.count * width;
     queries.transposed = queries.scores + queries.count * queries.columns;
     for (size_t q = 0; q < queries.count; q++)
-        queries.max[q] = a.sinks ? a.sinks[kv_head * group + q % group] : -INFINITY;
+        queries.max[q] = a.sinks ? a.sinks[first_head + q % group] : -INFINITY;
     for (size_t row = from; row < to; row++)
         for (size_t g = 0; g < group; g++)
-            norm_and_rotate(a, a.packed + row * a.packed_stride + (kv_head * group + g) * width,
-                            row, a.query_norm,
-                            queries.vectors + ((row - from) * group + g) * width);
+            norm_and_rotate(a, a.packed + row * a.packed_stride + (first_head + g) * width, row,
+                            a.query_norm, queries.vectors + ((row - from) * group + g) * width);
     const size_t used = seen_columns(a, from, to), head = kv_head * a.slots * width;
     const CacheHead<Number> keys{static_cast<const Number*>(a.keys) + head, width};
     const CacheHead<Number> values{static_cast<const Number*>(a.values) + head, width};
@@ -316,11 +318,11 @@ void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, flo
     mix_values(a, values, used, queries);
 }
 
-void attend(const Attention& a, size_t kv_head, size_t from, size_t to, float* scratch) {
+void attend(const Attention& a, size_t head, size_t heads, size_t from, size_t to, float* scratch) {
     if (a.half)
-        attend_over<uint16_t>(a, kv_head, from, to, scratch);
+        attend_over<uint16_t>(a, head, heads, from, to, scratch);
     else
-        attend_over<float>(a, kv_head, from, to, scratch);
+        attend_over<float>(a, head, heads, from, to, scratch);
 }
 
 }  // namespace

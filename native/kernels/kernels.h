@@ -142,8 +142,10 @@ struct Kernels {
     // Keys and values of rows [from, to): normalised, rotated, written to the cache or to
     // `row_keys`.
     void (*store_keys)(const Attention&, size_t from, size_t to);
-    // Rows [from, to) of one key head. `scratch`: attention_scratch() floats.
-    void (*attend)(const Attention&, size_t kv_head, size_t from, size_t to, float* scratch);
+    // Rows [from, to) of `heads` query heads from `head` on, which share a key head. `scratch`:
+    // attention_scratch() floats.
+    void (*attend)(const Attention&, size_t head, size_t heads, size_t from, size_t to,
+                   float* scratch);
     // Root mean square norm of rows [from, to): y = (x + update) / rms * weight; `sum` gets x +
     // update. Any may be null but x, weight and y.
     void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width,

@@ -246,15 +246,17 @@ class AttentionKernel {
             if (has_keys_)
                 call.parallel_rows(
                     a.rows, [&](size_t from, size_t to) { kernels().store_keys(a, from, to); });
-            tiles += a.kv_heads * row_tiles(a);
+            tiles += head_tiles(a) * row_tiles(a);
             work += a.rows * (a.used + a.row_columns) * a.heads;
         }
         const auto attend = [&](size_t index) {
             const Attention* a = sequences;
-            for (; index >= a->kv_heads * row_tiles(*a); a++) index -= a->kv_heads * row_tiles(*a);
-            const size_t height = tile_height(*a), tiles_of_head = row_tiles(*a);
-            const size_t from = index % tiles_of_head * height;
-            kernels().attend(*a, index / tiles_of_head, from, std::min(a->rows, from + height),
+            for (; index >= head_tiles(*a) * row_tiles(*a); a++)
+                index -= head_tiles(*a) * row_tiles(*a);
+            const size_t height = tile_height(*a), tiles_of_heads = row_tiles(*a);
+            const size_t from = index % tiles_of_heads * height, heads = a->heads / head_tiles(*a);
+            kernels().attend(*a, index / tiles_of_heads * heads, heads, from,
+                             std::min(a->rows, from + height),
                              scratch<Scratch::kTask>(attention_scratch(*a, height)));
         };
         constexpr size_t kSmallWork = 4096;  // scores that one thread computes alone
@@ -271,6 +273,13 @@ class AttentionKernel {
     }
     static size_t row_tiles(const Attention& a) {
         return (a.rows + tile_height(a) - 1) / tile_height(a);
+    }
+
+    // Groups of query heads, each with a tile of rows at a time: those that share a key head, or,
+    // of a row over a single key head, which one thread would compute alone, a part of them.
+    static size_t head_tiles(const Attention& a) {
+        if (a.kv_heads > 1 || row_tiles(a) > 1) return a.kv_heads;
+        return a.heads % 4 == 0 && a.heads >= 16 ? 4 : a.heads % 2 == 0 ? 2 : 1;
     }
 
     static constexpr int kCacheType = Half ? ort::kFloat16 : ort::kFloat;

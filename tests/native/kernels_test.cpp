@@ -249,8 +249,8 @@ struct Cache {
     std::vector<float> mixed;
 };
 
-// Rows [from, to) of the whole, in tiles of `height` rows.
-Cache attend(const Kernels& kernels, Attention a, Cache cache, size_t height) {
+// Rows of the whole, in tiles of `height` rows and `heads` query heads.
+Cache attend(const Kernels& kernels, Attention a, Cache cache, size_t height, size_t heads) {
     std::vector<float> own(a.kv_heads * a.row_columns * a.width),
         scratch(attention_scratch(a, height));
     a.row_keys = own.data();
@@ -258,9 +258,9 @@ Cache attend(const Kernels& kernels, Attention a, Cache cache, size_t height) {
     a.values = cache.values.data();
     a.mixed = cache.mixed.data();
     if (a.write || a.row_columns) kernels.store_keys(a, 0, a.rows);
-    for (size_t head = 0; head < a.kv_heads; head++)
+    for (size_t head = 0; head < a.heads; head += heads)
         for (size_t from = 0; from < a.rows; from += height)
-            kernels.attend(a, head, from, std::min(a.rows, from + height), scratch.data());
+            kernels.attend(a, head, heads, from, std::min(a.rows, from + height), scratch.data());
     return cache;
 }
 
@@ -327,12 +327,13 @@ void attention(const Choices& choices, Random random) {
         }
     }
     cache.mixed.assign(a.rows * queries_width, 7.0f);
-    const Cache truth = attend(*choices.of[choices.count - 1], a, cache, a.rows);
+    const Cache truth = attend(*choices.of[choices.count - 1], a, cache, a.rows, group);
     note(truth.keys);
     note(truth.values);
     note(truth.mixed);
     for (size_t i = 0; i < choices.count; i++) {
-        const Cache found = attend(*choices.of[i], a, cache, random.between(1, a.rows));
+        const size_t heads = random.below(2) ? group : group % 2 ? 1 : group / 2;
+        const Cache found = attend(*choices.of[i], a, cache, random.between(1, a.rows), heads);
         expect(same(found.keys, truth.keys) && same(found.values, truth.values),
                choices.of[i]->name, "a cache");
         expect(same_numbers(found.mixed, truth.mixed), choices.of[i]->name,
