@@ -375,19 +375,21 @@ def asked(description: str | None, rows: int, data: bool = True) -> argparse.Nam
     return arguments
 
 
+def write_rows(folder: Path, files: dict[str, list[dict[str, Any]]]) -> None:
+    """Writes the rows of each file NAME.jsonl, and says how many."""
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        print(f"{folder / name}.jsonl: {len(rows)} rows")
+
+
 def main() -> None:
     arguments = asked(__doc__, rows=4000)
     rng = random.Random(arguments.seed)
     rows = [row for source in SOURCES for row in islice(source(arguments.data, rng), arguments.rows // len(SOURCES))]
     rng.shuffle(rows)
     held = len(rows) // 20
-    for name, some in (("dev", rows[:held]), ("train", rows[held:])):
-        with (arguments.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-            for prompt, answer in some:
-                file.write(
-                    json.dumps({"prompt": prompt, "completion": [{"role": "assistant", "content": answer}]}) + "\n"
-                )
-        print(f"{arguments.out / name}.jsonl: {len(some)} rows")
+    said = [{"prompt": prompt, "completion": [{"role": "assistant", "content": answer}]} for prompt, answer in rows]
+    write_rows(arguments.out, {"dev": said[:held], "train": said[held:]})
 
 
 if __name__ == "__main__":

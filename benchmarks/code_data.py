@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import random
 import sysconfig
 import textwrap
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chat_data import asked, user
+from chat_data import asked, user, write_rows
 
 TRAINED = ("torch", "sympy")
 REPORTED = ("transformers", "peft", "networkx")
@@ -168,9 +167,7 @@ def main() -> None:
     files = {"dev": learnt[:held], "train": learnt[held:]}
     files["completions"] = rows(reported, (completed,), REPORTED_ROWS, rng)
     files["edits"] = rows(reported, (edited,), REPORTED_ROWS, rng)
-    for name, some in files.items():
-        (arguments.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
-        print(f"{arguments.out / name}.jsonl: {len(some)} rows")
+    write_rows(arguments.out, files)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ spider-dev, a seventh of all, are in no prompt of train and dev. The same seed g
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable
 from typing import Any
 
-from chat_data import asked, shuffled, user
+from chat_data import asked, shuffled, user, write_rows
 
 LONGEST = 1400  # characters of a prompt
 HELD_OUT = 7  # one of so many databases
@@ -95,9 +94,7 @@ def main() -> None:
     held = len(rows) // 20
     files = {"dev": rows[:held], "train": rows[held:]}
     files |= {"wikisql-test": take(test, REPORTED, rng), "spider-dev": take(unseen, REPORTED, rng)}
-    for name, some in files.items():
-        (arguments.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
-        print(f"{arguments.out / name}.jsonl: {len(some)} rows")
+    write_rows(arguments.out, files)
 
 
 if __name__ == "__main__":

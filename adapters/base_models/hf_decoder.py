@@ -175,11 +175,11 @@ class HFDecoder:
         """
         if self.rotary is None:
             return None
-        if isinstance(self.rotary, nn.ModuleList):
-            return {base_of(rotary): rotary(hidden, position_ids=positions) for rotary in self.rotary}
-        if isinstance(self.rotary.rope_type, dict):
-            return {kind: self.rotary(hidden, positions, kind) for kind in self.rotary.rope_type}
-        return self.rotary(hidden, position_ids=positions)
+        found = {
+            kind: rotary(hidden, positions, kind) if prefix else rotary(hidden, position_ids=positions)
+            for kind, (rotary, prefix, _) in self.rotary_kinds().items()
+        }
+        return found.get("", found)
 
     def rotary_kinds(self) -> dict[Any, tuple[Any, str, str]]:
         """Of each kind of rotary embedding its module, how the names of its buffers begin there, and its type; the kind

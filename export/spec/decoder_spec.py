@@ -267,8 +267,7 @@ class DecoderSpec:
     def mixers(self, layer: int) -> tuple[Mixer, ...]:
         """What mixes the rows of a layer, mostly one; they read the same rows, and what they give adds up."""
         family, widths = self.family, self.at(layer).widths
-        names = family.latent_attention
-        between = (names.queries,) if names and names.queries in widths else ()
+        between = () if self.query_map in family.qkv else (self.query_map,)
         attention = Mixer(tuple(name for name in family.qkv if name in widths), family.out, between=between)
         convolution = Mixer(family.conv_in, family.conv_out, convolves=True)
         convolves = layer not in self.no_attention and any(self.conv_widths[layer : layer + 1])

@@ -545,7 +545,7 @@ ARCHITECTURES = {
         ),
         biases={"use_bias": "attn_output"},
         divided=True,
-        layout="ernie",
+        layout="routed",
         only=_SOFTMAX,
         harmless=("expert_shared_feed_forward_length",),  # the shapes say it
         experts="moe_num_experts",

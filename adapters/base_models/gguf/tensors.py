@@ -496,9 +496,8 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gpt2": {(name, "weight"): _transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
     "lfm2": {("shortconv.conv", "weight"): _depthwise, ("exp_probs_b", "bias"): _router_bias},
-    "ernie": {("exp_probs_b", "bias"): _router_bias},
-    "qwen2moe": {("ffn_gate_inp_shexp", "weight"): _one_row},
     "routed": {("exp_probs_b", "bias"): _router_bias},
+    "qwen2moe": {("ffn_gate_inp_shexp", "weight"): _one_row},
     "qwen3next": {
         ("attn_qkvz", "weight"): _by_key_head,
         ("ssm_conv1d", "weight"): _depthwise,
