@@ -281,7 +281,7 @@ class Decoder(AttentionHeads):
         if layer in self.spec.no_mlp:
             return Residual(residual.stream, update)
         normed, residual = self.before_mlp(g, update, normed, residual, layer)
-        update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear), layer)
+        update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear, residual), layer)
         update = g.op("Add", residual.update, update) if residual.update else update
         return layer_end(self, g, Residual(residual.stream, update), rows, layer, linear, per_layer_inputs)
 
@@ -321,9 +321,9 @@ class Decoder(AttentionHeads):
         ones = g.store.once("unit_rms.ones", lambda: np.ones(self.spec.hidden, np.float32))
         return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
 
-    def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
-        """The update that the MLP adds to rows."""
-        return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear)
+    def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear, residual: Residual) -> str:
+        """The update that the MLP adds to rows, which are `normed` and `residual` as of `before_mlp`."""
+        return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear, residual)
 
     def activated(self, g: Scope, inner: str, layer: int, half: int, clamp: tuple[float, float] | None = None) -> str:
         """The MLP's activation of its first map's outputs, times the second `half` of them where there is a gate.

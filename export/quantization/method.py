@@ -33,9 +33,10 @@ def weights_in_layers(spec: DecoderSpec) -> int:
 
 def _of_layer(spec: DecoderSpec, layer: int) -> int:
     experts = spec.mixture.weights(spec.hidden) if spec.mixture and spec.mlp_kind(layer) == "experts" else 0
+    widths = spec.at(layer).widths
     if not experts and not spec.no_mlp:
-        return sum(map(math.prod, spec.widths.values()))
-    return sum(math.prod(spec.widths[module]) for module in spec.modules(layer)) + experts
+        return sum(map(math.prod, widths.values()))
+    return sum(math.prod(widths[module]) for module in spec.modules(layer)) + experts
 
 
 def told(spec: DecoderSpec, precision: str, method: str | None) -> str:

@@ -64,7 +64,7 @@ class ModelSource(PlainSource):
         """Returns LM head, embedding, or the table of the layers' own inputs, a row for each token and layer."""
         per_layer, names = self.decoder.per_layer, self.spec.family.per_layer_input
         if per_layer is not None and names is not None and name == f"{self.spec.stacked(names.table)}.weight":
-            return LazyMatrix(per_layer.table.weight.detach().view(-1, per_layer.width))
+            return LazyMatrix(per_layer.table.weight, per_layer.layers)
         return LazyMatrix((self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight)
 
     def bias(self, name: str) -> Array | None:
@@ -81,7 +81,7 @@ class ModelSource(PlainSource):
         holder: Any = None
         if name.startswith(self._prefix):
             index, _, rest = name.removeprefix(self._prefix).partition(".")
-            holder = self.decoder.layers[int(index)] if ".experts." in rest else self.decoder.layer(int(index))
+            holder = self.decoder.layers[int(index)] if ".experts." in f".{rest}" else self.decoder.layer(int(index))
         else:
             prefix = next((prefix for prefix in self._beside if name.startswith(prefix)), "")
             holder, rest = self._beside.get(prefix), name.removeprefix(prefix)

@@ -163,7 +163,7 @@ def _map_sizes(
     sizes = tuple(_sizes(layer, family, heads) for layer in layers) if family.shared_kv is not None else ()
     widths = dict((sizes[last] if sizes else _sizes(layers[last], family, heads)).widths)
     if family.mixture is not None or family.halved:
-        widths |= _mlp_widths(layers, family)
+        widths = _mlp_widths(layers, family) | widths
     if any(conv_widths):
         convolving = layers[conv_widths.index(max(conv_widths))]
         widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}

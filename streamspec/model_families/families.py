@@ -79,6 +79,20 @@ _LATENT = Family(
     ignored=frozenset({"pretraining_tp", "q_lora_rank", "qk_head_dim"}),
 )
 
+_GEMMA4 = replace(
+    _GEMMA,
+    one_added=False,
+    head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+    shared_kv="num_kv_shared_layers",
+    value_norm=True,
+    layer_scale="layer_scalar",
+    only={"use_bidirectional_attention": (None, "vision")},  # of images alone
+    ignored=frozenset(
+        {"attention_k_eq_v", "global_head_dim", "num_global_key_value_heads", "per_layer_config"}
+        | {"use_double_wide_mlp", "vocab_size_per_layer_input"}
+    ),
+)
+
 FAMILIES = {
     "llama": Family(ignored=frozenset({"pretraining_tp"})),
     "mistral": Family(),
@@ -299,20 +313,8 @@ FAMILIES = {
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
     ),
-    "gemma4_text": replace(
-        _GEMMA,
-        one_added=False,
-        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
-        shared_kv="num_kv_shared_layers",
-        value_norm=True,
-        layer_scale="layer_scalar",
-        per_layer_input=PerLayerInput(),
-        only={"enable_moe_block": False, "use_bidirectional_attention": (None, "vision")},  # of images alone
-        ignored=frozenset(
-            {"attention_k_eq_v", "moe_intermediate_size", "num_experts", "per_layer_config", "top_k_experts"}
-            | {"global_head_dim", "num_global_key_value_heads", "use_double_wide_mlp", "vocab_size_per_layer_input"}
-        ),
-    ),
+    "gemma4_text": replace(_GEMMA4, per_layer_input=PerLayerInput()),
+    "gemma4_unified_text": _GEMMA4,
     "olmo": Family(layernorm=True, bare_norms=1e-5, clip="clip_qkv"),
     "olmo2": _POST_NORM,
     "olmo3": _POST_NORM,

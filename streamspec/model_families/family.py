@@ -102,7 +102,7 @@ class Mixture:
 
     router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
     experts: str = "mlp.experts"
-    count: str | None = None  # config field: how many, 0 for none in any layer
+    count: str | None = None  # config field: how many, or whether there are any; 0 or false for none in any layer
     active: str = "num_experts_per_tok"  # config field: a number, or a list of one for each layer
     width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
     scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
@@ -117,6 +117,11 @@ class Mixture:
     latent: str | None = None  # config field: experts read and give so many numbers, where it has a value
     latent_maps: tuple[str, ...] = ()  # that make these of a row, and of their sum what it adds
     shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # maps of an MLP for all rows that is added to theirs
+    # Norms, where experts stand beside the layer's own MLP (then `shared`) and read what enters the norm before it: of
+    # what the MLP gives, of what experts read, of what they give.
+    around: tuple[str, str, str] | None = None
+    router_scale: str | None = None  # the router reads the same over its norm, times these numbers [hidden]
+    expert_scales: str | None = None  # numbers [experts] that scores are multiplied by where outputs are added up
     shared_gate: str | None = None  # its output is multiplied by the sigmoid of this weight [1, hidden] times the row
     # Config fields of what the module `experts` has as alpha and limit: (u + 1) * v * sigmoid(alpha * v), where u is
     # what the up map gives, within -limit and limit, and v the gate, no larger than limit.

@@ -65,6 +65,16 @@ _GPT_OSS = Mixture(
     normalized=False,
     clamp=("swiglu_alpha", "swiglu_limit"),
 )
+_GEMMA = Mixture(
+    router="router.proj",
+    experts="experts",
+    count="enable_moe_block",
+    active="top_k_experts",
+    shared=_shared("mlp"),
+    around=("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
+    router_scale="router.scale",
+    expert_scales="router.per_expert_scale",
+)
 _LFM2 = Mixture(
     router="feed_forward.gate",
     experts="feed_forward.experts",
@@ -157,6 +167,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "youtu", _DEEPSEEK, *_ROUTED, "num_mtp_layers", "num_nextn_predict_layers", mtp=_AFTER_LAST
         ),
         "glm4_moe_lite": like("youtu", _DEEPSEEK, "n_shared_experts", "mlp_layer_types", mtp=_AFTER_LAST),
+        "gemma4_text": like("gemma4_text", _GEMMA),
         "gpt_oss": like(
             "mistral",
             _GPT_OSS,

@@ -27,6 +27,7 @@ TEXT_PARTS = {
     "exaone4_5": TextPart(),
     "gemma3": TextPart(),
     "gemma4": TextPart(),
+    "gemma4_unified": TextPart(),
     "idefics3": TextPart("text_model"),
     "internvl": TextPart(),
     "lfm2_vl": TextPart(),

@@ -37,6 +37,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"layer_rope_theta": [0, 1e4, 500.0, 1e4], "layer_types": ["full_attention", *["sliding_attention"] * 3]},
     "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 64, "head_dim": 32, "sliding_window": 6}
     | {"swiglu_limit": 0.7, "swiglu_alpha": 1.702, "rope_parameters": YARN},
+    "gemma4_text+experts": {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6, "head_dim": 24}
+    | {"global_head_dim": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0},
     "lfm2_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "num_dense_layers": 2}
     | {"layer_types": ["conv", "full_attention"] * 2, "routed_scaling_factor": 1.5},
     "ernie4_5_moe": {"moe_k": 3, "moe_num_experts": 8, "moe_intermediate_size": 64, "moe_num_shared_experts": 2},

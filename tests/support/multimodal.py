@@ -37,6 +37,15 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text confi
         },
         {"model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2, "position_embedding_size": 8},
     ),
+    "gemma4_unified": (
+        {
+            "model_type": "gemma4_unified_text",
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 24,
+        },
+        {"model_type": "gemma4_unified_vision", "mm_embed_dim": 32, "mm_posemb_size": 8},
+    ),
     "exaone4_5": (
         {"model_type": "exaone4", "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
         {"depth": 1, "out_hidden_size": 32, "num_heads": 2, "fullatt_block_indexes": [0]},

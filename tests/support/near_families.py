@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 NEAR: dict[str, dict[str, Any]] = {
+    "gemma4_unified_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+    | {"head_dim": 16, "global_head_dim": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    | {"final_logit_softcapping": 5.0},
     "apertus": {"attention_bias": True},
     "arcee": {"mlp_bias": True, "head_dim": 24},
     "cohere": {"use_qk_norm": True, "logit_scale": 1.5, "attention_bias": True},

@@ -19,8 +19,7 @@ CLUSTERS, LOOKED_AT = 12, 3
 def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, clusters: int = CLUSTERS, **changes: Any) -> Any:
     """An assistant of the tiny model `target`: three layers with a window and one without, in half its width, its head
     over all tokens or `ordered` in clusters."""
-    from transformers import AutoConfig
-    from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     base = target.config
     wide = base.per_layer_config[base.layer_types.index("full_attention")]
@@ -41,13 +40,13 @@ def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, clusters: i
     del text["per_layer_config"]
     fields = {"use_ordered_embeddings": ordered, "num_centroids": clusters, "centroid_intermediate_top_k": LOOKED_AT}
     config = AutoConfig.for_model(
-        "gemma4_assistant",
+        base.model_type.replace("_text", "_assistant"),
         text_config=text | changes,
         backbone_hidden_size=base.hidden_size,
         **(fields if ordered else {}),
     )
     torch.manual_seed(seed)
-    model = Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if "norm" in name or name.endswith("layer_scalar"):
@@ -57,9 +56,9 @@ def tiny_assistant(target: Any, ordered: bool = True, seed: int = 1, clusters: i
     return model.requires_grad_(False)
 
 
-def saved_pair(folder: Path, ordered: bool = True, **changes: Any) -> tuple[Any, Any]:
+def saved_pair(folder: Path, ordered: bool = True, family: str = "gemma4_text", **changes: Any) -> tuple[Any, Any]:
     """A tiny target and an assistant of it, saved in `base` and `assistant` of `folder`."""
-    target = tiny_model("gemma4_text", max_position_embeddings=1024, **changes)
+    target = tiny_model(family, max_position_embeddings=1024, **changes)
     assistant = tiny_assistant(target, ordered)
     save_base(folder / "base", target)
     assistant.save_pretrained(folder / "assistant")

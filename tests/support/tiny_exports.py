@@ -147,6 +147,8 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
                 value.normal_(0, 0.1)
             elif name.endswith("sinks"):
                 value.normal_(0, 1)
+            elif name.endswith(("router.scale", "router.per_expert_scale")):
+                value.uniform_(0.5, 1.5)
         for name, value in model.named_buffers():
             if name.endswith("layer_scalar"):
                 value.uniform_(0.5, 1.5)

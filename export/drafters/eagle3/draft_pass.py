@@ -67,7 +67,7 @@ class Eagle3Pass(DraftLayerPass):
         read, stream = self._read(g, x)
         mixed, sees = self._attention(g, read, rows, count, at, branch, sees, self.layer)
         normed, residual = decoder.before_mlp(g, mixed, "", Residual(stream), self.layer)
-        state = g.op("Add", residual.stream, decoder.mlp(g, normed, rows, self.layer, decoder.linear))
+        state = g.op("Add", residual.stream, decoder.mlp(g, normed, rows, self.layer, decoder.linear, residual))
         finished, _ = decoder.norm(g, Residual(state), NORM)
         return DraftLevel(finished, feature=finished if self.spec.head.norm_output else state, sees=sees or "")
 

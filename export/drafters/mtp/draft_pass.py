@@ -41,7 +41,8 @@ class MtpPass(DraftLayerPass):
     def _level(self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None) -> DraftLevel:
         decoder, rows = self.decoder, Rows(g.ints(self.spec.levels[number]))
         normed, stream, sees = self._before_mlp(g, x, rows, number, at, branch, sees)
-        update = decoder.mlp_update(g, decoder.mlp(g, normed, rows, self.layer, decoder.linear), self.layer)
+        given = decoder.mlp(g, normed, rows, self.layer, decoder.linear, Residual(stream))
+        update = decoder.mlp_update(g, given, self.layer)
         finished, _ = decoder.norm(g, Residual(stream, update), f"{LABEL}{NORM}")
         return DraftLevel(finished, sees=sees or "")
 

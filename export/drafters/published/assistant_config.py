@@ -24,7 +24,7 @@ from streamspec.export.drafters.published.tensors import checked_tensors
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.weights.model_spec import describe
 
-KIND, TARGET = "gemma4_assistant", "gemma4_text"
+TARGETS = {"gemma4_assistant": "gemma4_text", "gemma4_unified_assistant": "gemma4_unified_text"}  # by the kind
 EMBEDDING, TOKENS = "embed_tokens.weight", 4  # drafted: each pass goes on from its own state
 FIELDS = frozenset({"text_config", "backbone_hidden_size", "use_ordered_embeddings", "num_centroids"})
 FIELDS |= {"centroid_intermediate_top_k"}
@@ -53,9 +53,9 @@ def read_assistant(folder: Path, target: Any) -> AssistantSpec:
 
 
 def _read_config(file: Path, raw: dict[str, Any]) -> Any:
-    if raw["model_type"] != KIND:
-        raise wrong(file, "model_type", raw["model_type"], KIND)
-    if find_spec(f"transformers.models.{KIND}") is None:
+    if (kind := raw["model_type"]) not in TARGETS:
+        raise wrong(file, "model_type", kind, " or ".join(TARGETS))
+    if find_spec(f"transformers.models.{kind}") is None:
         raise ConfigError(
             "an assistant of Gemma 4", "a transformers that has them, such as 5.24", "update transformers"
         )
@@ -67,12 +67,12 @@ def _read_config(file: Path, raw: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(**raw)
         text = config.text_config
-        kind, vocab = text.model_type, text.vocab_size
+        found, vocab = text.model_type, text.vocab_size
     except Exception as error:  # transformers raises errors of every kind
         named = f"{file}: {type(error).__name__} {' '.join(str(error).split())[:200]}"
         raise AdapterError(named, "a configuration of an assistant", FETCH) from None
-    if kind != TARGET:
-        raise wrong(file, "text_config", f"of {kind!r}", TARGET)
+    if found != TARGETS[kind]:
+        raise wrong(file, "text_config", f"of {found!r}", TARGETS[kind])
     try:
         check_config(text)
     except BaseModelError as error:
@@ -89,8 +89,9 @@ def _read_config(file: Path, raw: dict[str, Any]) -> Any:
 def _check_target(folder: Path, config: Any, target: Any) -> None:
     """Raises AdapterError for an assistant of another target."""
     text = config.text_config
-    if target.model_type != TARGET:
-        raise AdapterError(f"{folder}: an assistant beside {target.model_type}", f"a base of {TARGET}", "name its own")
+    if target.model_type not in TARGETS.values():  # a GGUF file tells no kind from the other
+        bases = " or ".join(TARGETS.values())
+        raise AdapterError(f"{folder}: an assistant beside {target.model_type}", f"a base of {bases}", "name its own")
     pairs = {
         "hidden size": (config.backbone_hidden_size, target.hidden_size),
         "vocabulary": (text.vocab_size, target.vocab_size),
@@ -115,10 +116,10 @@ def _keys(config: Any, layer: int) -> tuple[int, int]:
 def _shapes(config: Any) -> Shapes:
     """Shapes of the tensors of the model in transformers, by their names in its files without `model.`."""
     import torch
-    from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        named = Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").state_dict()
+        named = AutoModelForCausalLM.from_config(config, attn_implementation="eager").state_dict()
     return {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
 
 

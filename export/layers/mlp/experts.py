@@ -3,7 +3,7 @@
     y = sum_{e in top k of s(x)} w_e(x) down_e(act(gate_e x) * up_e x)        s, w: scores (`MixtureSpec`)
 
 Experts without a gate are down_e(act(up_e x)). Where latent maps in and out are around experts, these read in(x), and
-the update is out(y).
+the update is out(y). Where norms are, experts and the MLP for all rows read and give rows under norms of their own.
 
 No number of a row depends on the other rows. The router's product is one of constant weights, which ONNX Runtime adds
 up in one order for any number of rows; a row's scores are added up by such a product, too (ReduceSum goes by the
@@ -26,26 +26,42 @@ from streamspec.export.spec.mixture_spec import DOWN, UP, MixtureSpec
 from streamspec.export.spec.weight_source import stored_runs
 
 if TYPE_CHECKING:
-    from streamspec.export.layers.decoder import Decoder
+    from streamspec.export.layers.decoder import Decoder, Residual
     from streamspec.export.layers.heads import Linear
 
 
-def experts(decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
+def experts(decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear, residual: Residual) -> str:
     """The update that the mixture of a layer adds to rows."""
-    mixture = decoder.spec.mixture
+    mixture, spec = decoder.spec.mixture, decoder.spec
     assert mixture is not None
+    after_shared, before, after = mixture.names.around or ("", "", "")
+
+    def under(name: str, x: str) -> str:
+        return decoder.norm(g, type(residual)(x), spec.weight_name(layer, name))[0] if name else x
+
     into, back = ((name,) for name in mixture.names.latent_maps) if mixture.latent else ((), ())
-    read = linear(g, normed, rows, layer, into) if into else normed
+    read = under(before, residual.stream) if before else normed
+    read = linear(g, read, rows, layer, into) if into else read
     with g.named("experts"):
-        chosen, shares, gate = _route(decoder, mixture, g, normed, layer)
+        routed = _over_norm(decoder, g, residual.stream, layer, mixture) if mixture.names.router_scale else normed
+        chosen, shares, gate = _route(decoder, mixture, g, routed, layer)
         write = _grouped if decoder.native is None else _native
         total = write(decoder, mixture, g, read, layer, chosen, shares)
-    total = linear(g, total, rows, layer, back) if back else total
+    total = under(after, linear(g, total, rows, layer, back) if back else total)
     if mixture.shared:
         up, down = mixture.names.shared
         shared = linear(g, linear(g, normed, rows, layer, up, activated=True), rows, layer, down)
+        shared = under(after_shared, shared)
         total = g.op("Add", total, g.op("Mul", shared, gate) if gate else shared)
     return total
+
+
+def _over_norm(decoder: Decoder, g: Scope, stream: str, layer: int, mixture: MixtureSpec) -> str:
+    """Rows over their norm, times numbers of the router's."""
+    name = decoder.spec.weight_name(layer, str(mixture.names.router_scale))
+    weights = g.store.once(name, lambda: decoder.source.weight(name) * np.float32(decoder.spec.hidden**-0.5))
+    eps = decoder.spec.eps
+    return g.op("SimplifiedLayerNormalization", stream, weights, axis=-1, epsilon=eps, stash_type=1)
 
 
 def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int) -> tuple[str, str, str]:
@@ -81,6 +97,10 @@ def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int)
         sums = g.op("Add", sums, g.number(names.added)) if names.added else sums
         sums = g.op("Max", sums, g.number(mixture.least)) if mixture.least else sums
         shares = g.op("Div", shares, sums)
+    if names.expert_scales:
+        scales = decoder.spec.weight_name(layer, names.expert_scales)
+        own = g.store.once(scales, lambda: source.weight(scales))
+        shares = g.op("Mul", shares, g.op("Gather", own, chosen, axis=0))
     return chosen, shares if mixture.scale == 1.0 else g.op("Mul", shares, g.number(mixture.scale)), gate
 
 

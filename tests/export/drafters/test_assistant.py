@@ -28,14 +28,13 @@ from streamspec.export.drafters.published.assistant_config import TOKENS, read_a
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.step_graph import GraphFeatures
 from tests.export.drafters.test_eagle3 import PROMPT, row_of
-from tests.export.layers.test_per_layer_input import DENSE
 from tests.support.tiny_assistants import export_pair, saved_pair
 from tests.support.tiny_exports import VOCAB
 
 pytest.importorskip("transformers.models.gemma4_assistant")
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-CASES = {"shared keys, ordered": ({}, True), "keys as values": (DENSE, False)}
+CASES = {"shared keys, ordered": ("gemma4_text", True), "keys as values": ("gemma4_unified_text", False)}
 FIRST, SECOND = CASES
 LONG = 392  # tokens, more than the slots of a ring
 
@@ -66,8 +65,8 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     folders = {case: tmp_path_factory.mktemp("assistant") for case in CASES}
     return {
-        case: Made(*saved_pair(folders[case], ordered, **changes), folders[case])
-        for case, (changes, ordered) in CASES.items()
+        case: Made(*saved_pair(folders[case], ordered, family), folders[case])
+        for case, (family, ordered) in CASES.items()
     }
 
 
@@ -148,7 +147,8 @@ def test_a_bundle_says_that_it_keeps_no_layer(made: dict[str, Made]) -> None:
 
 
 CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"model_type": "gemma4_unified_assistant"}, {}, "gemma4_unified_assistant; expected gemma4_assistant"),
+    ({"model_type": "gemma5_assistant"}, {}, "gemma5_assistant; expected gemma4_assistant or gemma4_unified_assistant"),
+    ({"model_type": "gemma4_unified_assistant"}, {}, "text_config is of 'gemma4_text'; expected gemma4_unified_text"),
     ({"some_switch": 3}, {}, "some_switch = 3"),
     ({"tie_word_embeddings": False}, {}, "tie_word_embeddings = False"),
     ({"quantization_config": {"bits": 4}}, {}, "quantization_config = "),

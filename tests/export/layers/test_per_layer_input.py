@@ -69,7 +69,7 @@ def test_answers_beyond_the_window_are_those_of_plain_decoding(kind: str, tmp_pa
     [
         (
             {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8},
-            "enable_moe_block",
+            "experts of 8 inner numbers",
         ),
         ({"use_bidirectional_attention": "all"}, "only None or vision"),
         ({"vocab_size_per_layer_input": 192}, "vocab_size_per_layer_input"),
