@@ -69,11 +69,12 @@ class PerLayerModules:
         scales = table.scalar_embed_scale, stack.per_layer_model_projection_scale, stack.per_layer_input_scale
         return cls(table, context, norm, len(getattr(stack, family.layers)), int(width), scales)
 
-    def inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """[B, R, layers, width] of tokens [B, R] that enter the first layer as `hidden` [B, R, H]."""
-        shape = (*tokens.shape, self.layers, self.width)
+    def inputs(self, known: Tensor, hidden: Tensor) -> Tensor:
+        """[B, R, layers, width] of tokens whose rows of the table are `known` [B, R, layers * width], and that enter
+        the first layer as `hidden` [B, R, H]."""
+        shape = (*known.shape[:-1], self.layers, self.width)
         of_table, of_map, of_sum = self.scales
-        known = nn.functional.embedding(tokens, self.table.weight).to(hidden.dtype).reshape(shape) * of_table
+        known = known.to(hidden.dtype).reshape(shape) * of_table
         return (self.norm((self.context(hidden) * of_map).reshape(shape)) + known) * of_sum
 
 
@@ -343,11 +344,17 @@ class HFDecoder:
     def per_layer_inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
         """The layers' own inputs [B, R, layers, width] for tokens [B, R] that enter the first layer as `hidden`; None
         where layers have none."""
-        return None if self.per_layer is None else self.per_layer.inputs(tokens, hidden)
+        if self.per_layer is None:
+            return None
+        return self.per_layer.inputs(self.rows_of(self.per_layer.table, tokens), hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings as they are in the table, without positions: [.., E]."""
-        return torch.nn.functional.embedding(tokens, self.embedding.weight)
+        return self.rows_of(self.embedding, tokens)
+
+    def rows_of(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
+        """The rows [.., E] of tokens in a table."""
+        return nn.functional.embedding(tokens, table.weight)
 
     def linear_names(self, first: int) -> list[str]:
         """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""

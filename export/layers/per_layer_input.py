@@ -9,13 +9,16 @@ Rows without a token, such as streams, go without it: their i_l is zero, and so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.layers.activations import activate
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.export.spec.weight_source import StoredBlocks, stored_runs
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder, Residual
@@ -34,18 +37,39 @@ def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Ro
     parts = g.ints(1, -1, layers, width)
     name = f"{spec.stacked(names.table)}.weight"
     # A row of its own for each token and layer: in few bits each has its scale.
-    table = Weight(name, spec.vocab * layers, width, lambda: source.rows_of(name), looked_up=True)
+    table = Weight(
+        name,
+        spec.vocab * layers,
+        width,
+        lambda: source.rows_of(name),
+        looked_up=True,
+        stored=lambda: _apart(source.stored_table(name), width),
+    )
     at = g.op("Mul", g.op("Unsqueeze", ids, g.ints(2)), g.ints(layers))
     numbers = g.op("Add", at, g.store.constant(np.arange(layers), np.int64))
     known = decoder.look_up(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
     known = g.op("Mul", g.op("Reshape", known, parts), g.number(of_table))
     context = f"{spec.stacked(names.context)}"
-    weight = Weight(context, layers * width, spec.hidden, lambda: source.weight(f"{context}.weight"))
+    weight = Weight(
+        context,
+        layers * width,
+        spec.hidden,
+        lambda: source.weight(f"{context}.weight"),
+        stored=lambda: stored_runs(source, [f"{context}.weight"]),
+    )
     mapped = decoder.linear_map(g, start.stream, rows, weight)
     scaled = g.op("Reshape", g.op("Mul", mapped, g.number(of_map)), parts)
     normed, _ = decoder.norm(g, type(start)(scaled), spec.stacked(names.context_norm))
     total = g.op("Mul", g.op("Add", normed, known), g.number(of_sum))
     return g.op("Reshape", total, g.ints(1, -1, layers * width))
+
+
+def _apart(table: StoredBlocks | None, width: int) -> Sequence[StoredBlocks] | None:
+    """A token's numbers for each layer, `width` of them, as rows; None where these are not whole blocks."""
+    if table is None or table.kind not in KINDS or width % KINDS[table.kind].weights:
+        return None
+    parts = table.columns // width
+    return [StoredBlocks(table.kind, table.data.reshape(len(table.data) * parts, -1), width)]
 
 
 def layer_end(

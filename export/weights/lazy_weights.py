@@ -61,12 +61,11 @@ class Float32Decoder(HFDecoder):
             restore_multipliers(getattr(layer, str(self.family.conv)), getattr(self.model.config, name.outputs))
         return layer
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Embeds tokens in float32."""
-        weight = self.embedding.weight
-        if is_hollow(weight):
-            return LazyMatrix(weight).rows(tokens.flatten()).view(*tokens.shape, -1)
-        return super().embed(tokens).float()
+    def rows_of(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
+        """The rows [.., E] of tokens in a table, in float32."""
+        if is_hollow(table.weight):
+            return LazyMatrix(table.weight).rows(tokens.flatten()).view(*tokens.shape, -1)
+        return super().rows_of(table, tokens).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Multiplies by the LM head, `HEAD_ROWS` of the vocabulary at a time."""
@@ -121,11 +120,12 @@ def _float32(tensor: Tensor) -> Tensor:
 
 
 class LazyMatrix:
-    """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
+    """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays; where each row of the tensor
+    has several `parts`, these are the rows."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor if is_hollow(tensor) else tensor.detach()
-        self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
+    def __init__(self, tensor: Tensor, parts: int = 1) -> None:
+        self.tensor, self.parts = tensor if is_hollow(tensor) else tensor.detach(), parts
+        self.shape: tuple[int, int] = (tensor.shape[0] * parts, tensor.shape[1] // parts)
 
     def __getitem__(self, rows: slice | Array) -> Array:
         part: Array = self.rows(rows).numpy()
@@ -133,6 +133,8 @@ class LazyMatrix:
 
     def rows(self, rows: slice | Array | Tensor) -> Tensor:
         """Reads rows as a float32 tensor; gives a slice's pages of the file back."""
+        if self.parts > 1:
+            return self._rows_of_parts(rows)
         if is_hollow(self.tensor):
             return read_rows(self.tensor, rows)
         if not isinstance(rows, slice):
@@ -141,6 +143,17 @@ class LazyMatrix:
         wide = part.float()
         give_back(part)
         return wide
+
+    def _rows_of_parts(self, rows: slice | Array | Tensor) -> Tensor:
+        count, whole = self.shape[0], LazyMatrix(self.tensor)
+        if isinstance(rows, slice):
+            first, last, _ = rows.indices(count)
+            begin = first // self.parts
+            found = whole.rows(slice(begin, -(-last // self.parts))).reshape(-1, self.shape[1])
+            return found[first - begin * self.parts : last - begin * self.parts]
+        numbers = torch.as_tensor(rows)
+        found = whole.rows(numbers // self.parts).view(len(numbers), self.parts, -1)
+        return found[torch.arange(len(numbers)), numbers % self.parts]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:].astype(dtype or "float32", copy=False)

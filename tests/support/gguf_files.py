@@ -66,6 +66,8 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
         for name, buffer in model.named_buffers():
             if name.endswith("act_fn.beta"):  # Apertus'
                 buffer.add_(0.1)
+            if name.endswith("layer_scalar"):  # Gemma 4's
+                buffer.mul_(0.7)
             if name.endswith(("expert_bias", "correction_bias")):  # LFM2's and Nemotron's
                 buffer.add_(torch.randn_like(buffer) * 0.1)
     return model
@@ -89,7 +91,12 @@ def stored(
             stacked.setdefault(f"{stem.rpartition('.norms')[0]}.{suffix}", []).append(tensor.detach().float().numpy())
             continue
         values, name = laid_out(tensor.detach().float().numpy(), name, model.config, architecture)
-        if stem.endswith(".experts"):  # stacked by transformers
+        if stem.endswith(".router") and suffix.endswith("scale"):  # Gemma 4's
+            part = "ffn_gate_inp.scale" if suffix == "scale" else "ffn_down_exps.scale"
+            parts = {f"blk.{stem.split('.')[2]}.{part}": values}
+        elif architecture == "gemma4" and stem.endswith(".experts"):  # gate and up in one, as in the checkpoint
+            parts = {str(names.get_name(f"{name}.weight", (".weight",))): values}
+        elif stem.endswith(".experts"):  # stacked by transformers
             holder = re.sub("block_sparse_moe|mixer", "mlp", stem)  # as the converter writes them
             kind = "bias" if suffix.endswith("_bias") else "weight"
             own = experts(values, suffix, architecture == "gpt-oss").items()
@@ -118,6 +125,11 @@ def stored(
         found |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
     for name, pieces in stacked.items():
         found[str(names.get_name(name, (".weight", ".bias")))] = np.stack(pieces)
+    if architecture == "gemma4":  # which part of a head positions turn in global layers
+        config = model.config
+        wide = config.per_layer_config[config.layer_types.index("full_attention")].head_dim // 2
+        turned = int(wide * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+        found["rope_freqs.weight"] = np.array([1.0] * turned + [1e30] * (wide - turned), np.float32)
     assert not any(name.startswith("None") for name in found), found.keys()
     return found
 
@@ -153,8 +165,8 @@ def laid_out(values: np.ndarray, name: str, config: Any, architecture: str) -> t
         values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
     if stem.endswith("conv.conv"):  # LFM2's
         values = values.squeeze(1)
-    if suffix in ("sinks", "expert_bias"):
-        return values, f"{name}.{'weight' if suffix == 'sinks' else 'bias'}"
+    if suffix in ("sinks", "layer_scalar", "expert_bias"):
+        return values, f"{name}.{'bias' if suffix == 'expert_bias' else 'weight'}"
     if suffix == "e_score_correction_bias":
         return values.reshape(-1), f"{stem.replace('gate.', '')}.e_score_correction.bias"
     # of the file that is published
@@ -232,7 +244,7 @@ def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "feed_forward_length": getattr(config, "intermediate_size", None) or config.n_inner,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "attention.head_count_kv": more.get("attention.head_count_kv") or getattr(config, "num_key_value_heads", None),
     }
     for key, names in {
         "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),

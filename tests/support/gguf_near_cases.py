@@ -35,6 +35,35 @@ _FALCON_KEYS = {
     "ssm.group_count": 2,
     "vocab_size": VOCABULARY,
 }
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_KEYS = {
+    "feed_forward_length": [96] * 4 + [192] * 2,
+    "embedding_length_per_layer_input": 32,
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "attention.key_length_swa": 32,
+    "attention.value_length_swa": 32,
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": [True, False] * 3,
+    "attention.shared_kv_layers": 2,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "rope.dimension_count": 64,
+    "rope.dimension_count_swa": 32,
+    "final_logit_softcapping": 30.0,
+}
 _GRANITE: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
@@ -490,6 +519,31 @@ NEAR |= {
         "qwen3_5_moe_text",
         _QWEN35 | _QWEN_EXPERTS,
         {key: value for key, value in (_QWEN35_KEYS | _QWEN_EXPERT_KEYS).items() if key != "feed_forward_length"},
+        {},
+    ),
+    "gemma 4": ("gemma4", "gemma4_text", _GEMMA4, _GEMMA4_KEYS, {}),
+    "gemma 4, keys as values": (
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4
+        | {"num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_size_per_layer_input": 0}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        _GEMMA4_KEYS
+        | {"feed_forward_length": 96, "embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 0}
+        | {"attention.head_count_kv": [2, 1] * 3},
+        {},
+    ),
+    "gemma 4 with experts": (
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4
+        | {"num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_size_per_layer_input": 0}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True}
+        | {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64},
+        _GEMMA4_KEYS
+        | {"feed_forward_length": 96, "embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 0}
+        | {"attention.head_count_kv": [2, 1] * 3, "expert_count": 8, "expert_used_count": 3}
+        | {"expert_feed_forward_length": 64},
         {},
     ),
     "qwen2 with experts": (

@@ -189,6 +189,22 @@ RECIPES = (
         GEMMA_4,
         adds_bos=True,
         drafter="assistant",
+        gguf=(
+            "gemma4",
+            {
+                "feed_forward_length": [96] * 5 + [192] * 5,
+                "embedding_length_per_layer_input": 16,
+                "attention.key_length": 32,
+                "attention.value_length": 32,
+                "attention.key_length_swa": 16,
+                "attention.value_length_swa": 16,
+                "attention.sliding_window": 16,
+                "attention.sliding_window_pattern": [True, True, True, True, False] * 2,
+                "attention.shared_kv_layers": 5,
+                "rope.freq_base": 1e6,
+                "final_logit_softcapping": 30.0,
+            },
+        ),
     ),
     Recipe(
         "Qwen3.5 0.8B",

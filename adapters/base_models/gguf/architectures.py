@@ -64,6 +64,8 @@ class Architecture:
     one_added: bool = False  # norm weights are stored with one added
     layout: str | None = None  # of some tensors, by name in tensors.LAYOUTS
     head_dim: bool = False  # the config states it always; else where the heads' widths do not add up to the model's
+    heads: Callable[[Keys, Config, int], int] | None = None  # reads what the file says of them, of so many
+    widths: Callable[[Keys, Config], None] | None = None  # reads the widths of MLPs, which are not those of others
     divided: bool = False  # transformers takes only widths that the heads divide, whatever the size of a head
     rotary: bool = True
     partial: bool = False  # transformers can rotate a part of each head
@@ -267,6 +269,28 @@ _QWEN35 = Architecture(
     more=rules.qwen35,
 )
 
+_GEMMA4 = Architecture(
+    "gemma4_text",
+    _inner(
+        _GEMMA2_NAMES
+        | {
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        **_HEAD_NORMS,
+        inp_gate="per_layer_input_gate",
+        proj="per_layer_projection",
+        post_norm="post_per_layer_input_norm",
+        layer_output_scale="layer_scalar",
+    ),
+    layout="gemma4",
+    heads=rules.gemma4_heads,
+    widths=rules.gemma4_widths,
+    partial=True,
+    more=rules.gemma4,
+)
+
 _DEEPSEEK_EXPERTS = (
     _mixture()
     | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
@@ -287,6 +311,7 @@ _LATENT = Architecture(
     ),
     biases={"attention_bias": "attn_kv_a_mqa"},
     layout="latent",
+    heads=rules.latent_heads,
     harmless=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
     more=rules.latent,
 )
@@ -368,6 +393,26 @@ ARCHITECTURES = {
         divided=True,
         one_added=True,
         more=rules.gemma3,
+    ),
+    "gemma4": replace(
+        _GEMMA4,
+        where={
+            "expert_count": replace(
+                _GEMMA4,
+                names=_inner(
+                    _GEMMA4.names,
+                    **dict.fromkeys(_STACKS, "experts"),
+                    ffn_gate_inp="router.proj",
+                    pre_ffw_norm_2="pre_feedforward_layernorm_2",
+                    post_ffw_norm_1="post_feedforward_layernorm_1",
+                    post_ffw_norm_2="post_feedforward_layernorm_2",
+                    **{"ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale"},
+                ),
+                fixed={"enable_moe_block": True},
+                only=_SOFTMAX | {"expert_weights_norm": (True,)},
+                experts="num_experts",
+            )
+        },
     ),
     "starcoder2": Architecture(
         "starcoder2",

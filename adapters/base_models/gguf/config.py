@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
-from streamspec.adapters.base_models.gguf.config_rules import Config, latent_heads
+from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile
 from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
@@ -72,10 +72,13 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         "max_position_embeddings": length,
     }
     mixture = family_of(row.model_type, keys.file).mixture if row.experts else None
-    if keys.has("feed_forward_length") or mixture is None or mixture.width == "intermediate_size":
+    wide = keys.has("feed_forward_length") or mixture is None or mixture.width == "intermediate_size"
+    if wide and row.widths is None:
         sizes["intermediate_size"] = keys.same("feed_forward_length", zeros=row.hybrid)
     config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
-    head_dim = _heads(keys, row, config, heads, width)
+    head_dim = row.heads(keys, config, heads) if row.heads else _heads(keys, row, config, heads, width)
+    if row.widths is not None:
+        row.widths(keys, config)
     config[row.epsilon[1]] = keys.real(row.epsilon[0], high=1.0)
     keys.skip(*HARMLESS, *row.harmless)
     if row.experts is not None and mixture is not None:
@@ -99,9 +102,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
 
 
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:
-    """Adds what the config says of heads; returns their size, of those that attend to states what positions turn."""
-    if family_of(row.model_type, keys.file).latent_attention is not None:
-        return latent_heads(keys, config, heads)
+    """Adds what the config says of heads; returns their size."""
     config["num_key_value_heads"] = shared = keys.same("attention.head_count_kv", heads, zeros=row.hybrid)
     if heads % shared:
         keys.refuse("attention.head_count_kv", shared, f"a divisor of {heads}, the heads of queries")

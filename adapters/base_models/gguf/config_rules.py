@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.adapters.base_models.gguf.keys import LONGEST, REQUIRED, Keys
+from streamspec.adapters.base_models.gguf.keys import LONGEST, REQUIRED, WIDEST, Keys
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
 
 Config = dict[str, Any]
@@ -40,7 +40,7 @@ def phi3(keys: Keys, config: Config) -> None:
     }
 
 
-def _windows(keys: Keys, config: Config, length: int | None, pattern: int) -> None:
+def _windows(keys: Keys, config: Config, length: Any, pattern: int) -> None:
     """Windows in all layers but each `pattern`-th one, unless the file says it for each layer."""
     window = keys.whole("attention.sliding_window", length, 0, LONGEST)
     layers, key = range(config["num_hidden_layers"]), "attention.sliding_window_pattern"
@@ -74,11 +74,61 @@ def gemma3(keys: Keys, config: Config) -> None:
     _windows(keys, config, None, 6)
     _gemma_scale(keys, config, large=62)
     config["final_logit_softcapping"] = keys.real("final_logit_softcapping", 0.0) or None
-    local = keys.real("rope.freq_base_swa", 10_000.0, 1.0, LARGEST_BASE)
-    config["rope_parameters"] = {
+    config["rope_parameters"] = _rope_by_kind(keys, config)
+
+
+def _rope_by_kind(keys: Keys, config: Config, theta: float = 10_000.0) -> Config:
+    """Positions of global layers, and of those with windows, which are never scaled."""
+    local = keys.real("rope.freq_base_swa", theta, 1.0, LARGEST_BASE)
+    return {
         "full_attention": config["rope_parameters"],
         "sliding_attention": {"rope_type": "default", "rope_theta": local},
     }
+
+
+def gemma4_heads(keys: Keys, config: Config, heads: int) -> int:
+    """Adds the sizes of heads of local and of global layers, and which are which; returns that of global ones, whose
+    positions the other keys tell."""
+    _windows(keys, config, REQUIRED, 6)
+    sizes = [keys.whole(f"attention.key_length{kind}") for kind in ("", "_swa")]
+    for kind, size in zip(("", "_swa"), sizes, strict=True):
+        keys.only(f"attention.value_length{kind}", size)
+    keys.only("rope.dimension_count_swa", sizes[1])
+    key, kinds = "attention.head_count_kv", config["layer_types"]
+    counts = _each(keys, config, key) if isinstance(keys.values.get(key), list) else [keys.whole(key)] * len(kinds)
+    found = {kind: {count for count, own in zip(counts, kinds, strict=True) if own == kind} for kind in set(kinds)}
+    whole = all(type(count) is int and count > 0 and heads % count == 0 for count in counts)
+    if not whole or any(len(counts) > 1 for counts in found.values()):
+        keys.refuse(key, counts, f"divisors of {heads}, the heads of queries, one for each kind of layer")
+    (shared,), (local,) = (found.get(kind) or {counts[0]} for kind in ("full_attention", "sliding_attention"))
+    config |= {"head_dim": sizes[1], "global_head_dim": sizes[0], "num_key_value_heads": local}
+    # In global layers whose keys are values as well, which alone may have other numbers of them.
+    kept = range(len(kinds) - keys.whole("attention.shared_kv_layers", 0, 0, len(kinds) - 1))
+    one = [i for i in kept if kinds[i] == "full_attention" and f"blk.{i}.attn_v.weight" not in keys.tensors]
+    if config.setdefault("attention_k_eq_v", bool(one)):
+        config["num_global_key_value_heads"] = shared
+    elif shared != local:
+        keys.refuse(key, counts, "the same in all layers, where global ones have values of their own")
+    config["num_kv_shared_layers"] = len(kinds) - len(kept)
+    return int(sizes[0])
+
+
+def gemma4_widths(keys: Keys, config: Config) -> None:
+    """Layers without keys of their own may have MLPs twice as wide."""
+    key, kept = "feed_forward_length", config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    widths = _each(keys, config, key) if isinstance(keys.values.get(key), list) else [keys.whole(key)]
+    width = config["intermediate_size"] = widths[0]
+    doubled = config["use_double_wide_mlp"] = len(set(widths)) > 1
+    expected = [width] * kept + [2 * width] * (len(widths) - kept) if doubled else [width] * len(widths)
+    if type(width) is not int or not 0 < width <= WIDEST or widths != expected:
+        keys.refuse(key, widths, "a number, in layers without keys of their own perhaps twice as large")
+
+
+def gemma4(keys: Keys, config: Config) -> None:
+    config["hidden_size_per_layer_input"] = keys.whole("embedding_length_per_layer_input", 0, 0)
+    config["vocab_size_per_layer_input"] = config["vocab_size"]
+    config["final_logit_softcapping"] = keys.real("final_logit_softcapping", 0.0) or None
+    config["rope_parameters"] = _rope_by_kind(keys, config)
 
 
 def gpt2(keys: Keys, config: Config) -> None:
@@ -112,18 +162,12 @@ def ministral(keys: Keys, config: Config) -> None:
 
 
 def olmo(keys: Keys, config: Config) -> None:
-    """OLMo 3 has windows; positions within them are never scaled."""
+    """OLMo 3 has windows."""
     if not keys.has("attention.sliding_window"):
         return
     _windows(keys, config, None, 4)
-    theta = keys.real("rope.freq_base_swa", config["rope_parameters"]["rope_theta"], 1.0, LARGEST_BASE)
-    config |= {
-        "model_type": "olmo3",
-        "rope_parameters": {
-            "full_attention": config["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
-        },
-    }
+    rope = _rope_by_kind(keys, config, config["rope_parameters"]["rope_theta"])
+    config |= {"model_type": "olmo3", "rope_parameters": rope}
 
 
 def bare_norms(keys: Keys, config: Config) -> None:

@@ -34,6 +34,7 @@ from streamspec.errors import BaseModelError
 
 # Keys of llama.cpp with another name in transformers, and the fields that make a file one that is sampled with.
 SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
 
 
@@ -97,6 +98,8 @@ def _sampling(model: GgufFile) -> Config:
         for key, value in model.metadata.items()  # stored as float32: 0.6 is 0.60000002
         if key.startswith(prefix)
     }
+    suppressed = model.metadata.get(SUPPRESSED)
+    values |= {"suppress_tokens": list(suppressed)} if suppressed else {}
     return values | ({"do_sample": True} if values.keys() & SAMPLES else {})
 
 

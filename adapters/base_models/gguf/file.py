@@ -149,7 +149,7 @@ class GgufFile:
 
     def below(self, prefix: str) -> Keys:
         """The keys below `prefix`."""
-        return Keys(self.metadata, self.path.name, prefix)
+        return Keys(self.metadata, self.path.name, prefix, self.tensors.keys())
 
 
 def is_gguf(path: Path) -> bool:

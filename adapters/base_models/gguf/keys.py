@@ -4,7 +4,7 @@ by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from streamspec.errors import BaseModelError
@@ -20,13 +20,13 @@ DRAFTING = "nextn_predict_layers"  # counts the layers after the model's own, wh
 
 
 class Keys(Fields):
-    """The keys below `prefix` of the file `name`. Every method but `skip` and `has` raises BaseModelError for a value
-    of another type or out of its range; where the file lacks the key it returns the default, unchecked, or raises where
-    that is REQUIRED. It remembers which were asked for, for `finish`.
+    """The keys below `prefix` of the file `name`, which has `tensors` of these names. Every method but `skip` and `has`
+    raises BaseModelError for a value of another type or out of its range; where the file lacks the key it returns the
+    default, unchecked, or raises where that is REQUIRED. It remembers which were asked for, for `finish`.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], name: str, prefix: str) -> None:
-        self.file, self.prefix = name, prefix + "."
+    def __init__(self, metadata: Mapping[str, Any], name: str, prefix: str, tensors: Collection[str] = ()) -> None:
+        self.file, self.prefix, self.tensors = name, prefix + ".", tensors
         below = {key.removeprefix(self.prefix): v for key, v in metadata.items() if key.startswith(self.prefix)}
         fix = "check the file, or use the model's Hugging Face folder"
         super().__init__(below, f"{name}: {prefix}", BaseModelError, fix)

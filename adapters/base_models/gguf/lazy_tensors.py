@@ -82,8 +82,9 @@ def load_lazily(
     **options: Any,
 ) -> PreTrainedModel:
     """Loads the base's model in `dtype`, as `load_causal_lm`. Where the weights are in a GGUF file (`base.stored_in`)
-    and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding and
-    head, for `read_rows` or until they are called. `parameters`: of the file, as `read_parameters` gives them.
+    and `hollow`, its layers' maps are left there, for `fill` or `read_when_called`, and where `tables` embedding, head
+    and the table of layers' own inputs, for `read_rows` or until they are called. `parameters`: of the file, as
+    `read_parameters` gives them.
     """
     if base.stored_in is None:
         return load_causal_lm(base.path, dtype=dtype, **options)
@@ -104,15 +105,17 @@ def load_lazily(
     for name in {*later, *(lazy.keys() & set(tables_of(base.model_type)))}:
         setattr(named[name], LAZY if name in later else READ, lazy[name])
     if tables:
-        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for name in {*later, HEAD} & {*tables_of(base.model_type)}:
+            table = model.get_output_embeddings() if name == HEAD else model.get_submodule(name.rpartition(".")[0])
             table.register_forward_pre_hook(lambda module, _: fill(module.parameters()))
     return model
 
 
-def tables_of(model_type: str) -> tuple[str, str]:
-    """The names of embedding and head."""
+def tables_of(model_type: str) -> tuple[str, ...]:
+    """The names of embedding, head and the table of layers' own inputs."""
     family = FAMILIES[model_type]
-    return f"{family.stack}.{family.embedding}.weight", HEAD
+    own = (family.per_layer_input.table,) if family.per_layer_input else ()
+    return *(f"{family.stack}.{table}.weight" for table in (family.embedding, *own)), HEAD
 
 
 def is_hollow(parameter: Tensor) -> bool:

@@ -23,6 +23,7 @@ LARGEST_BASE = 1e15  # of bases; those published go to 1e11
 # Llama 3's scaling as published: every model that has it, from any maker, uses these.
 LOW, HIGH = 1.0, 4.0
 LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768, 65536, 131072)
+STILL = 1e20  # divisors from here on: llama.cpp's converter writes 1e30
 CLOSE = 2e-6  # relative; the divisors were computed in fp32, in some order
 
 Factors = Mapping[str, NDArray[np.float32]]
@@ -61,7 +62,7 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
     if (divisors != 1).any():
         if kind != "none" and factor not in (0.0, 1.0):
             keys.refuse("rope.scaling.factor", factor, f"none beside {DIVISORS}")
-        return _llama3(divisors, theta) or _carried(divisors, length)
+        return _llama3(divisors, theta) or _proportional(divisors) or _carried(divisors, length)
     if kind != "yarn":
         return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
     if factor <= 0:
@@ -120,6 +121,14 @@ def _llama3(divisors: NDArray[np.float32], theta: float) -> dict[str, Any] | Non
                 "original_max_position_embeddings": original,
             }
     return None
+
+
+def _proportional(divisors: NDArray[np.float32]) -> dict[str, Any] | None:
+    """The parameters of Gemma 4 that give these divisors: some first pairs turn, and the rest by nothing."""
+    turned = int((divisors == 1).sum())
+    if (divisors[:turned] != 1).any() or (divisors[turned:] < STILL).any():
+        return None
+    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(divisors)}
 
 
 def _carried(divisors: NDArray[np.float32], length: int) -> dict[str, Any]:

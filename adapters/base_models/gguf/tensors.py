@@ -106,9 +106,10 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
     """
     made: dict[str, Parameter] = {}
     extra = []
-    drafting = _drafting_layers(model, config) if row.drafting else ()
+    unused = _drafting_layers(model, config) if row.drafting else ()
+    unused += _shared_keys(config)
     for tensor in _joined(model.tensors, row):
-        if (tensor.name in TENSORS and row.rotary) or tensor.name.startswith(drafting):
+        if (tensor.name in TENSORS and row.rotary) or tensor.name.startswith(unused):
             continue  # read as positions, or left out
         found = _named(tensor, row, config)
         if not found or any(parameter.name in made for parameter in found):  # or a second tensor for the same
@@ -251,6 +252,14 @@ def _drafting_layers(model: GgufFile, config: Mapping[str, Any]) -> tuple[str, .
     return tuple(names)
 
 
+def _shared_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of maps of keys and values begin in layers that use those of others: files may have them."""
+    family, layers = family_of(config["model_type"], ""), config.get("num_hidden_layers", 0)
+    shared = config[family.shared_kv] if family.shared_kv else 0
+    parts = "attn_k.", "attn_v.", "attn_k_norm."
+    return tuple(f"blk.{layer}.{part}" for layer in range(layers - shared, layers) for part in parts)
+
+
 def _joined(tensors: Mapping[str, StoredTensor], row: Architecture) -> Iterable[StoredTensor]:
     """The file's tensors, those that are one in transformers as one: of one shape, or one width."""
     left = _with_latents(tensors) if row.layout == "latent" else dict(tensors)
@@ -383,7 +392,7 @@ def _one_row(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list
     return [Parameter(name, rows, tensor, lambda values: values.reshape(rows))]
 
 
-def _sinks(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+def _bare(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """A parameter that is not the weight of a module."""
     return [Parameter(name.removesuffix(".weight"), tensor.shape, tensor)]
 
@@ -507,7 +516,12 @@ LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
         ("ffn_gate_inp_shexp", "weight"): _one_row,
     },
     "latent": {("attn_kv_b", "weight"): _latent_heads, ("exp_probs_b", "bias"): _router_bias},
-    "gpt-oss": {("attn_sinks", "weight"): _sinks},
+    "gpt-oss": {("attn_sinks", "weight"): _bare},
+    "gemma4": {
+        ("layer_output_scale", "weight"): _bare,
+        ("ffn_gate_inp.scale", ""): _flat(""),
+        ("ffn_down_exps.scale", ""): _flat(""),
+    },
     "mamba": {
         ("ffn_norm", ""): _flat(".weight"),  # Falcon-H1's, without the suffix in the file
         ("ssm_norm", "weight"): _flat(".weight"),

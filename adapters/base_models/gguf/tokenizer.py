@@ -1,7 +1,8 @@
 """Builds a `tokenizers` tokenizer from a GGUF file's metadata, and the settings of special tokens beside it.
 
-Two kinds exist: byte-level BPE (`gpt2`), whose way of splitting text has a name (`tokenizer.ggml.pre`), and
-SentencePiece BPE (`llama`), which merges the pair of the best score. Facts: llama.cpp's `src/llama-vocab.cpp`.
+Three kinds exist: byte-level BPE (`gpt2`), whose way of splitting text has a name (`tokenizer.ggml.pre`),
+SentencePiece BPE (`llama`), which merges the pair of the best score, and the same with merges of its own (`gemma4`).
+Facts: llama.cpp's `src/llama-vocab.cpp`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 NO_TOKEN = 0xFFFFFFFF  # also -1
 SPACE = "▁"  # SentencePiece's
 # Keys that do not change which tokens a text gives, or that chat clients alone read.
-HARMLESS = ("token_type_count", "add_sep_token")
+HARMLESS = ("token_type_count", "add_sep_token", "suppress_tokens")  # the last is in the generation config
 LONGEST_TOKEN = 1000  # letters; its merges cost the square. Gemma's longest has 31
 LONGEST_TEMPLATE = 1 << 20
 BEST_SCORE = 1e30
@@ -101,6 +102,8 @@ TURN_ENDS = (
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<end_of_utterance>",
     "<|end_of_text|>",
     "<|endoftext|>",
@@ -222,12 +225,7 @@ def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[s
     pre = keys.word("pre", "")
     if pre not in PRE_TOKENIZERS:
         keys.refuse("pre", pre or "missing", f"one of {', '.join(sorted(PRE_TOKENIZERS))}")
-    merges = []
-    for merge in keys.words("merges"):
-        left, _, right = merge.partition(" ")
-        if not right or " " in right:
-            keys.refuse("merges", f"a list with {merge!r}", "pairs of tokens")
-        merges.append((left, right))
+    merges = _pairs(keys)
     keys.skip("scores")
     # Tokenizers of several steps do not heed it, nor does llama.cpp.
     prefix = keys.switch("add_space_prefix", False) and PRE_TOKENIZERS[pre] == _GPT2
@@ -256,6 +254,17 @@ def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[s
     return tokenizer
 
 
+def _pairs(keys: Keys) -> list[tuple[str, str]]:
+    """The file's merges."""
+    merges = []
+    for merge in keys.words("merges"):
+        left, _, right = merge.partition(" ")
+        if not right or " " in right:
+            keys.refuse("merges", f"a list with {merge!r}", "pairs of tokens")
+        merges.append((left, right))
+    return merges
+
+
 def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
     """BPE whose merges are those that give the token of the best score; unknown letters become bytes."""
     scores = keys.numbers("scores", -BEST_SCORE, BEST_SCORE, MAX_ENTRIES)
@@ -267,20 +276,41 @@ def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dic
     plain = {token: scores[number] for token, number in vocab.items() if types[number] == NORMAL}
     if (longest := max(plain, key=len, default="")) and len(longest) > LONGEST_TOKEN:
         keys.refuse("tokens", f"a list with one of {len(longest)} letters", f"at most {LONGEST_TOKEN}")
-    bytes_known = BYTE in types
+    return _of_letters(keys, types, special, vocab, _merges(plain, vocab), keys.switch("add_space_prefix", True))
+
+
+def _with_merges(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
+    """The same with the file's own merges."""
+    keys.skip("scores")
+    keys.only("pre", "gemma4")
+    keys.only("add_space_prefix", False)
+    keys.only("remove_extra_whitespaces", False)
+    vocab = {token: number for number, token in enumerate(tokens)}
+    return _of_letters(keys, types, special, vocab, _pairs(keys), prefix=False)
+
+
+def _of_letters(
+    keys: Keys,
+    types: list[int],
+    special: dict[str, int],
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    prefix: bool,
+) -> Tokenizer:
+    """BPE over letters, blanks among them as one of their own; unknown ones become bytes. `prefix`: texts begin with a
+    blank."""
     unknown = special.get("unk_token_id")
     tokenizer = Tokenizer(
         _bpe(
             keys,
             vocab=vocab,
-            merges=_merges(plain, vocab),
-            unk_token=None if unknown is None else tokens[unknown],
+            merges=merges,
+            unk_token=None if unknown is None else list(vocab)[unknown],
             fuse_unk=True,
-            byte_fallback=bytes_known,
+            byte_fallback=BYTE in types,
         )
     )
     replace = normalizers.Replace(" ", SPACE)
-    prefix = keys.switch("add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
@@ -310,4 +340,4 @@ def _bpe(keys: Keys, **options: Any) -> models.BPE:
         keys.refuse("merges", f"a list that cannot be used ({error})", "merges of tokens")
 
 
-BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
+BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _with_merges}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GemmaTokenizer, GenerationConfig
 
 from streamspec.adapters.base_models.gguf import tokenizer as gguf_tokenizer
 from streamspec.adapters.base_models.gguf.converter import convert
@@ -66,6 +66,37 @@ def test_sentencepiece_merges_the_best_score_first(prefix: bool) -> None:
     for text in texts:
         assert tokenizer.encode(text).ids == greedy_pieces(text, vocabulary, prefix), text
         assert tokenizer.decode(tokenizer.encode(text).ids) == text or (prefix and "  " in text)
+
+
+# Merges that the best score first would not make: "t he" before "th e".
+GEMMA_MERGES = ["h e", "t he", "▁ the", "i n", "a n", "an d", "▁ and", "e r", "\n \n", "▁ ▁", "t h"]
+
+
+def gemma_vocabulary() -> dict[str, Any]:
+    """Metadata of a tokenizer with bytes, scores that say nothing, and merges."""
+    vocabulary = files.sentencepiece_vocabulary()
+    tokens = [token for token in vocabulary["tokens"] if token != "  "]
+    tokens += ["\n", *sorted({"".join(merge.split(" ")) for merge in GEMMA_MERGES} - set(tokens))]
+    kinds = dict(zip(vocabulary["tokens"], vocabulary["token_type"], strict=True))
+    types = [kinds.get(token, files.NORMAL) for token in tokens]
+    given = {"tokens": tokens, "token_type": types, "scores": [0.0] * len(tokens), "merges": GEMMA_MERGES}
+    return {"model": "gemma4", **given}
+
+
+def test_merges_of_gemma_4_are_the_files() -> None:
+    vocabulary = gemma_vocabulary()
+    tokenizer = built(vocabulary, add_space_prefix=False, add_bos_token=True).tokenizer
+    numbered = {token: number for number, token in enumerate(vocabulary["tokens"])}
+    pairs = [tuple(merge.split(" ")) for merge in GEMMA_MERGES]
+    special = dict(zip(("pad", "eos", "bos", "unk"), files.SPECIAL, strict=False))
+    theirs = GemmaTokenizer(vocab=numbered, merges=pairs, **{f"{name}_token": token for name, token in special.items()})
+    draw = random.Random(0)
+    texts = ["the and in", " the", "é😀 the", "a  the   b\n\n\n", "\n\tthe", "", "<s>the</s>"]
+    texts += ["".join(draw.choice("thean dir \né7") for _ in range(draw.randint(1, 40))) for _ in range(200)]
+    for text in texts:
+        expected = theirs(text, add_special_tokens=False).input_ids
+        assert tokenizer.encode(text).ids == [files.BOS, *expected], text
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text or "<s>" in text
 
 
 def test_special_tokens_in_a_text_are_one_token_each() -> None:
@@ -232,6 +263,8 @@ TURNS = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% en
         ("<end_of_turn>", files.CONTROL, None, "<other>", False),
         ("<end_of_turn>", files.CONTROL, "{{ messages }}<|im_end|>", "<other>", False),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<other>", True),
+        ("<turn|>", files.CONTROL, "<|turn>{{ messages }}<turn|>", "<other>", True),
+        ("<|tool_response>", files.USER_DEFINED, "{{ messages }}<|tool_response>", "<other>", True),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<|return|>", False),  # it ends a part of a turn
         ("<|call|>", files.CONTROL, "{{ messages }}", "<|return|>", True),
     ],
@@ -285,6 +318,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "bos_token_id is 2, the token a:b; expected one without a colon",
     ),
+    "merges of one": (gemma_vocabulary() | {"merges": ["the"]}, {}, "merges is a list with 'the'; expected pairs"),
+    "a way to split that merges have not": (
+        gemma_vocabulary() | {"pre": "sarvam-moe"},
+        {},
+        "pre is sarvam-moe; expected gemma4",
+    ),
     "a key that nobody knows": (edited(), {"spell_backwards": True}, r"key tokenizer\.ggml\.spell_backwards"),
 }
 
@@ -305,4 +344,4 @@ def test_a_chat_template_that_is_no_text_is_refused(template: Any) -> None:
 
 
 def test_the_builders_are_those_of_the_table() -> None:
-    assert set(gguf_tokenizer.BUILDERS) == {files.bpe_vocabulary()["model"], SPM["model"]}
+    assert set(gguf_tokenizer.BUILDERS) == {files.bpe_vocabulary()["model"], SPM["model"], gemma_vocabulary()["model"]}
