@@ -5,7 +5,7 @@
 For `same_file.py`, which compares costs and, as both sides read the same file, what is computed. `NAME` is a row of
 `base_shapes.py`; `--work` the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp. Needs disk of
 four bytes a weight, and this environment's transformers; the tokenizer is the reference base's, with as many more
-tokens as the shape's vocabulary has.
+tokens as the shape's vocabulary has, and that of llama.cpp's own tests for Gemma 4.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from base_shapes import BASES
 from big_models import make
 from peer_engines.install import call, program
 
+GEMMA = "gemma4_text"  # whose converter takes no other tokenizer
 WITH_MTP = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # whose MTP layers the converter expects otherwise
 
 
@@ -39,6 +40,17 @@ def enlarge(tokenizer: Path, size: int) -> None:
     tokenizer.write_text(json.dumps(described), "utf-8")
 
 
+def gemma_tokenizer(source: Path, folder: Path) -> None:
+    """Writes the tokenizer that llama.cpp's tests have of Gemma 4."""
+    from streamspec.adapters.base_models.gguf.file import read_gguf
+    from streamspec.adapters.base_models.gguf.tokenizer import tokenizer_of
+
+    found = tokenizer_of(read_gguf(source / "models" / "ggml-vocab-gemma-4.gguf"))
+    found.tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"tokenizer_class": "TokenizersBackend", **found.named()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=BASES)
@@ -52,7 +64,10 @@ def main() -> None:
         make(arguments.name, str(model))
         family, sizes = BASES[arguments.name]
         as_published(model / "config.json", sizes)
-        enlarge(model / "tokenizer.json", sizes["vocab_size"])
+        if family == GEMMA:
+            gemma_tokenizer(source, model)
+        else:
+            enlarge(model / "tokenizer.json", sizes["vocab_size"])
         convert = [sys.executable, source / "convert_hf_to_gguf.py", model, "--outtype", "f16", "--outfile", whole]
         convert += ["--no-mtp"] if family in WITH_MTP else []
         call(convert, logs / "random-convert.log", PYTHONPATH=str(source / "gguf-py"))

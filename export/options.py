@@ -89,7 +89,7 @@ class ExportOptions:
 
     drafter: Path | str | None = option(
         None,
-        "Folder of a published EAGLE-3, DFlash or DSpark drafter or assistant; none: not even the base's MTP layer.",
+        "Published EAGLE-3, DFlash or DSpark drafter, or assistant (a GGUF, too); none: not even the base's MTP layer.",
     )
     precision: str = option(
         "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."

@@ -86,9 +86,9 @@ def _rope_by_kind(keys: Keys, config: Config, theta: float = 10_000.0) -> Config
     }
 
 
-def gemma4_heads(keys: Keys, config: Config, heads: int) -> int:
+def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     """Adds the sizes of heads of local and of global layers, and which are which; returns that of global ones, whose
-    positions the other keys tell."""
+    positions the other keys tell. `least`: so many layers have keys of their own."""
     _windows(keys, config, REQUIRED, 6)
     sizes = [keys.whole(f"attention.key_length{kind}") for kind in ("", "_swa")]
     for kind, size in zip(("", "_swa"), sizes, strict=True):
@@ -103,9 +103,9 @@ def gemma4_heads(keys: Keys, config: Config, heads: int) -> int:
     (shared,), (local,) = (found.get(kind) or {counts[0]} for kind in ("full_attention", "sliding_attention"))
     config |= {"head_dim": sizes[1], "global_head_dim": sizes[0], "num_key_value_heads": local}
     # In global layers whose keys are values as well, which alone may have other numbers of them.
-    kept = range(len(kinds) - keys.whole("attention.shared_kv_layers", 0, 0, len(kinds) - 1))
+    kept = range(len(kinds) - keys.whole("attention.shared_kv_layers", 0, 0, len(kinds) - least))
     one = [i for i in kept if kinds[i] == "full_attention" and f"blk.{i}.attn_v.weight" not in keys.tensors]
-    if config.setdefault("attention_k_eq_v", bool(one)):
+    if config.setdefault("attention_k_eq_v", bool(one or not kept)):
         config["num_global_key_value_heads"] = shared
     elif shared != local:
         keys.refuse(key, counts, "the same in all layers, where global ones have values of their own")

@@ -1,5 +1,5 @@
-"""Reads an assistant of Gemma 4 as transformers writes it. Fields that change what it computes are understood or
-refused by name, and it must be one for the target. Covered by tests/export/drafters/test_assistant.py.
+"""Reads an assistant of Gemma 4 as transformers or llama.cpp write it. Fields that change what it computes are
+understood or refused by name, and it must be one for the target. Covered by tests/export/drafters/test_assistant.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from streamspec.adapters.base_models.config_fields import check_config
+from streamspec.adapters.base_models.gguf.file import is_gguf
 from streamspec.bundle.manifest import DRAFT_CANDIDATES
 from streamspec.errors import AdapterError, BaseModelError, ConfigError
 from streamspec.export.drafters.adapter_section import Shapes
 from streamspec.export.drafters.assistant.spec import HEAD, ORDERING, AssistantSpec
 from streamspec.export.drafters.layer_config import FETCH, whole, wrong
 from streamspec.export.drafters.published.eagle3_config import CONFIG, read_fields, unread
+from streamspec.export.drafters.published.gguf_assistant import gguf_assistant, gguf_tensors
 from streamspec.export.drafters.published.tensors import checked_tensors
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.weights.model_spec import describe
@@ -37,18 +39,27 @@ def is_assistant(raw: Mapping[str, Any]) -> bool:
     return str(raw.get("model_type")).endswith("_assistant")
 
 
-def read_assistant(folder: Path, target: Any) -> AssistantSpec:
-    """Reads the assistant in `folder` for a base of the configuration `target` (of transformers). Raises AdapterError,
-    in one line before anything large is read, for one of another target or one that is not understood."""
-    config = _read_config(folder / CONFIG, read_fields(folder))
-    _check_target(folder, config, target)
-    tensors = checked_tensors(folder, lambda _: _shapes(config))
+def read_assistant(place: Path, target: Any) -> AssistantSpec:
+    """Reads the assistant in the folder or GGUF file `place` for a base of the configuration `target` (of
+    transformers). Raises AdapterError, in one line before anything large is read, for one of another target or one that
+    is not understood."""
+    if is_gguf(place):
+        fields, model = gguf_assistant(place)
+        config = _read_config(place, fields)
+        _check_target(place, config, target)
+        found = gguf_tensors(model, fields["text_config"], _shapes(config))
+        tensors = {name.removeprefix("model."): tensor for name, tensor in found.items()}
+    else:
+        config = _read_config(place / CONFIG, read_fields(place))
+        _check_target(place, config, target)
+        shapes = {name.removeprefix("model."): shape for name, shape in _shapes(config).items()}
+        tensors = checked_tensors(place, lambda _: shapes)
     own = {name: tensor if name == ORDERING else tensor.astype(np.float32) for name, tensor in tensors.items()}
     own[HEAD] = own.pop(EMBEDDING)
     if ORDERING in own:
         own[ORDERING] = own[ORDERING].astype(np.int64)
         if not np.array_equal(np.sort(own[ORDERING]), np.arange(len(own[HEAD]))):
-            raise AdapterError(f"{folder}: {ORDERING} does not name every token once", "an order of them", FETCH)
+            raise AdapterError(f"{place}: {ORDERING} does not name every token once", "an order of them", FETCH)
     return AssistantSpec(gamma=TOKENS, config=config, layers=_layers(config), tensors=own)
 
 
@@ -114,13 +125,13 @@ def _keys(config: Any, layer: int) -> tuple[int, int]:
 
 
 def _shapes(config: Any) -> Shapes:
-    """Shapes of the tensors of the model in transformers, by their names in its files without `model.`."""
+    """Shapes of the tensors of the model in transformers, by their names in its files."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         named = AutoModelForCausalLM.from_config(config, attn_implementation="eager").state_dict()
-    return {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
+    return {name: tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
 
 
 def _layers(config: Any) -> DecoderSpec:

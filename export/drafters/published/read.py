@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.gguf.file import is_gguf
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.errors import AdapterError, ConfigError
@@ -44,14 +45,15 @@ SHIPPED_TOKENS = 3  # drafted by an MTP layer, which predicts one token and goes
 
 
 def read_published(folder: Path, described: DescribedBase, precision: Precision | StaticPrecision) -> Published:
-    """The published drafter in `folder`. Raises StreamspecError for one that does not fit the rest of the export."""
+    """The published drafter in `folder`, or in a GGUF file. Raises StreamspecError for one that does not fit the rest
+    of the export."""
     if described.drafts:
         raise ConfigError(
             f"--drafter beside {described.adapter_path}, which has a drafter", "one drafter", "leave one out"
         )
     need_torch("a published drafter")
-    raw = read_fields(folder)
-    if is_assistant(raw):
+    raw = {} if is_gguf(folder) else read_fields(folder)
+    if not raw or is_assistant(raw):
         assistant = read_assistant(folder, described.config)
         check_hidden_size(precision, assistant.layers.hidden)
         return assistant

@@ -28,7 +28,7 @@ from streamspec.export.drafters.published.assistant_config import TOKENS, read_a
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.step_graph import GraphFeatures
 from tests.export.drafters.test_eagle3 import PROMPT, row_of
-from tests.support.tiny_assistants import export_pair, saved_pair
+from tests.support.tiny_assistants import export_pair, saved_pair, write_gguf_assistant
 from tests.support.tiny_exports import VOCAB
 
 pytest.importorskip("transformers.models.gemma4_assistant")
@@ -172,6 +172,45 @@ def test_a_configuration_that_is_not_understood_is_refused_by_name(
     config["text_config"] |= text
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     refused(tmp_path, made[FIRST].target.config, pattern)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_assistant_in_a_gguf_file_is_that_of_the_folder(case: str, made: dict[str, Made], tmp_path: Path) -> None:
+    one = made[case]
+    expected = read_assistant(one.folder / "assistant", one.target.config)
+    file = write_gguf_assistant(tmp_path / "a.gguf", one.assistant)
+    found = read_assistant(file, one.target.config)
+    tensors = {name: of for name, of in expected.tensors.items() if not name.startswith("masked_embedding")}
+    assert found.tensors.keys() == tensors.keys() and found.gamma == expected.gamma
+    assert all(np.array_equal(found.tensors[name], of) for name, of in tensors.items())
+    assert (found.layers.windows, found.layers.sizes) == (expected.layers.windows, expected.layers.sizes)
+    for ours, theirs in zip(found.layers.rotaries, expected.layers.rotaries, strict=True):
+        assert np.array_equal(ours.inv_freq, theirs.inv_freq)
+
+
+def test_a_bundle_drafts_with_an_assistant_in_a_gguf_file(made: dict[str, Made], tmp_path: Path) -> None:
+    one = made[SECOND]  # whose head is over all tokens in the folder, too
+    file = write_gguf_assistant(tmp_path / "a.gguf", one.assistant)
+    export_pair(one.folder, tmp_path / "bundle", "fp32", drafter=file, measure=False)
+    data = "model.onnx.data"
+    assert (tmp_path / "bundle" / data).read_bytes() == (one.bundle("fp32") / data).read_bytes()
+
+
+GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a base": ({"architecture": "gemma4"}, "a GGUF file of gemma4, as the drafter; expected one of gemma4-assistant"),
+    "another target": ({"embedding_length_out": 128}, "hidden size 128, not 64; expected an assistant of this base"),
+    "an odd key": ({"embedding_length_out": "wide"}, "embedding_length_out is 'wide'; expected a whole number"),
+    "keys of its own": ({"attention.shared_kv_layers": 2}, "expected a configuration of an assistant"),
+}
+
+
+@pytest.mark.parametrize("fault", GGUF_FAULTS)
+def test_a_gguf_file_that_is_no_assistant_of_the_base_is_refused(
+    fault: str, made: dict[str, Made], tmp_path: Path
+) -> None:
+    changed, pattern = GGUF_FAULTS[fault]
+    file = write_gguf_assistant(tmp_path / "a.gguf", made[FIRST].assistant, **changed)
+    refused(file, made[FIRST].target.config, pattern)
 
 
 def test_tensors_and_targets_that_do_not_fit_are_refused_by_name(made: dict[str, Made], tmp_path: Path) -> None:
