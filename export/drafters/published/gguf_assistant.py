@@ -35,7 +35,7 @@ def _of_target(keys: Keys, config: Config) -> None:
 
 _ROW = replace(
     _BASE,
-    names=_BASE.names | {f"nextn.{side}_projection": f"{side}_projection" for side in ("pre", "post")},
+    names={**_BASE.names} | {f"nextn.{side}_projection": f"{side}_projection" for side in ("pre", "post")},
     only={DRAFTING: tuple(range(1 << 8))},  # all layers draft
     where={},
     heads=partial(gemma4_heads, least=0),  # all attend to the target's keys
