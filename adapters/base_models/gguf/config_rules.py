@@ -90,6 +90,8 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     """Adds the sizes of heads of local and of global layers, and which are which; returns that of global ones, whose
     positions the other keys tell. `least`: so many layers have keys of their own."""
     _windows(keys, config, REQUIRED, 6)
+    if config["layer_types"][-1] != "full_attention":  # transformers makes it one
+        keys.refuse("attention.sliding_window_pattern", "true for the last layer", "a last layer without a window")
     sizes = [keys.whole(f"attention.key_length{kind}") for kind in ("", "_swa")]
     for kind, size in zip(("", "_swa"), sizes, strict=True):
         keys.only(f"attention.value_length{kind}", size)
@@ -102,8 +104,10 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
         keys.refuse(key, counts, f"divisors of {heads}, the heads of queries, one for each kind of layer")
     (shared,), (local,) = (found.get(kind) or {counts[0]} for kind in ("full_attention", "sliding_attention"))
     config |= {"head_dim": sizes[1], "global_head_dim": sizes[0], "num_key_value_heads": local}
-    # In global layers whose keys are values as well, which alone may have other numbers of them.
     kept = range(len(kinds) - keys.whole("attention.shared_kv_layers", 0, 0, len(kinds) - least))
+    if kept and set(kinds[: len(kept)]) != set(kinds):
+        keys.refuse("attention.shared_kv_layers", len(kinds) - len(kept), "less: a layer of each kind has its own keys")
+    # In global layers whose keys are values as well, which alone may have other numbers of them.
     one = [i for i in kept if kinds[i] == "full_attention" and f"blk.{i}.attn_v.weight" not in keys.tensors]
     if config.setdefault("attention_k_eq_v", bool(one or not kept)):
         config["num_global_key_value_heads"] = shared

@@ -424,6 +424,18 @@ OF_ONE_FAMILY: dict[str, Change] = {
     ),
     "two epsilons": ("nemotron-h", {"attention.layer_norm_rms_epsilon": 1e-5}, r"rms_epsilon is 9.99.*; expected 1.99"),
     "widths of some layers": ("nemotron-h", {"feed_forward_length": 96}, "length is 96; expected 5 numbers"),
+    "a window at the end": ("gemma 4", {"attention.sliding_window_pattern": [False, True] * 3}, "last layer without"),
+    "keys of no layer of a kind": (
+        "gemma 4",
+        {"attention.shared_kv_layers": 5},
+        "shared_kv_layers is 5; expected less",
+    ),
+    "keys of no layer": ("gemma 4", {"attention.shared_kv_layers": 6}, r"shared_kv_layers is 6; .* 0\.\.5"),
+    "values of another width": ("gemma 4", {"attention.value_length_swa": 64}, "value_length_swa is 64; expected 32"),
+    "a part of local heads turns": ("gemma 4", {"rope.dimension_count_swa": 16}, "dimension_count_swa is 16; expected"),
+    "widths of four kinds": ("gemma 4", {"feed_forward_length": [96] * 5 + [192]}, "a number, in layers without keys"),
+    "heads by layer": ("gemma 4", {"attention.head_count_kv": [2, 2, 1, 2, 2, 2]}, "one for each kind of layer"),
+    "heads of two kinds with values": ("gemma 4", {"attention.head_count_kv": [2, 1] * 3}, "the same in all layers"),
     "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
 }
 
