@@ -42,9 +42,10 @@ def _of_layer(spec: DecoderSpec, layer: int) -> int:
 def told(spec: DecoderSpec, precision: str, method: str | None) -> str:
     """Says what an export takes, and of int4 how it rounds; without a drafter, on a CPU."""
     inner = weights_in_layers(spec)
-    every = inner + spec.vocab * spec.hidden * (1 if spec.tied else 2)
-    how = (method or method_for(spec)) if precision == "int4" else precision
-    disk, time = every * BYTES.get(precision, 1) / 1e9, duration(_seconds(how, inner))
+    looked_up = spec.vocab * spec.layers * spec.per_layer_width  # in no fewer than 8 bits
+    every = inner + spec.vocab * spec.hidden * (1 if spec.tied else 2) + looked_up
+    how, each = (method or method_for(spec)) if precision == "int4" else precision, BYTES.get(precision, 1)
+    disk, time = ((every - looked_up) * each + looked_up * max(each, 1)) / 1e9, duration(_seconds(how, inner))
     line = (
         f"{every / 1e9:.2g} billion weights in {precision}: about {disk:.1f} GB of disk, {memory(spec, how):.1f} GB of "
         f"memory beside mapped files, {time} of processor time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -31,3 +32,13 @@ def test_another_precision_says_nothing_of_rounding(precision: str) -> None:
 def test_gptq_takes_memory_for_the_widest_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(method, "has_torch", lambda: False)
     assert memory(LARGE, GPTQ) > memory(LARGE, RTN) + 4 * 8960**2 / 1e9 / 2
+
+
+def test_a_table_that_is_looked_up_takes_disk_and_no_time() -> None:
+    table = {"layers": 35, "vocab": 262144, "per_layer_width": 256}  # of Gemma 4 E2B
+    with_table, without = (replace(LARGE, **table | more) for more in ({}, {"per_layer_width": 0}))
+    for precision, gigabytes in (("int8", 2.4), ("int4", 2.3)):
+        lines = [told(spec, precision, RTN) for spec in (with_table, without)]
+        found = [float(re.search(r"about ([\d.]+) GB of disk", line)[1]) for line in lines]  # type: ignore[index]
+        assert found[0] - found[1] == pytest.approx(gigabytes, abs=0.11)
+        assert lines[0].partition("mapped files")[2] == lines[1].partition("mapped files")[2]
