@@ -58,7 +58,7 @@ class ExportKwargs(TypedDict, total=False):
 class ExportOptions:
     """The options of an export, apart from the base and the adapter.
 
-    - `drafter`: folder of a published drafter (EAGLE-3, DFlash, DSpark, a Gemma 4 assistant) of this base; the
+    - `drafter`: a published drafter (EAGLE-3, DFlash, DSpark, a Gemma 4 assistant) of this base; the
       adapter then has none.
       Default: the layer for multi-token prediction that a checkpoint holds, if any; `none`: not even that.
     - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
@@ -141,7 +141,7 @@ class ExportOptions:
 
     @property
     def head(self) -> Path | None:
-        """The folder of a published drafter."""
+        """The folder or the GGUF file of a published drafter."""
         return None if self.drafter is None or str(self.drafter) == NO_DRAFTER else Path(self.drafter)
 
     @property

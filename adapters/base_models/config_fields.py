@@ -193,20 +193,26 @@ def _other_values(config: BaseConfig) -> list[str]:
 
 def _wrong_experts(config: BaseConfig, mixture: Mixture) -> list[str]:
     """The faults of mixtures of experts."""
+    given = {name: getattr(config, name) for name in (mixture.count, mixture.active, mixture.width)}
+    for name, value in given.items():
+        numbers = value if isinstance(value, list) and name == mixture.active else [value]
+        if not numbers or any(type(number) is not int or number < 1 for number in numbers):
+            return [f"{_quoted(name, value)} (only whole numbers from 1 are supported)"]
     narrow = getattr(config, mixture.latent) if mixture.latent else None
-    sizes = {"inner numbers": int(getattr(config, mixture.width)), "outputs": narrow or config.hidden_size}
+    sizes = {"inner numbers": given[mixture.width], "outputs": narrow or config.hidden_size}
     faults = [
         f"experts of {size} {what} (only multiples of {EXPERT_MULTIPLE} are supported)"
         for what, size in sizes.items()
         if size % EXPERT_MULTIPLE
     ]
-    if isinstance(active := getattr(config, mixture.active), list) and len(set(active)) > 1:
+    if isinstance(active := given[mixture.active], list) and len(set(active)) > 1:
         faults.append(f"{_quoted(mixture.active, active)} (only one number for all layers is supported)")
     if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
         faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
-    if mixture.groups and mixture.count:
+    if mixture.chosen(config) > (count := given[mixture.count]):
+        faults.append(f"{mixture.chosen(config)} chosen of {count} experts (no more than there are)")
+    if mixture.groups:
         groups, chosen = (int(getattr(config, name)) for name in mixture.groups)
-        count = int(getattr(config, mixture.count))
         each = count // groups if groups > 0 and count % groups == 0 else 0
         if not (0 < chosen <= groups and each > 1 and mixture.chosen(config) <= chosen * each):
             faults.append(

@@ -18,7 +18,7 @@ from streamspec.export.file_blocks.kinds import KINDS
 from streamspec.export.layers.activations import activate
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.export.spec.weight_source import StoredBlocks, stored_runs
+from streamspec.export.spec.weight_source import StoredBlocks
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder, Residual
@@ -50,13 +50,7 @@ def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Ro
     known = decoder.look_up(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
     known = g.op("Mul", g.op("Reshape", known, parts), g.number(of_table))
     context = f"{spec.stacked(names.context)}"
-    weight = Weight(
-        context,
-        layers * width,
-        spec.hidden,
-        lambda: source.weight(f"{context}.weight"),
-        stored=lambda: stored_runs(source, [f"{context}.weight"]),
-    )
+    weight = Weight(context, layers * width, spec.hidden, lambda: source.weight(f"{context}.weight"))
     mapped = decoder.linear_map(g, start.stream, rows, weight)
     scaled = g.op("Reshape", g.op("Mul", mapped, g.number(of_map)), parts)
     normed, _ = decoder.norm(g, type(start)(scaled), spec.stacked(names.context_norm))

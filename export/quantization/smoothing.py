@@ -80,7 +80,7 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
         )
     ]
     groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in linear]
-    if layer in spec.no_mlp or spec.mlp_kind(layer) != "dense":  # what the MLP's norm writes a router reads, too
+    if layer in spec.no_mlp or spec.mlp_kind(layer) != "dense":  # what its norm writes a router may read, too
         return [*groups, Group(before, norms.attention)] if before and norms.attention else groups
     if norms.attention and norms.mlp:
         groups += [Group(before, norms.attention)] if before else []

@@ -280,8 +280,9 @@ class DecoderSpec:
 
     @property
     def draft_channels(self) -> int:
-        """Inner numbers of a draft layer's MLP: of the last layer with attention, or of a row's experts together."""
-        mixed = self.mixture and self.mlp_kind(self.last_attention) == "experts"
+        """Inner numbers of a draft layer's MLP: of that of the last layer with attention, or of a row's experts in its
+        place together."""
+        mixed = self.mixture and not self.mixture.names.around and self.mlp_kind(self.last_attention) == "experts"
         return self.mixture.active * self.mixture.width if self.mixture and mixed else self.intermediate
 
     def turns(self, layer: int) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of an expert, whatever i
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """`layers`: those that have a mixture in place of an MLP. `count` experts of `width` inner numbers, which read and
+    """`layers`: those that have a mixture in place of an MLP or beside it. `count` experts of `width` inner numbers, which read and
     give `outer`, with a gate or not (`gated`); a row chooses `active` of them, from so many of so many `groups`, where
     there are several. `names`: as of the family. `biased`: whether a bias is added where experts are chosen; `latent`:
     whether maps make their inputs of the model's numbers, and these of their outputs; `shared`: inner numbers of the

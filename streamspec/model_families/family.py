@@ -97,12 +97,12 @@ class MapMultipliers:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts in place of the MLP, in the layers that have the module `experts`: a row's scores choose
-    `active` experts, whose outputs are added up by these scores."""
+    """A mixture of experts in place of the MLP or beside it, in the layers that have the module `experts`: a row's
+    scores choose `active` experts, whose outputs are added up by these scores."""
 
     router: str = "mlp.gate"  # scores = its weight [experts, hidden], and bias if any, times the row
     experts: str = "mlp.experts"
-    count: str | None = None  # config field: how many, or whether there are any; 0 or false for none in any layer
+    count: str = "num_experts"  # config field: how many, 0 or null for none in any layer
     active: str = "num_experts_per_tok"  # config field: a number, or a list of one for each layer
     width: str = "moe_intermediate_size"  # config field: inner numbers of an expert
     scores: str = "softmax"  # of the router's outputs; or sigmoid; or chosen: a softmax of those chosen alone
@@ -293,7 +293,7 @@ class Family:
         """Whether layers of the model with this config have mixtures of experts."""
         if self.mixture is None or (EXPERTS_LAYER in self.layer_kinds and EXPERTS_LAYER not in config.layer_types):
             return False
-        return self.mixture.count is None or bool(getattr(config, self.mixture.count))
+        return bool(getattr(config, self.mixture.count))
 
     def plain(self, config: Any) -> str | None:
         """What layers of the model with this config have for which no bundle but one of any shapes for CPUs is made;

@@ -22,6 +22,7 @@ def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 # Of Qwen2 and those after it: which layers are sparse the modules show.
 _QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
 _GRANITE = Mixture(
+    count="num_local_experts",
     router="block_sparse_moe.router",
     experts="block_sparse_moe.experts",
     width="intermediate_size",
@@ -53,12 +54,14 @@ _NEMOTRON = replace(
     shared=(("mixer.shared_experts.up_proj",), ("mixer.shared_experts.down_proj",)),
 )
 _ERNIE = Mixture(
+    count="moe_num_experts",
     bias="mlp.gate.moe_statics.e_score_correction_bias",
     least="moe_norm_min",
     active="moe_k",
     shared=_shared("mlp.shared_experts"),
 )
 _GPT_OSS = Mixture(
+    count="num_local_experts",
     router="mlp.router",
     width="intermediate_size",
     scores="chosen",
@@ -68,7 +71,6 @@ _GPT_OSS = Mixture(
 _GEMMA = Mixture(
     router="router.proj",
     experts="experts",
-    count="enable_moe_block",
     active="top_k_experts",
     shared=_shared("mlp"),
     around=("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
@@ -122,11 +124,13 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             head_norms=("self_attn.q_norm", "self_attn.k_norm"),
             only={"clip_qkv": None},  # it would cut off what the norms give
         ),
-        "mixtral": like("mistral", Mixture(width="intermediate_size"), "router_jitter_noise"),
+        "mixtral": like(
+            "mistral", Mixture(count="num_local_experts", width="intermediate_size"), "router_jitter_noise"
+        ),
         "granitemoe": like("granite", _GRANITE),
         "granitemoeshared": like("granite", _GRANITE_SHARED, "shared_intermediate_size"),
         "granitemoe_swa": like("granite_swa", _GRANITE_SHARED, "shared_intermediate_size"),
-        "granitemoehybrid": like("granitemoehybrid", replace(_GRANITE_SHARED, count="num_local_experts")),
+        "granitemoehybrid": like("granitemoehybrid", _GRANITE_SHARED),
         "nemotron_h": like(
             "nemotron_h",
             _NEMOTRON,
@@ -135,7 +139,12 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "minimax_m2": like(
             "mistral",
-            Mixture(width="intermediate_size", scores="sigmoid", bias="mlp.e_score_correction_bias"),
+            Mixture(
+                count="num_local_experts",
+                width="intermediate_size",
+                scores="sigmoid",
+                bias="mlp.e_score_correction_bias",
+            ),
             "router_jitter_noise",
             head_norms=dense["qwen3"].head_norms,
         ),
@@ -167,7 +176,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             "youtu", _DEEPSEEK, *_ROUTED, "num_mtp_layers", "num_nextn_predict_layers", mtp=_AFTER_LAST
         ),
         "glm4_moe_lite": like("youtu", _DEEPSEEK, "n_shared_experts", "mlp_layer_types", mtp=_AFTER_LAST),
-        "gemma4_text": like("gemma4_text", _GEMMA),
+        "gemma4_text": like("gemma4_text", _GEMMA, "enable_moe_block"),
         "gpt_oss": like(
             "mistral",
             _GPT_OSS,

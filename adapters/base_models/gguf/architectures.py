@@ -409,7 +409,7 @@ ARCHITECTURES = {
                     **{"ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale"},
                 ),
                 fixed={"enable_moe_block": True},
-                only=_SOFTMAX | {"expert_weights_norm": (True,)},
+                only=_SOFTMAX,
                 experts="num_experts",
             )
         },

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamspec.adapters.base_models.gguf.keys import LONGEST, REQUIRED, WIDEST, Keys
-from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE
+from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE, proportional
 
 Config = dict[str, Any]
 STATE = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
@@ -95,9 +95,10 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     sizes = [keys.whole(f"attention.key_length{kind}") for kind in ("", "_swa")]
     for kind, size in zip(("", "_swa"), sizes, strict=True):
         keys.only(f"attention.value_length{kind}", size)
-    keys.only("rope.dimension_count_swa", sizes[1])
+    for kind, size in zip(("", "_swa"), sizes, strict=True):
+        keys.only(f"rope.dimension_count{kind}", size)
     key, kinds = "attention.head_count_kv", config["layer_types"]
-    counts = _each(keys, config, key) if isinstance(keys.values.get(key), list) else [keys.whole(key)] * len(kinds)
+    counts = _by_layer(keys, config, key, heads)
     found = {kind: {count for count, own in zip(counts, kinds, strict=True) if own == kind} for kind in set(kinds)}
     whole = all(type(count) is int and count > 0 and heads % count == 0 for count in counts)
     if not whole or any(len(counts) > 1 for counts in found.values()):
@@ -109,7 +110,8 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
         keys.refuse("attention.shared_kv_layers", len(kinds) - len(kept), "less: a layer of each kind has its own keys")
     # In global layers whose keys are values as well, which alone may have other numbers of them.
     one = [i for i in kept if kinds[i] == "full_attention" and f"blk.{i}.attn_v.weight" not in keys.tensors]
-    if config.setdefault("attention_k_eq_v", bool(one or not kept)):
+    config["attention_k_eq_v"] = bool(one or not kept)
+    if config["attention_k_eq_v"]:
         config["num_global_key_value_heads"] = shared
     elif shared != local:
         keys.refuse(key, counts, "the same in all layers, where global ones have values of their own")
@@ -120,11 +122,11 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
 def gemma4_widths(keys: Keys, config: Config) -> None:
     """Layers without keys of their own may have MLPs twice as wide."""
     key, kept = "feed_forward_length", config["num_hidden_layers"] - config["num_kv_shared_layers"]
-    widths = _each(keys, config, key) if isinstance(keys.values.get(key), list) else [keys.whole(key)]
+    widths = _by_layer(keys, config, key)
     width = config["intermediate_size"] = widths[0]
     doubled = config["use_double_wide_mlp"] = len(set(widths)) > 1
-    expected = [width] * kept + [2 * width] * (len(widths) - kept) if doubled else [width] * len(widths)
-    if type(width) is not int or not 0 < width <= WIDEST or widths != expected:
+    whole = type(width) is int and 0 < width <= WIDEST
+    if not whole or widths != [width] * kept + [width * (1 + doubled)] * (len(widths) - kept):
         keys.refuse(key, widths, "a number, in layers without keys of their own perhaps twice as large")
 
 
@@ -132,6 +134,7 @@ def gemma4(keys: Keys, config: Config) -> None:
     config["hidden_size_per_layer_input"] = keys.whole("embedding_length_per_layer_input", 0, 0)
     config["vocab_size_per_layer_input"] = config["vocab_size"]
     config["final_logit_softcapping"] = keys.real("final_logit_softcapping", 0.0) or None
+    config["rope_parameters"] = proportional(keys, config["rope_parameters"], config["global_head_dim"])
     config["rope_parameters"] = _rope_by_kind(keys, config)
 
 
@@ -198,6 +201,13 @@ def _each(keys: Keys, config: Config, key: str) -> list[Any]:
     if not isinstance(values, list) or len(values) not in (layers, keys.raw("block_count")):
         keys.refuse(key, values, f"{layers} numbers, one for each layer")
     return values[:layers]  # more: of layers that draft
+
+
+def _by_layer(keys: Keys, config: Config, key: str, default: Any = REQUIRED) -> list[Any]:
+    """The values of a key that has one for each layer, or one for all."""
+    if isinstance(keys.values.get(key), list):
+        return _each(keys, config, key)
+    return [keys.whole(key, default)] * config["num_hidden_layers"]
 
 
 def _kinds(keys: Keys, config: Config, other: str) -> list[str]:

@@ -34,7 +34,6 @@ from streamspec.errors import BaseModelError
 
 # Keys of llama.cpp with another name in transformers, and the fields that make a file one that is sampled with.
 SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
 
 
@@ -64,6 +63,7 @@ def convert(gguf: Path, folder: Path, weights: bool = True, by_table: bool = Fal
     ids = {key: token for key, token in tokens.special.items() if key != "unk_token_id"}
     ends: int | list[int] = list(tokens.ends) if len(tokens.ends) > 1 else tokens.ends[0]
     generation = {"_from_model_config": True} | ids | {"eos_token_id": ends} | _sampling(model)
+    generation |= {"suppress_tokens": list(tokens.suppressed)} if tokens.suppressed else {}
     _write_json(folder / GENERATION, generation)
     _write_tokenizer(tokens, folder)
     if weights:
@@ -98,8 +98,6 @@ def _sampling(model: GgufFile) -> Config:
         for key, value in model.metadata.items()  # stored as float32: 0.6 is 0.60000002
         if key.startswith(prefix)
     }
-    suppressed = model.metadata.get(SUPPRESSED)
-    values |= {"suppress_tokens": list(suppressed)} if suppressed else {}
     return values | ({"do_sample": True} if values.keys() & SAMPLES else {})
 
 

@@ -62,7 +62,7 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
     if (divisors != 1).any():
         if kind != "none" and factor not in (0.0, 1.0):
             keys.refuse("rope.scaling.factor", factor, f"none beside {DIVISORS}")
-        return _llama3(divisors, theta) or _proportional(divisors) or _carried(divisors, length)
+        return _llama3(divisors, theta) or _carried(divisors, length)
     if kind != "yarn":
         return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
     if factor <= 0:
@@ -123,12 +123,19 @@ def _llama3(divisors: NDArray[np.float32], theta: float) -> dict[str, Any] | Non
     return None
 
 
-def _proportional(divisors: NDArray[np.float32]) -> dict[str, Any] | None:
-    """The parameters of Gemma 4 that give these divisors: some first pairs turn, and the rest by nothing."""
-    turned = int((divisors == 1).sum())
-    if (divisors[:turned] != 1).any() or (divisors[turned:] < STILL).any():
-        return None
-    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(divisors)}
+def proportional(keys: Keys, rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """The parameters of Gemma 4 that give the divisors which `rope` carries: some first pairs turn, the rest not."""
+    if DIVISORS not in keys.tensors:
+        raise BaseModelError(f"{keys.file} has no tensor {DIVISORS}", "that of global layers", "take another file")
+    divisors = rope.get("long_factor", [1.0] * (head_dim // 2))
+    turned = sum(value == 1 for value in divisors)
+    still = all(value == 1 for value in divisors[:turned]) and all(value >= STILL for value in divisors[turned:])
+    if rope["rope_type"] not in ("default", "longrope") or not still:
+        found = f"{keys.file}: {DIVISORS} or keys below rope.scaling with other positions"
+        raise BaseModelError(found, "1 for pairs that turn, then 1e30", "use the model's Hugging Face folder")
+    part = turned / len(divisors)
+    part = part if int(part * head_dim // 2) == turned else math.nextafter(part, 1.0)
+    return {"rope_type": "proportional", "rope_theta": rope["rope_theta"], "partial_rotary_factor": part}
 
 
 def _carried(divisors: NDArray[np.float32], length: int) -> dict[str, Any]:

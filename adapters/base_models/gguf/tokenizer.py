@@ -20,7 +20,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 NO_TOKEN = 0xFFFFFFFF  # also -1
 SPACE = "▁"  # SentencePiece's
 # Keys that do not change which tokens a text gives, or that chat clients alone read.
-HARMLESS = ("token_type_count", "add_sep_token", "suppress_tokens")  # the last is in the generation config
+HARMLESS = ("token_type_count", "add_sep_token")
 LONGEST_TOKEN = 1000  # letters; its merges cost the square. Gemma's longest has 31
 LONGEST_TEMPLATE = 1 << 20
 BEST_SCORE = 1e30
@@ -102,12 +102,14 @@ TURN_ENDS = (
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
-    "<turn|>",
-    "<|tool_response>",
     "<end_of_utterance>",
     "<|end_of_text|>",
     "<|endoftext|>",
 )
+
+
+# Tokens that end a turn of Gemma 4, of which files say other things.
+ENDS_OF_GEMMA = ("<eos>", "<turn|>", "<|tool_response>")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class GgufTokenizer:
     tokenizer: Tokenizer
     special: dict[str, int]  # bos_token_id, eos_token_id, unk_token_id, pad_token_id: those that the file names
     ends: tuple[int, ...]  # tokens after which a model stops, that of training first
+    suppressed: tuple[int, ...]  # tokens that are never to be chosen
     chat_template: str | None
 
     def named(self) -> dict[str, str]:
@@ -135,19 +138,22 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
     pre = keys.word("pre", "")
     tokenizer = BUILDERS[kind](keys, tokens, types, special)
     strips = kind == "llama" and model.metadata.get("general.architecture") == "phi3"
-    _add_tokens(tokenizer, tokens, types, set(special.values()), strips)
+    more = [tokens.index(text) for text in ENDS_OF_GEMMA if text in tokens] if kind == "gemma4" else []
+    _add_tokens(tokenizer, tokens, types, {*special.values(), *more}, strips)
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(tokens):
         raise BaseModelError(
             f"{keys.file}: added tokens beyond the vocabulary", f"{len(tokens)} tokens", "check the file"
         )
-    begins = keys.switch("add_bos_token", kind == "llama" or pre in BEGUN)
+    begins = keys.switch("add_bos_token", kind == "llama" or pre in BEGUN) or kind == "gemma4"  # whatever it says
+    never, last = "suppress_tokens", len(tokens) - 1
+    suppressed = keys.integers(never, 0, last, len(tokens)) if keys.has(never) else ()
     _frame(keys, tokenizer, special, begins, keys.switch("add_eos_token", False))
     prefix = "tokenizer.ggml."  # also skipped: further single tokens, as of the middle of a gap to fill
     keys.skip(*HARMLESS, *(key.removeprefix(prefix) for key in model.metadata if key.endswith("_token_id")))
     keys.finish()
     template = model.below("tokenizer").word("chat_template", None, LONGEST_TEMPLATE) or None
-    ends = tuple(dict.fromkeys([*ends, *_turn_ends(tokens, types, template or "")]))
-    return GgufTokenizer(tokenizer, special, ends, template)
+    ends = tuple(dict.fromkeys([*ends, *more, *_turn_ends(tokens, types, template or "")]))
+    return GgufTokenizer(tokenizer, special, ends, tuple(suppressed), template)
 
 
 def _turn_ends(tokens: list[str], types: list[int], template: str) -> list[int]:
@@ -281,8 +287,7 @@ def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dic
 
 def _with_merges(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
     """The same with the file's own merges."""
-    keys.skip("scores")
-    keys.only("pre", "gemma4")
+    keys.skip("scores", "pre")
     keys.only("add_space_prefix", False)
     keys.only("remove_extra_whitespaces", False)
     vocab = {token: number for number, token in enumerate(tokens)}

@@ -36,7 +36,6 @@ def _of_target(keys: Keys, config: Config) -> None:
 _ROW = replace(
     _BASE,
     names={**_BASE.names} | {f"nextn.{side}_projection": f"{side}_projection" for side in ("pre", "post")},
-    only={DRAFTING: tuple(range(1 << 8))},  # all layers draft
     where={},
     heads=partial(gemma4_heads, least=0),  # all attend to the target's keys
     more=_of_target,
@@ -51,7 +50,10 @@ def gguf_assistant(file: Path) -> tuple[dict[str, Any], GgufFile]:
         if model.architecture != ARCHITECTURE:
             found = f"{file}, a GGUF file of {model.architecture}, as the drafter"
             raise AdapterError(found, f"one of {ARCHITECTURE}, or a folder", FETCH)
-        text = config_of(model, _ROW)
+        keys = model.below(ARCHITECTURE)
+        keys.only(DRAFTING, keys.raw("block_count"))  # all layers draft
+        metadata = {key: value for key, value in model.metadata.items() if key != f"{ARCHITECTURE}.{DRAFTING}"}
+        text = config_of(replace(model, metadata=metadata), _ROW)
     except BaseModelError as error:
         raise AdapterError(error.found, error.expected, error.fix) from None
     kept = {name: tensor for name, tensor in model.tensors.items() if not name.startswith(CLUSTERS)}

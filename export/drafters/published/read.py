@@ -52,8 +52,9 @@ def read_published(folder: Path, described: DescribedBase, precision: Precision 
             f"--drafter beside {described.adapter_path}, which has a drafter", "one drafter", "leave one out"
         )
     need_torch("a published drafter")
-    raw = {} if is_gguf(folder) else read_fields(folder)
-    if not raw or is_assistant(raw):
+    in_file = is_gguf(folder)
+    raw = {} if in_file else read_fields(folder)
+    if in_file or is_assistant(raw):
         assistant = read_assistant(folder, described.config)
         check_hidden_size(precision, assistant.layers.hidden)
         return assistant

@@ -29,7 +29,7 @@ USUAL: dict[str, dict[str, Any]] = {  # what the defaults of transformers do not
     "bamba": {"attn_layer_indices": [9]},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "glm4_moe": {"head_dim": 128},
-    "deepseek_v2": {"moe_intermediate_size": 1408},
+    "deepseek_v2": {"moe_intermediate_size": 1408, "num_experts_per_tok": 6},
 }
 LATENT = {"hybrid_override_pattern": "ME*", "moe_intermediate_size": 64, "moe_latent_size": 32}
 HARMLESS = {

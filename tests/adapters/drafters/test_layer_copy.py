@@ -51,10 +51,12 @@ def without_experts(model: DraftLayerModel) -> None:
     """The target's experts add nothing, as the channels that a fresh draft layer has in their place."""
     layer, names = model.decoder.layers[model.decoder.last_attention], model.decoder.family.mixture
     if names is not None and experts_of(layer, names.experts) is not None:
-        assert model.experts.up.shape[0] * model.experts.up.shape[1] == EXPERTS["num_experts_per_tok"] * 64
-        assert model.experts.up.any() and not model.experts.down.any()
+        channels = model.decoder.model.config.intermediate_size if names.around else EXPERTS["num_experts_per_tok"] * 64
+        assert model.experts.up.shape[0] * model.experts.up.shape[1] == channels
+        assert model.experts.up.any() and bool(model.experts.down.any()) == bool(names.around)
+        shared = () if names.around else names.shared[1]  # else it is what the layer starts as
         for name, parameter in layer.named_parameters():
-            if name.startswith((f"{names.experts}.down_proj", *names.shared[1])):
+            if name.startswith((f"{names.experts}.down_proj", *shared)):
                 parameter.zero_()
 
 

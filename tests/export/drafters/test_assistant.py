@@ -200,7 +200,8 @@ GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a base": ({"architecture": "gemma4"}, "a GGUF file of gemma4, as the drafter; expected one of gemma4-assistant"),
     "another target": ({"embedding_length_out": 128}, "hidden size 128, not 64; expected an assistant of this base"),
     "an odd key": ({"embedding_length_out": "wide"}, "embedding_length_out is 'wide'; expected a whole number"),
-    "keys of its own": ({"attention.shared_kv_layers": 2}, "expected a configuration of an assistant"),
+    "layers that do not draft": ({"nextn_predict_layers": 2}, "nextn_predict_layers is 2; expected 4"),
+    "keys of its own": ({"attention.shared_kv_layers": 2}, "shared_kv_layers is 2; expected less"),
 }
 
 

@@ -432,6 +432,16 @@ OF_ONE_FAMILY: dict[str, Change] = {
     ),
     "keys of no layer": ("gemma 4", {"attention.shared_kv_layers": 6}, r"shared_kv_layers is 6; .* 0\.\.5"),
     "values of another width": ("gemma 4", {"attention.value_length_swa": 64}, "value_length_swa is 64; expected 32"),
+    "a part of global heads turns": (
+        "gemma 4",
+        {"rope.dimension_count": 32},
+        "rope.dimension_count is 32; expected 64",
+    ),
+    "positions that are scaled": (
+        "gemma 4",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        "rope_freqs",
+    ),
     "a part of local heads turns": ("gemma 4", {"rope.dimension_count_swa": 16}, "dimension_count_swa is 16; expected"),
     "widths of four kinds": ("gemma 4", {"feed_forward_length": [96] * 5 + [192]}, "a number, in layers without keys"),
     "heads by layer": ("gemma 4", {"attention.head_count_kv": [2, 2, 1, 2, 2, 2]}, "one for each kind of layer"),

@@ -99,6 +99,19 @@ def test_merges_of_gemma_4_are_the_files() -> None:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text or "<s>" in text
 
 
+def test_what_files_say_of_gemma_4s_begin_and_ends_is_not_heeded() -> None:
+    """As in llama.cpp: many files have `<eos>` as a word, and begin no text."""
+    vocabulary = gemma_vocabulary()
+    at = len(vocabulary["tokens"])
+    ends = {"<eos>": files.NORMAL, "<turn|>": files.CONTROL, "<|tool_response>": files.USER_DEFINED}
+    vocabulary["tokens"] = [*vocabulary["tokens"], *ends]
+    vocabulary["token_type"] = [*vocabulary["token_type"], *ends.values()]
+    vocabulary["scores"] = [0.0] * len(vocabulary["tokens"])
+    found = built(vocabulary, add_bos_token=False, suppress_tokens=[3])
+    assert found.ends == (files.EOS, at, at + 1, at + 2) and found.suppressed == (3,)
+    assert found.tokenizer.encode("<eos>").ids == [files.BOS, at]
+
+
 def test_special_tokens_in_a_text_are_one_token_each() -> None:
     for vocabulary in (files.sentencepiece_vocabulary(), files.bpe_vocabulary()):
         tokenizer = built(vocabulary).tokenizer
@@ -263,8 +276,6 @@ TURNS = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% en
         ("<end_of_turn>", files.CONTROL, None, "<other>", False),
         ("<end_of_turn>", files.CONTROL, "{{ messages }}<|im_end|>", "<other>", False),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<other>", True),
-        ("<turn|>", files.CONTROL, "<|turn>{{ messages }}<turn|>", "<other>", True),
-        ("<|tool_response>", files.USER_DEFINED, "{{ messages }}<|tool_response>", "<other>", True),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<|return|>", False),  # it ends a part of a turn
         ("<|call|>", files.CONTROL, "{{ messages }}", "<|return|>", True),
     ],
@@ -319,11 +330,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "bos_token_id is 2, the token a:b; expected one without a colon",
     ),
     "merges of one": (gemma_vocabulary() | {"merges": ["the"]}, {}, "merges is a list with 'the'; expected pairs"),
-    "a way to split that merges have not": (
-        gemma_vocabulary() | {"pre": "sarvam-moe"},
-        {},
-        "pre is sarvam-moe; expected gemma4",
-    ),
+    "no tokens to leave out": (edited(suppress_tokens=5), {}, "suppress_tokens is 5; expected"),
+    "a token to leave out that there is not": (edited(suppress_tokens=[272]), {}, r"\[0\] is 272; expected"),
     "a key that nobody knows": (edited(), {"spell_backwards": True}, r"key tokenizer\.ggml\.spell_backwards"),
 }
 
