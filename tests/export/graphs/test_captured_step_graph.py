@@ -5,6 +5,7 @@ the dynamic graph does. Also covers export/ops/captured_scope.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,9 @@ def written(
     spec, made = describe(tiny_model(family)), DEVICE_PRECISIONS[kind]()
     spec = replace(spec, cache_dtype="float16") if half else spec
     drafter = None if drafter is None else drafter(spec)
-    source, store = ModelSource(tiny_model(family), spec), WeightStore(folder / "weights")
-    return CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode, DEVICES[device].lacks).build(store)
+    source, lacks = ModelSource(tiny_model(family), spec), DEVICES[device].lacks
+    with closing(WeightStore(folder / "weights")) as store:
+        return CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode, lacks).build(store)
 
 
 def full(spec: Any) -> Any:
