@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(base: Path, adapter: Path, folder: Path, precision: str, shape: str) -> Session:
-    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, target=SHAPES[shape])
+    quiet: dict[str, Any] = {"measure": False, "progress": lambda line: None}
+    export_bundle(base, adapter, folder / "bundle", precision, target=SHAPES[shape], **quiet)
     return load(folder / "bundle", threads=1, tree=8, cache_dir=folder / "cache")
 
 
@@ -56,13 +58,13 @@ def test_they_are_neither_chosen_nor_drafted(
     session = exported(base, adapter, tmp_path, precision, shape)
     known = session.tokenizer.get_vocab_size()
     assert session.manifest.model.vocab_size == known + 5
-    for text in TEXTS:
-        for options in ({}, {"sampling": DRAWN}, {"logprobs": 5}, {"grammar": Grammar.regex(".{1,40}")}):
-            answers = [session.generate(text, max_new_tokens=40, speculate=s, **options) for s in (False, True)]  # type: ignore[arg-type]
-            plain, spec = (answer.token_ids for answer in answers)
-            assert plain == spec and max(spec) < known
-            for said in answers[1].logprobs or ():
-                assert max(token for token, _ in said.top) < known
+    several: tuple[dict[str, Any], ...] = ({"sampling": DRAWN}, {"logprobs": 5}, {"grammar": Grammar.regex(".{1,40}")})
+    for text, options in [*((text, {}) for text in TEXTS), *zip(TEXTS, several, strict=True)]:
+        answers = [session.generate(text, max_new_tokens=40, speculate=s, **options) for s in (False, True)]
+        plain, spec = (answer.token_ids for answer in answers)
+        assert plain == spec and max(spec) < known
+        for said in answers[1].logprobs or ():
+            assert max(token for token, _ in said.top) < known
     assert np.isneginf(session.score(session.encode("name"))[:, known:]).all()
 
 
@@ -96,7 +98,7 @@ def test_neither_under_a_cap_nor_beside_a_bias(family: str, tmp_path: Path, base
     folder = tmp_path / "base"
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
-    export_bundle(folder, None, tmp_path / "bundle", "int8", progress=lambda line: None)
+    export_bundle(folder, None, tmp_path / "bundle", "int8", measure=False, progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path / "cache")
     for sampling in (Sampling(seed=0), DRAWN):
         answer = session.generate("name", max_new_tokens=40, sampling=sampling)

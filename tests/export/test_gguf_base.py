@@ -40,11 +40,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_the_file_becomes_the_bundle_of_its_folder(precision: str, tmp_path: Path, cache: Path) -> None:
     file = rounded(tmp_path / "model.gguf", kind="Q8_0")
-    alone = tmp_path / "alone"
-    export_bundle(file, None, alone, precision=precision, progress=quiet)
+    alone, measure = tmp_path / "alone", precision == "fp32"
+    export_bundle(file, None, alone, precision=precision, measure=measure, progress=quiet)
     assert not list(cache.rglob("*.safetensors"))
     whole = tmp_path / "whole"
-    export_bundle(as_folder(file), None, whole, precision=precision, progress=quiet)
+    export_bundle(as_folder(file), None, whole, precision=precision, measure=measure, progress=quiet)
     assert (alone / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
     graphs = [onnx.load(bundle / MODEL, load_external_data=False).graph for bundle in (alone, whole)]
     assert graphs[0].SerializeToString(deterministic=True) == graphs[1].SerializeToString(deterministic=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 
 from streamspec.export import export_bundle
 from streamspec.runtime import load
-from tests.support.tiny_bundles import tiny_bundle
+from tests.support.tiny_bundles import draft_layer, tiny_adapter, tiny_base
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -20,10 +22,33 @@ def unpacked(graph: Path) -> list[str]:
     return [node.name for node in onnx.load(graph, load_external_data=False).graph.node if "unpacked" in node.name]
 
 
+Made = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Bundles of one base by precision and drafter: '' for streams with weights of their own."""
+    folder = tmp_path_factory.mktemp("bundles")
+    base = tiny_base(folder / "base")
+
+    @cache
+    def adapter(method: str) -> Path:
+        out = folder / f"adapter-{method}"
+        return draft_layer(out, base, method) if method else tiny_adapter(out, base, full=True)
+
+    @cache
+    def make(precision: str, method: str) -> Path:
+        bundle = folder / f"{precision}-{method}"
+        export_bundle(base, adapter(method), bundle, precision, measure=False, progress=lambda line: None)
+        return bundle
+
+    return make
+
+
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("method", ["", "eagle", "jakiro"])
-def test_no_tiles_are_turned_back_in_it(tmp_path: Path, precision: str, method: str) -> None:
-    bundle = tiny_bundle(tmp_path, precision, method=method)
+def test_no_tiles_are_turned_back_in_it(made: Made, precision: str, method: str) -> None:
+    bundle = made(precision, method)
     assert not unpacked(bundle / "native.onnx") and unpacked(bundle / "model.onnx")
 
 
@@ -54,9 +79,8 @@ def test_a_gate_with_an_activation_of_standard_nodes_is_left_to_them(family: str
 
 
 @pytest.mark.parametrize("method", ["", "eagle", "jakiro"])
-def test_a_drafters_own_weights_in_an_int8_bundle_take_4_and_6_bits(tmp_path: Path, method: str) -> None:
-    bundle = tiny_bundle(tmp_path, "int8", method=method, full=not method)
-    graph = onnx.load(bundle / "native.onnx", load_external_data=False).graph
+def test_a_drafters_own_weights_in_an_int8_bundle_take_4_and_6_bits(made: Made, method: str) -> None:
+    graph = onnx.load(made("int8", method) / "native.onnx", load_external_data=False).graph
     (branch,) = [node for node in graph.node if node.op_type == "If" and "candidates" in node.output]
     (drafting,) = [one.g for one in branch.attribute if one.name == "then_branch"]
     maps = {node.input[1]: node.op_type for node in drafting.node if node.op_type.startswith("LinearInt")}

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import export_bundle
 from streamspec.export.runners.graph_runner import GraphRunner, open_session
-from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES
 from tests.support.published_configs import CONFIGS
 from tests.support.published_models import text_config, write_published
@@ -29,9 +27,9 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
     base, bundle = tmp_path / "base", tmp_path / "bundle"
     model = write_published(base, published)
     write_tokenizer(base, text_config(published)["vocab_size"])
-    export_bundle(base, None, bundle, "fp32", progress=lambda line: None)
+    manifest = export_bundle(base, None, bundle, "fp32", progress=lambda line: None)
 
-    rows = min(ROWS, describe(load_causal_lm(base)).context_length)
+    rows = min(ROWS, manifest.model.context_length)
     for limit in limits(published):
         assert limit <= rows - CHUNK or limit > 10 * ROWS, "shrink it"
     tokens = np.random.default_rng(0).integers(0, text_config(published)["vocab_size"], rows)

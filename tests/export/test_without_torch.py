@@ -279,10 +279,10 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
 
 def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path) -> None:
     """In a process that cannot import torch and transformers: all files but for what is measured."""
-    families, precisions = ("llama", "qwen2", "qwen3", "gemma3_text"), ("int8", "int4")
-    for family in families:
+    tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}
+    for family in tried:
         save_base(tmp_path / family, saved(tmp_path / family, family))
-    outs = [(family, kind, f"{family}-{kind}") for family in families for kind in precisions]
+    outs = [(family, kind, f"{family}-{kind}") for family, precisions in tried.items() for kind in precisions]
     commands = [
         ["export", "--base", tmp_path / family, "--precision", kind, "--out", tmp_path / "numpy" / name]
         for family, kind, name in outs

@@ -73,15 +73,14 @@ def test_every_kind_of_layer_drafts_what_was_trained_and_writes_what_transformer
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kept", [GAMMA - 1, 1])
-def test_only_rows_of_a_causal_block_draft_the_same_without_those_after_them(
-    causal: bool, kept: int, tmp_path: Path
-) -> None:
+def test_only_rows_of_a_causal_block_draft_the_same_without_those_after_them(causal: bool, tmp_path: Path) -> None:
     exported(tiny_model("llama"), tmp_path, layers=2, causal=causal)
-    whole, fewer = (drafted(tmp_path / "bundle", count) for count in (GAMMA, kept))
-    assert fewer["candidate_logits"].shape[0] == kept
-    same = np.abs(whole["candidate_logits"][:kept] - fewer["candidate_logits"]).max() < 1e-5
-    assert same == causal
+    whole = drafted(tmp_path / "bundle", GAMMA)
+    for kept in (GAMMA - 1, 1):
+        fewer = drafted(tmp_path / "bundle", kept)
+        assert fewer["candidate_logits"].shape[0] == kept
+        same = np.abs(whole["candidate_logits"][:kept] - fewer["candidate_logits"]).max() < 1e-5
+        assert same == causal
 
 
 def test_candidates_of_a_causal_block_depend_on_their_parents_by_the_bigram(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_an_adapter_without_the_field_is_not_causal(tmp_path: Path) -> None:
     for number, field in enumerate([{}, {"causal": False}, {"causal": True}]):
         file.write_text(json.dumps(written | {"streams": written["streams"] | field}))
         out = tmp_path / f"bundle {number}"
-        export_bundle(tmp_path / "base", adapter, out, "fp32", progress=lambda line: None)
+        export_bundle(tmp_path / "base", adapter, out, "fp32", measure=False, progress=lambda line: None)
         graphs.append((out / "model.onnx").read_bytes())
     assert graphs[0] == graphs[1] != graphs[2]
 
@@ -114,11 +113,9 @@ def test_an_adapter_without_the_field_is_not_causal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "precision", "causal"),
     [
-        ("llama", "int8", False),
         ("gemma2", "int8", False),
         ("qwen3", "int4", False),
         ("llama", "int8", True),
-        ("qwen3", "int4", True),
     ],
 )
 def test_rounded_weights_draft_and_write_what_plain_decoding_writes(
@@ -192,10 +189,8 @@ def test_a_configuration_that_cannot_be_is_refused(section: dict[str, Any], said
 @pytest.mark.parametrize(
     ("family", "precision", "causal"),
     [
-        ("llama", "fp32", False),
         ("gemma2", "fp32", False),
         ("lfm2", "fp32", False),
-        ("mistral", "int8", False),
         ("gemma2", "fp32", True),
         ("mistral", "int8", True),
     ],

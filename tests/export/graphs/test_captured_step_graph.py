@@ -5,6 +5,7 @@ the dynamic graph does. Also covers export/ops/captured_scope.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from streamspec.export import export_bundle
 from streamspec.export.deployment_target import DEVICES, Target
 from streamspec.export.drafters.streams.eager_pass import eager
 from streamspec.export.graphs.captured_step_graph import CapturedStepGraph, check_capturable
-from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.ops.captured_scope import OPSET, CapturedScope
 from streamspec.export.quantization.precisions import DEVICE_PRECISIONS
@@ -54,14 +54,13 @@ def written(
     half: bool = False,
     device: str = "cuda",
 ) -> Any:
-    """The captured graph and, over the same data, the dynamic one."""
+    """The captured graph."""
     spec, made = describe(tiny_model(family)), DEVICE_PRECISIONS[kind]()
     spec = replace(spec, cache_dtype="float16") if half else spec
     drafter = None if drafter is None else drafter(spec)
-    source, store = ModelSource(tiny_model(family), spec), WeightStore(folder / "weights")
-    lacks = DEVICES[device].lacks
-    captured = CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode, lacks).build(store)
-    return captured, StepGraph(spec, source, made, drafter, None, 8, mode).build(store)
+    source, lacks = ModelSource(tiny_model(family), spec), DEVICES[device].lacks
+    with closing(WeightStore(folder / "weights")) as store:
+        return CapturedStepGraph(spec, source, made, CAPTURED, drafter, 8, mode, lacks).build(store)
 
 
 def full(spec: Any) -> Any:
@@ -85,13 +84,13 @@ def test_every_node_has_a_kernel_on_the_device(tmp_path: Path) -> None:
     seen = set()
     for family in ATTENDING:
         for kind in DEVICE_PRECISIONS if family == "llama" else ["fp16"]:
-            captured, _ = written(tmp_path, family, kind, full, "delta" if kind == "fp32" else "merged")
+            captured = written(tmp_path, family, kind, full, "delta" if kind == "fp32" else "merged")
             seen |= check_kernels(captured)
             assert captured.opset_import[0].version == OPSET
     for drafter in DRAFTERS.values():
-        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True)[0])
+        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True))
     for family in ("llama", "gemma4_text"):
-        seen |= check_kernels(written(tmp_path, family, "int4", beside(), "delta")[0])
+        seen |= check_kernels(written(tmp_path, family, "int4", beside(), "delta"))
     assert {kind for _, kind in seen} >= {"ScatterElements", "MatMulNBits", "GatherBlockQuantized", "FusedMatMul"}
     assert not {kind for _, kind in seen} & {"If", "Loop", "Scan", "Shape", "NonZero", "ScatterND", "Range"}
 
@@ -102,14 +101,14 @@ def test_every_node_has_a_kernel_of_rocm(tmp_path: Path) -> None:
     for family in ATTENDING:
         for kind in DEVICES["rocm"].precisions if family in VARIED else ["fp16"]:
             mode = "delta" if kind == "fp32" else "merged"
-            seen |= check_kernels(written(tmp_path, family, kind, full, mode, device="rocm")[0], ROCM)
+            seen |= check_kernels(written(tmp_path, family, kind, full, mode, device="rocm"), ROCM)
     for drafter in DRAFTERS.values():
-        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True, device="rocm")[0], ROCM)
+        seen |= check_kernels(written(tmp_path, "llama", "fp16", drafter, half=True, device="rocm"), ROCM)
     for family in ("llama", "gemma4_text"):
-        seen |= check_kernels(written(tmp_path, family, "fp16", beside(), "delta", device="rocm")[0], ROCM)
+        seen |= check_kernels(written(tmp_path, family, "fp16", beside(), "delta", device="rocm"), ROCM)
     assert {kind for _, kind in seen} >= {"ScatterElements", "SkipSimplifiedLayerNormalization", "Split", "TopK"}
     with pytest.raises(KeyError, match="RotaryEmbedding"):
-        check_kernels(written(tmp_path, "llama", "fp16")[0], ROCM)
+        check_kernels(written(tmp_path, "llama", "fp16"), ROCM)
 
 
 def test_a_shape_that_only_the_call_knows_is_refused_at_export() -> None:

@@ -105,7 +105,7 @@ def graphs(folder: Path) -> dict[str, onnx.ModelProto]:
     trimmed = np.arange(0, VOCAB, 3)
     made = {}
     for family in FAMILIES:
-        spec = describe(tiny_model(family))
+        spec = describe(model := tiny_model(family))
         drafters: dict[str, Any] = {"streams": tiny_streams(spec, bigram=4, draft_vocab=trimmed)}
         if family == "llama":
             drafters |= {
@@ -119,7 +119,7 @@ def graphs(folder: Path) -> dict[str, onnx.ModelProto]:
             for kind in OPSETS if family in VARIED else ("fp32",):
                 graph = StaticStepGraph(
                     spec,
-                    ModelSource(tiny_model(family), spec),
+                    ModelSource(model, spec),
                     static_precision(kind),
                     6,
                     40,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
 from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
-from streamspec.runtime import Session
+from streamspec.runtime import Completion, Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from tests.support import gguf_cases, tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
@@ -37,7 +38,8 @@ FAMILIES = DELTA, MAMBA, OLMO, HALVED, BOTH, GRANITE, NEMOTRON
 NORMED, GATED = f"{BOTH}+normed", f"{BOTH}+gated_last"  # with a norm before or after the gates
 NEXT, LATENT = "qwen3_next", f"{HALVED}+latent"  # with experts, too
 OF_FILES = {"granite 4, hybrid": "eagle", "nemotron-h": "medusa"}  # GGUF files and drafters over their own weights
-CONTEXT, PROMPT, NEW = 2048, 300, 331
+# A prompt past a ring's 256 slots, and an answer across four blocks of states and the ring's second end.
+CONTEXT, PROMPT, NEW = 2048, 300, 231
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
 MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (MAMBA, "fp32"): "hydra", (MAMBA, "int4"): "dflash"}
@@ -47,6 +49,15 @@ MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (NORMED, "int8"): "h
 MADE |= {(GRANITE, "fp32"): "jakiro", (GRANITE, "int8"): "eagle"}
 MADE |= {(NEMOTRON, "fp32"): "medusa", (LATENT, "int4"): "medusa"}
 MADE |= {(case, "gguf"): drafter for case, drafter in OF_FILES.items()}
+# Whose graph of standard operators no session runs here: another bundle's of the same layers or precision is.
+BRIEF = (
+    (MAMBA, "int4"),
+    (NEXT, "int8"),
+    (NORMED, "int8"),
+    (GATED, "int4"),
+    (LATENT, "int4"),
+    ("granite 4, hybrid", "gguf"),
+)
 
 
 def model(family: str = DELTA) -> torch.nn.Module:
@@ -82,7 +93,8 @@ def bundles(
     for (family, precision), folder in folders.items():
         base, drafter = resolve_base(str(bases[family])), MADE[family, precision]
         adapter = save_random(folder.parent / "adapter", base, fresh_drafter(model(family), drafter), drafter)
-        manifest = export_bundle(bases[family], adapter, folder, precision, progress=lambda line: None)
+        quiet: dict[str, Any] = {"measure": (family, precision) not in BRIEF, "progress": lambda line: None}
+        manifest = export_bundle(bases[family], adapter, folder, precision, **quiet)
         assert manifest.method == drafter and (precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4)
         caches = [cache.beside or cache for cache in manifest.model.caches]
         states = 2 if family in OF_FILES else 4 if family.startswith(BOTH) else 3
@@ -92,7 +104,6 @@ def bundles(
 
 RUNS = [
     (DELTA, "fp32", "cpu"),
-    (DELTA, "int8", "cpu"),
     (DELTA, "int8", "native"),
     (MAMBA, "int4", "native"),
     (OLMO, "int4", "native"),
@@ -127,7 +138,7 @@ def runner_of(session: Session) -> OrtRunner:
     return runner
 
 
-LONG = np.random.default_rng(0).integers(3, 60, 700).tolist()
+LONG = np.random.default_rng(0).integers(3, 60, 600).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +206,7 @@ def test_rows_of_trees_are_those_of_plain_decoding_bit_for_bit(session: Session,
     assert compared > 400
 
 
-@pytest.mark.parametrize("rows", [1, 7, STATE_BLOCK])
+@pytest.mark.parametrize("rows", [7, STATE_BLOCK])
 def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(
     rows: int, session: Session, plain: np.ndarray
 ) -> None:
@@ -205,17 +216,27 @@ def test_a_prompt_in_chunks_of_any_size_is_that_of_plain_decoding(
         assert np.array_equal(plain_chunk(runner, chunk), plain[at : at + len(chunk)])
 
 
-def test_hundreds_of_drafted_tokens_are_plain_ones(session: Session) -> None:
-    compared = 0
-    for seed in range(40):
-        text = "".join(np.random.default_rng(seed).choice(list("abcdefghijkl "), PROMPT))
-        plain = session.generate(text, max_new_tokens=NEW, speculate=False)
-        drafted = session.generate(text, max_new_tokens=NEW, speculate=True)
+@pytest.fixture(scope="module")
+def talk(session: Session, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Completion, Completion], Path]:
+    """A plain answer to TEXT, a drafted one, and the conversation that was saved after it."""
+    plain, drafted = (session.generate(TEXT, max_new_tokens=NEW, speculate=speculate) for speculate in (False, True))
+    saved = tmp_path_factory.mktemp("saved") / "conversation"
+    session.save(saved)
+    return (plain, drafted), saved
+
+
+def test_hundreds_of_drafted_tokens_are_plain_ones(
+    session: Session, talk: tuple[tuple[Completion, Completion], Path]
+) -> None:
+    compared, (plain, drafted) = 0, talk[0]
+    for seed in range(1, 40):
         assert drafted.token_ids == plain.token_ids
         assert len(plain.token_ids) == 1 or drafted.stats.sources["drafter"].drafted
         compared += len(plain.token_ids)
-        if compared > 300:
+        if compared > 200:
             return
+        text = "".join(np.random.default_rng(seed).choice(list("abcdefghijkl "), PROMPT))
+        plain, drafted = (session.generate(text, max_new_tokens=NEW, speculate=one) for one in (False, True))
     raise AssertionError(f"only {compared} tokens")
 
 
@@ -229,14 +250,19 @@ def test_answers_are_those_of_hugging_face(family: str, bundles: dict[tuple[str,
     assert answer == expected.tolist()
 
 
-@pytest.mark.parametrize("back", [3, 60, 500])
-def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, session: Session) -> None:
-    session.generate(TEXT, max_new_tokens=NEW, speculate=True)
-    kept = session.cached_tokens[: len(session.cached_tokens) - back]
-    prompt = [*kept, 5, 9, 7]
-    ours = session.generate(prompt, max_new_tokens=80, speculate=True).token_ids
-    runner_of(session)
-    assert ours == session.generate(prompt, max_new_tokens=80, speculate=False).token_ids
+def test_answers_after_going_back_are_those_of_a_new_session(
+    session: Session, talk: tuple[tuple[Completion, Completion], Path]
+) -> None:
+    """One after the other: within a block, by a block, and further than a ring reaches."""
+    session.restore(talk[1])
+    answers: list[tuple[list[int], list[int]]] = []
+    for back in (60, 3, 500):
+        kept = session.cached_tokens[: len(session.cached_tokens) - back]
+        prompt = [*kept, 5, 9, 7]
+        answers.append((prompt, session.generate(prompt, max_new_tokens=80, speculate=True).token_ids))
+    for prompt, ours in answers:
+        runner_of(session)
+        assert ours == session.generate(prompt, max_new_tokens=80, speculate=False).token_ids
 
 
 def test_after_a_dropped_thought_only_the_turn_is_read_again(session: Session) -> None:
@@ -252,15 +278,18 @@ def test_after_a_dropped_thought_only_the_turn_is_read_again(session: Session) -
     assert answer.token_ids == session.generate(shorter, max_new_tokens=20, speculate=False).token_ids
 
 
-def test_a_saved_conversation_goes_on(session: Session, bundles: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    session.generate(TEXT, max_new_tokens=NEW)
-    session.save(tmp_path / "conversation")
-    prompt = [*session.cached_tokens, 5, 9, 7]
-    ours = session.generate(prompt, max_new_tokens=150).token_ids
+def test_a_saved_conversation_goes_on(session: Session, talk: tuple[tuple[Completion, Completion], Path]) -> None:
+    (_, drafted), saved = talk
     runner_of(session)
-    session.restore(tmp_path / "conversation")
-    assert session.cached_tokens == prompt[:-3]
-    assert session.generate(prompt, max_new_tokens=150).token_ids == ours
+    session.restore(saved)
+    cached = list(session.cached_tokens)
+    whole = [*session.encode(TEXT), *drafted.token_ids]
+    assert cached == whole[: len(cached)] and len(cached) >= len(whole) - 1
+    prompt = [*cached, 5, 9, 7]
+    found = session.generate(prompt, max_new_tokens=110)
+    assert found.stats.reused_tokens > len(cached) - 2
+    runner_of(session)
+    assert found.token_ids == session.generate(prompt, max_new_tokens=110, speculate=False).token_ids
 
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "native"), ("native", "cpu")])
@@ -281,32 +310,34 @@ def test_a_conversation_goes_on_in_the_other_graph(
     assert np.abs(found - expected).max() < 0.05 * expected.std()
 
 
-@pytest.mark.parametrize(
-    ("family", "tied"),
-    [
-        *((DELTA, True), (DELTA, False), (MAMBA, True), ("bamba", False)),
-        *((OLMO, False), (NEXT, False), ("qwen3_5_moe_text", False), (HALVED, False)),
-        *((BOTH, False), (NORMED, True), (GATED, False), (GRANITE, True), (NEMOTRON, False), (LATENT, True)),
-    ],
-)
-def test_rows_are_those_of_hugging_face_at_every_position(family: str, tied: bool, tmp_path: Path) -> None:
-    tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT)
-    steps = tiny_exports.build(tmp_path, tiny, streams=False).stepper(700)
-    tokens = np.random.default_rng(0).integers(3, tiny_exports.VOCAB, 700)
-    expected = tiny(torch.as_tensor(tokens)[None]).logits[0].numpy()
-    found = np.concatenate([steps.prefill(tokens[at : at + 24])["logits"] for at in range(0, 700, 24)])
+# Family, whether its embeddings are tied, and changes of the tiny model.
+SHAPES: list[tuple[str, bool, dict[str, int]]] = [
+    *((DELTA, True, {}), (DELTA, False, {}), (MAMBA, True, {}), ("bamba", False, {})),
+    *((OLMO, False, {}), (NEXT, False, {}), ("qwen3_5_moe_text", False, {}), (HALVED, False, {})),
+    *((BOTH, False, {}), (NORMED, True, {}), (GATED, False, {}), (GRANITE, True, {}), (NEMOTRON, False, {})),
+    *((LATENT, True, {}), (HALVED, True, {"conv_kernel": 1})),
+]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tiny_exports.Built:
+    family, tied, own = request.param
+    tiny = tiny_exports.tiny_model(family, tied, max_position_embeddings=CONTEXT, **own)
+    return tiny_exports.build(tmp_path_factory.mktemp("graph"), tiny, streams=False)
+
+
+def test_rows_are_those_of_hugging_face_at_every_position(built: tiny_exports.Built) -> None:
+    steps, count = built.stepper(540), 540
+    tokens = np.random.default_rng(0).integers(3, tiny_exports.VOCAB, count)
+    expected = built.model(torch.as_tensor(tokens)[None]).logits[0].numpy()
+    found = np.concatenate([steps.prefill(tokens[at : at + 24])["logits"] for at in range(0, count, 24)])
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
     steps.length = 0
     np.testing.assert_array_equal(steps.prefill(tokens)["logits"], found)
 
 
-@pytest.mark.parametrize(
-    ("family", "own"),
-    [*((family, {}) for family in (*FAMILIES, NEXT, LATENT, NORMED, GATED)), (HALVED, {"conv_kernel": 1})],
-)
-def test_rows_of_a_tree_are_those_of_pytorch(family: str, own: dict[str, int], tmp_path: Path) -> None:
-    tiny = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT, **own)
-    steps, reference = tiny_exports.build(tmp_path, tiny, streams=False).stepper(256), ReferenceModel(tiny)
+def test_rows_of_a_tree_are_those_of_pytorch(built: tiny_exports.Built) -> None:
+    steps, reference = built.stepper(256), ReferenceModel(built.model)
     rng, length = np.random.default_rng(2), 150
     tree, _ = tree_with(9, 40, rng)
     context, drafted = (rng.integers(3, tiny_exports.VOCAB, count) for count in (length, 40))
@@ -335,14 +366,19 @@ def test_multipliers_are_not_rounded_to_the_dtype_of_the_files(tmp_path: Path) -
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_fine_tuned_base_is_what_peft_computes(family: str, bases: dict[str, Path], tmp_path: Path) -> None:
     base = bases[family]
-    rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 4]
+    rows = [{"prompt": text, "completion": text.upper()} for text in ("ab ba", "cab", "a bc", "bb", "cc a", "ac") * 2]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora"))
-    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    brief = {"epochs": 1.0, "val_rows": 2, "save_steps": 1000}
+    train(options(base, tmp_path / "data.jsonl", tmp_path / "adapter", method="lora", **brief))
+    quiet: dict[str, Any] = {"measure": False, "progress": lambda line: None}
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", **quiet)
     session = load(tmp_path / "bundle", threads=1, cache_dir=tmp_path)
-    ids = session.encode(TEXT)
+    ids = session.encode(TEXT)[:200]  # past three blocks of states
     tuned = PeftModel.from_pretrained(model(family), tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = tuned(torch.tensor([ids])).logits[0].numpy()
+        with tuned.disable_adapter():
+            untuned = tuned(torch.tensor([ids])).logits[0].numpy()
     known = np.isfinite(ours := session.score(ids))
     assert np.abs(ours[known] - expected[known]).max() < 1e-4 * expected.std()
+    assert np.abs(untuned - expected).max() > 1e-2 * expected.std()

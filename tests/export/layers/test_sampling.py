@@ -91,8 +91,15 @@ SETTINGS: list[dict[str, float]] = [
 ]
 
 
-@pytest.mark.parametrize("share", [None, 0.5, 0.01])
-@pytest.mark.parametrize("given", SETTINGS, ids=str)
+SHARES = (None, 0.5, 0.01)
+# All shares with each setting in one vocabulary; in the smallest and the largest, one share with each: in the largest
+# no mask with the nucleus that is most of its tokens.
+DRAWN = [(700, given, share) for given in SETTINGS for share in SHARES]
+DRAWN += [(12, given, SHARES[number % 3]) for number, given in enumerate(SETTINGS)]
+DRAWN += [(3000, given, SHARES[(number + 2) % 3]) for number, given in enumerate(SETTINGS)]
+
+
+@pytest.mark.parametrize(("graph", "given", "share"), DRAWN, indirect=["graph"], ids=str)
 def test_frequencies_over_a_grid_of_uniforms_are_the_processed_probabilities(
     graph: tuple[int, Any], given: dict[str, float], share: float | None
 ) -> None:

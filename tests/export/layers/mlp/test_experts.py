@@ -32,18 +32,19 @@ from tests.support.tiny_exports import VOCAB, build, save_base, tiny_model
 
 # The first with an MLP for all rows, a bias of the choice and a dense first layer; the second with biases, a clamped
 # activation, attention sinks and weights in MXFP4; the third with a gate of the MLP for all rows, the fourth with one
-# map of its gate and up; the last two attend to narrow states.
+# map of its gate and up; the last two attend to narrow states. All in int8, where the graph of native operators is
+# compared with that of standard ones; in int4 those between which there are all drafters, kinds of maps and of layers.
 TRIED = {
     "ernie4_5_moe": {"fp32": "jakiro", "int8": "eagle", "int4": "medusa"},
     "gpt_oss": {"fp32": "mtp", "int8": "streaming", "int4": "hydra"},
     "qwen2_moe": {"fp32": "eagle", "int8": "jakiro", "int4": "mtp"},
     "granitemoeshared": {"int8": "streaming", "int4": "eagle"},
-    "minimax_m2": {"int8": "jakiro", "int4": "medusa"},
+    "minimax_m2": {"int8": "jakiro"},
     "mellum": {"int8": "hydra", "int4": "streaming"},
     "exaone_moe": {"int8": "mtp", "int4": "jakiro"},
-    "hunyuan_v1_moe": {"int8": "medusa", "int4": "mtp"},
+    "hunyuan_v1_moe": {"int8": "medusa"},
     "youtu": {"fp32": "jakiro", "int8": "streaming", "int4": "eagle"},
-    "deepseek_v3": {"fp32": "streaming", "int8": "mtp", "int4": "medusa"},
+    "deepseek_v3": {"fp32": "streaming", "int8": "mtp"},
 }
 ROWS = 64
 
@@ -101,8 +102,16 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
 
 
 OF_FILES = {"gpt-oss": "MXFP4", "lfm2 with experts": "Q4_1"}
+# Maps with biases and a clamp, and attention to narrow states, have nodes of their own in each precision and graph;
+# other families differ in their routers, whose nodes are the same in all of them: each in both graphs.
 KINDS = [("fp32", "cpu"), ("int8", "cpu"), ("int8", "native"), ("int4", "cpu"), ("int4", "native")]
-RUNS = [(family, *kind) for family, drafters in TRIED.items() for kind in KINDS if kind[0] in drafters]
+RUNS = [(family, *kind) for family in ("gpt_oss", "youtu") for kind in KINDS]
+RUNS += [(family, "fp32", "cpu") for family in ("ernie4_5_moe", "qwen2_moe", "deepseek_v3")]
+NATIVE_INT8 = ("ernie4_5_moe", "mellum", "minimax_m2", "hunyuan_v1_moe", "deepseek_v3")
+NATIVE_INT4 = ("qwen2_moe", "granitemoeshared", "exaone_moe")
+RUNS += [(family, "int8", "native") for family in NATIVE_INT8] + [(family, "int4", "native") for family in NATIVE_INT4]
+RUNS += [(family, "int8", "cpu") for family in (*NATIVE_INT8[2:], *NATIVE_INT4)]
+RUNS += [(family, "int4", "cpu") for family in NATIVE_INT8[:2]]
 RUNS += [(case, "gguf", provider) for case in OF_FILES for provider in ("cpu", "native")]
 
 
@@ -147,10 +156,10 @@ def test_a_row_is_the_same_alone_in_chunks_and_in_trees_of_any_size(session: Ses
 
 
 def test_drafted_answers_are_plain_ones(session: Session) -> None:
-    for seed in range(3):
+    for seed in range(2):
         prompt = np.random.default_rng(seed).integers(3, 90, 12).tolist() * 2
-        plain = session.generate(prompt, max_new_tokens=60, speculate=False)
-        drafted = session.generate(prompt, max_new_tokens=60, speculate=True)
+        plain = session.generate(prompt, max_new_tokens=48, speculate=False)  # past the 64 rows of a call
+        drafted = session.generate(prompt, max_new_tokens=48, speculate=True)
         assert drafted.token_ids == plain.token_ids
         assert session.manifest.streams is None or drafted.stats.sources["drafter"].drafted
         assert len(plain.token_ids) > 20  # a file names tokens that end an answer
@@ -158,13 +167,11 @@ def test_drafted_answers_are_plain_ones(session: Session) -> None:
 
 @pytest.mark.parametrize("family", TRIED)
 def test_native_operators_compute_what_standard_ones_do(family: str, bundles: dict[tuple[str, str], Path]) -> None:
-    graphs = [bundles[family, "int8"] / name for name in ("model.onnx", "native.onnx")]
+    graphs = [open_session(bundles[family, "int8"] / name, threads=1) for name in ("model.onnx", "native.onnx")]
     off = []
     for seed in (4, 5, 6):
         tokens = np.random.default_rng(seed).integers(3, VOCAB, 60)
-        standard, native = (
-            GraphRunner(open_session(graph, threads=1), 60).prefill(tokens)["logits"] for graph in graphs
-        )
+        standard, native = (GraphRunner(graph, 60).prefill(tokens)["logits"] for graph in graphs)
         off.append(np.median(np.abs(native - standard).max(-1)) / standard.std())
     assert np.median(off) < 1e-3  # further off are rows with a code that is rounded otherwise, and those that read them
 
