@@ -11,12 +11,13 @@ GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of an expert, whatever i
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """`layers`: those that have a mixture in place of an MLP or beside it. `count` experts of `width` inner numbers, which read and
-    give `outer`, with a gate or not (`gated`); a row chooses `active` of them, from so many of so many `groups`, where
-    there are several. `names`: as of the family. `biased`: whether a bias is added where experts are chosen; `latent`:
-    whether maps make their inputs of the model's numbers, and these of their outputs; `shared`: inner numbers of the
-    MLP for all rows, 0 without one; `clamp`: alpha and limit of the activation (`Mixture.clamp`), where it has such. Of
-    the sum that scores are divided by where they are `normalized`: `least`; of the scores then: `scale`."""
+    """`layers`: those that have a mixture, in place of an MLP or beside it. `count` experts of `width` inner numbers,
+    which read and give `outer`, with a gate or not (`gated`); a row chooses `active` of them, from so many of so many
+    `groups`, where there are several. `names`: as of the family. `biased`: whether a bias is added where experts are
+    chosen; `latent`: whether maps make their inputs of the model's numbers, and these of their outputs; `shared`: inner
+    numbers of the MLP for all rows, 0 without one; `clamp`: alpha and limit of the activation (`Mixture.clamp`), where
+    it has such. Of the sum that scores are divided by where they are `normalized`: `least`; of the scores then:
+    `scale`."""
 
     names: Mixture
     layers: tuple[int, ...]
