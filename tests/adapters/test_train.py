@@ -33,6 +33,39 @@ from streamspec.prompt.prompt_format import PromptFormat
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 
+class Runs:
+    """Whole runs of one base and its data, each of them once; how many steps each took."""
+
+    def __init__(self, base: Path, data: Path, folder: Path) -> None:
+        self.base, self.data, self.folder = base, data, folder
+        self.made: dict[str, tuple[Path, dict[str, Any], int]] = {}
+
+    def __call__(self, **changes: Any) -> tuple[Path, dict[str, Any], int]:
+        name = json.dumps(changes)
+        if name not in self.made:
+            out, steps = self.folder / str(len(self.made)), list[int]()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trainer.Clock, "on_step_end", counted(steps))
+                summary = train(options(self.base, self.data, out, threads=1, **changes))
+            self.made[name] = out, summary, len(steps)
+        return self.made[name]
+
+
+def counted(steps: list[int], step: Callable[..., Any] = trainer.Clock.on_step_end) -> Callable[..., Any]:
+    return lambda *given, **named: steps.append(1) or step(*given, **named)
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(base, data, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the answers of `task` are kept, and its states: drafters over it learn of the same."""
+    return tmp_path_factory.mktemp("answers") / "answers.jsonl"
+
+
 @pytest.fixture(scope="module")
 def task(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("task") / "lora"
@@ -53,14 +86,14 @@ def test_lora_folder_is_peft_loadable_and_learnt_something(task: Path, base: Pat
 @pytest.mark.parametrize(
     "changes", [{"recipe": "joint"}, {"recipe": "joint", "self_distill": True}, {"recipe": "staged"}]
 )
-def test_streaming_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path: Path, changes: dict) -> None:
-    summary = train(options(base, data, tmp_path / "out", method="streaming", **changes))
-    tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
-    config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
-    acceptance = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+def test_streaming_recipes_write_a_complete_folder(whole: Runs, changes: dict) -> None:
+    out, summary, _ = whole(**changes)
+    tensors = load_file(out / "streamspec.safetensors")
+    config = json.loads((out / "streamspec_config.json").read_text())
+    acceptance = json.loads((out / "acceptance.json").read_text())
     assert tensors["stream_embeddings"].shape == (2, 32) and tensors["root_map"].shape == (32, 32)
     assert any(".lora_A" in name for name in tensors) == (changes["recipe"] == "staged")
-    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+    assert (out / "adapter_model.safetensors").exists() and config["method"] == "streaming"
     assert config["streams"]["draft_vocab"] == len(tensors["draft_vocab"])
     assert all(len(r) == 2 for ranks in acceptance["ranks"] for r in ranks)
     assert 1 <= summary["tau"] <= 3 and len(summary["per_stream_accuracy"]) == 2
@@ -82,9 +115,12 @@ def test_medusa_recipes_write_a_complete_folder(
 
 
 @pytest.mark.parametrize("method", ["jakiro", "eagle", "mtp", "hydra"])
-def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path, tmp_path: Path, method: str) -> None:
+def test_draft_layers_write_a_complete_folder(
+    base: Path, data: Path, task: Path, answers: Path, tmp_path: Path, method: str
+) -> None:
+    over: dict[str, Any] = {"target_adapter": task, "answers": answers, "taps": "2,1"}
     unroll = {"unroll": 1} if method in ("jakiro", "eagle") else {}
-    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, taps="2,1", **unroll))
+    summary = train(options(base, data, tmp_path / "out", method=method, **over, **unroll))
     tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
     config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
     experts = 2 if method == "jakiro" else 1
@@ -102,7 +138,7 @@ def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path
 
 
 def test_auto_writes_the_adapter_of_the_method_it_chose(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "out", method="auto", target_adapter=task, ns=1))
+    train(options(base, data, tmp_path / "out", method="auto", target_adapter=task, ns=1, epochs=0.1))
     for name, saved in (("streamspec_config.json", None), ("training.json", "config")):
         config = json.loads((tmp_path / "out" / name).read_text())
         config = config[saved] if saved else config
@@ -110,7 +146,7 @@ def test_auto_writes_the_adapter_of_the_method_it_chose(base: Path, data: Path, 
 
 
 def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task))
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task, epochs=0.1))
     assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (
         task / "adapter_model.safetensors"
     ).read_bytes()
@@ -127,8 +163,8 @@ def test_a_prompt_format_that_is_not_the_targets_is_refused(
 
 def test_over_a_target_the_prompt_format_is_the_targets(base: Path, data: Path, tmp_path: Path) -> None:
     task, out = tmp_path / "task", tmp_path / "out"
-    train(options(base, data, task, method="lora", separator=" : "))
-    train(options(base, data, out, recipe="staged", target_adapter=task))
+    train(options(base, data, task, method="lora", separator=" : ", epochs=0.1))
+    train(options(base, data, out, recipe="staged", target_adapter=task, epochs=0.1))
     for folder in (task, out):
         config = json.loads((folder / "streamspec_config.json").read_text())
         assert config["prompt_format"] == {"kind": "raw", "separator": " : "}
@@ -154,7 +190,7 @@ def test_prompts_that_run_into_their_answers_are_pointed_out(
 
 
 def test_staged_on_the_untouched_base_has_no_task_lora(base: Path, data: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base"))
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base", epochs=0.1))
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
@@ -353,12 +389,13 @@ def ends_as(whole: Path, cut: Path) -> bool:
     return bool(logs[0].keys() == logs[1].keys())
 
 
-def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
+    whole: Runs, base: Path, data: Path, tmp_path: Path
+) -> None:
     """In its second stage. What a kill leaves of files and locks is tested in runs/test_run_lock.py and, of answers, in
     answers/test_self_distillation.py.
     """
     changes = {"threads": 1, "recipe": "staged"}
-    train(options(base, data, tmp_path / "whole", **changes))
     script = SCRIPT.format(root=str(Path(__file__).parents[2]), changes=changes)
     command = [sys.executable, "-c", script, str(base), str(data), str(tmp_path / "cut")]
     victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -372,7 +409,7 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data:
     with pytest.raises(ConfigError, match=r"--seed 5; expected 0 as when the run began"):
         train(options(base, data, tmp_path / "cut", resume=True, seed=5, **changes))
     train(options(base, data, tmp_path / "cut", resume=True, **changes))
-    assert ends_as(tmp_path / "whole", tmp_path / "cut")
+    assert ends_as(whole(recipe="staged")[0], tmp_path / "cut")
 
 
 @pytest.mark.parametrize(
@@ -384,13 +421,18 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data:
     ],
 )
 def test_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
-    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], sign: str
+    whole: Runs,
+    base: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    sign: str,
 ) -> None:
     """Cut at the first batch of answers or step of training after there is a sign of what it is about."""
-    changes, steps, step = {"threads": 1} | changes, list[int](), trainer.Clock.on_step_end
-    monkeypatch.setattr(trainer.Clock, "on_step_end", lambda *given, **named: steps.append(1) or step(*given, **named))
-    train(options(base, data, tmp_path / "whole", **changes))
-    all_steps = len(steps)
+    finished, _, all_steps = whole(**changes)
+    changes, steps = {"threads": 1} | changes, list[int]()
+    monkeypatch.setattr(trainer.Clock, "on_step_end", counted(steps))
 
     def cut(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any, **named: Any) -> Any:
@@ -404,7 +446,7 @@ def test_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         train(options(base, data, tmp_path / "cut", **changes))
     steps.clear()
     train(options(base, data, tmp_path / "cut", resume=True, **changes))
-    assert ends_as(tmp_path / "whole", tmp_path / "cut") and len(steps) < all_steps
+    assert ends_as(finished, tmp_path / "cut") and len(steps) < all_steps
 
 
 @pytest.mark.parametrize(
@@ -425,11 +467,13 @@ def test_steps_draw_how_many_passes_they_unroll(
     base: Path,
     data: Path,
     task: Path,
+    answers: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted: set[int] = set()
+    passes: set[int] = set()
     losses = draft_layer.draft_layer_losses
-    monkeypatch.setattr(draft_layer, "draft_layer_losses", lambda *given: counted.add(given[-1]) or losses(*given))
-    train(options(base, data, tmp_path / "out", method=method, target_adapter=task, epochs=3, **changes))
-    assert counted == seen
+    monkeypatch.setattr(draft_layer, "draft_layer_losses", lambda *given: passes.add(given[-1]) or losses(*given))
+    changes = {"target_adapter": task, "answers": answers} | changes
+    train(options(base, data, tmp_path / "out", method=method, epochs=3, **changes))
+    assert passes == seen

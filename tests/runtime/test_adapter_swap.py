@@ -7,7 +7,8 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,30 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
-def bundle(request: pytest.FixtureRequest, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp(request.param) / "bundle"
-    export_swappable(
-        adapters["base"], [adapters[name] for name in ("tuned", "drafts", "plain")], out, request.param, progress=quiet
-    )
-    return out
+@pytest.fixture(scope="module")
+def exported(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The bundle of a precision."""
+
+    @cache
+    def bundle(precision: str) -> Path:
+        out, given = tmp_path_factory.mktemp(precision) / "bundle", ("tuned", "drafts", "plain")
+        export_swappable(adapters["base"], [adapters[name] for name in given], out, precision, progress=quiet)
+        return out
+
+    return bundle
+
+
+BOTH = pytest.mark.parametrize("precision", ["fp32", "int8"])  # where graph or tensors are other ones
+
+
+@pytest.fixture
+def precision() -> str:
+    return "fp32"
+
+
+@pytest.fixture
+def bundle(exported: Callable[[str], Path], precision: str) -> Path:
+    return exported(precision)
 
 
 @pytest.fixture
@@ -71,6 +89,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+@BOTH
 def test_each_adapter_answers_as_its_merged_export(
     bundle: Path, session: Session, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -106,6 +125,7 @@ def test_each_adapter_answers_as_its_merged_export(
     assert len({tuple(ids) for ids in said.values()}) >= 3
 
 
+@BOTH
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)], ids=["greedy", "sampled"]
 )
@@ -168,6 +188,7 @@ def test_each_adapter_keeps_what_it_learned_of_costs(bundle: Path, tmp_path: Pat
     assert learned[0] is learned[2] and len({id(costs) for costs in learned}) == 3
 
 
+@pytest.mark.parametrize("precision", ["int8"])  # whose operators keep memory of their own, too
 def test_a_hundred_swaps_leave_memory_as_it_was(session: Session) -> None:
     process, names = psutil.Process(), ("tuned", "plain", None, "drafts")
 
@@ -259,6 +280,7 @@ def test_what_is_not_there_or_damaged_is_refused(working: Session, copy: Path) -
     refused(working, "tuned", AdapterError, "link out of the folder")
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -412,6 +434,7 @@ def test_stream_layers_that_bundle_and_adapter_both_misstate_are_refused(copy: P
     )
 
 
+@BOTH
 def test_from_the_command_line(copy: Path, adapters: dict[str, Path]) -> None:
     def run(*arguments: object) -> str:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -73,7 +73,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         adapter, options = None, {}
         if name in DRAFTERS:
             adapter, options = folder / f"{name}-adapter", DRAFTERS[name][1]
-            tiny_drafter(adapter, folder / "base", letters(folder / "letters.jsonl"), name, epochs=1.0)
+            data, answers = letters(folder / "letters.jsonl"), folder / "answers.jsonl"
+            tiny_drafter(adapter, folder / "base", data, name, epochs=1.0, answers=answers)
         export_bundle(folder / "base", adapter, folder / name, "fp32", progress=lambda line: None, **options)
         return folder / name
 
@@ -193,7 +194,7 @@ def test_a_seed_gives_the_same_text_with_any_tree(bundles: Bundles, precision: s
     for seed in range(16):
         sampling = Sampling(**given, seed=seed)
         answer = plain.generate(PROMPT, max_new_tokens=30, sampling=sampling).token_ids
-        for session in trees:
+        for session in trees[seed % 2 :: 2]:
             found = session.generate(PROMPT, max_new_tokens=30, sampling=sampling)
             assert found.token_ids == answer
             drafted += sum(found.drafted)

@@ -95,13 +95,14 @@ def places(
     likelier, raised = ([list[float]() for _ in answers] for _ in range(2))
     for at in range(longest):
         open_ = [i for i, answer in enumerate(answers) if len(answer) > at]
-        rows = logits[open_, first + at - 1].double()
-        shares = processed(rows, texts[open_, : first + at], given, first)
-        for i, share, plain in zip(open_, shares, rows.softmax(-1), strict=True):
-            token, part = answers[i][at], dice.random()
-            assert share[token] > 0, f"token {at} of {answers[i]} cannot come under {given}"
-            for found, key in ((likelier, share), (raised, share / plain)):
-                order = torch.argsort(-key, stable=True)
-                place = int((order == token).nonzero())
-                found[i].append(float(share[order[:place]].sum() + part * share[token]))
+        rows, tokens = logits[open_, first + at - 1].double(), texts[open_, first + at, None]
+        shares, parts = processed(rows, texts[open_, : first + at], given, first), dice.random(len(open_))
+        own = shares.gather(1, tokens)
+        wrong = [answers[i] for i, share in zip(open_, own, strict=True) if share <= 0]
+        assert not wrong, f"token {at} of {wrong[0]} cannot come under {given}"
+        for found, keys in ((likelier, shares), (raised, shares / rows.softmax(-1))):
+            order = torch.argsort(-keys, stable=True).argsort()  # the place of each token
+            before = (shares * (order < order.gather(1, tokens))).sum(1)
+            for i, number in zip(open_, (before + torch.from_numpy(parts) * own[:, 0]).tolist(), strict=True):
+                found[i].append(number)
     return likelier, raised

@@ -47,10 +47,18 @@ def letters(path: Path) -> Path:
     return path
 
 
-def tiny_drafter(folder: Path, base: Path, data: Path, name: str, epochs: float) -> Path:
-    """Trains a drafter of `DRAFTERS` for `base` into `folder`, whose target is the base itself."""
-    given = {"recipe": "staged", "target_adapter": "base", "gamma": GAMMA, "max_new_tokens": 24, "save_steps": 1000}
-    train(options(base, data, folder, **given | {"draft_vocab": 0, "epochs": epochs} | DRAFTERS[name][0]))
+def tiny_drafter(folder: Path, base: Path, data: Path, name: str, epochs: float, answers: Path | None = None) -> Path:
+    """Trains a drafter of `DRAFTERS` for `base` into `folder`, whose target is the base itself. `answers`: where those
+    of the base are kept for the next drafter."""
+    given: dict[str, Any] = {
+        "recipe": "staged",
+        "target_adapter": "base",
+        "gamma": GAMMA,
+        "max_new_tokens": 24,
+        "save_steps": 1000,
+    }
+    given |= {"draft_vocab": 0, "epochs": epochs, "answers": answers}
+    train(options(base, data, folder, **given | DRAFTERS[name][0]))
     return folder
 
 

@@ -64,8 +64,14 @@ def opened(folder: Path, **options: Any) -> Session:
     return load(folder, threads=1, cache_dir=folder.parent / "cache", **({"tree": 12} | options))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", [*KINDS, "swappable", "static", "static jakiro", "lfm2"])
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        *((kind, Sampling()) for kind in (*KINDS, "swappable", "static", "static jakiro", "lfm2")),
+        *((kind, HOT) for kind in ("int8", "full", "windowed", "static jakiro")),  # drawn in the graph, and beside it
+    ],
+    ids=lambda value: value if isinstance(value, str) else "sampled" if value == HOT else "greedy",
+)
 def test_speculative_output_is_plain_output(kind: str, sampling: Sampling, half: Any) -> None:
     session = opened(half(kind), **({"adapter": "a"} if kind == "swappable" else {}))
     steps = tokens = 0
