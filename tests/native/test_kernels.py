@@ -53,18 +53,14 @@ class Toolchain:
         made = self.folder / f"{path.stem}.o"
         return str(made) if self.run(*FLAGS, *flags, "-c", path, "-o", made).returncode == 0 else ""
 
-    def kernels(
-        self, *flags: str, portable: tuple[str, ...] = (), lanes: tuple[str, ...] = (), without: tuple[str, ...] = ()
-    ) -> list[str]:
-        """Kernels of the machine, but those `without`, and what chooses among them. `portable`: flags of those alone
-        that all machines have; `lanes`: of the others, which are the same source over other lanes."""
+    def kernels(self, *flags: str, portable: tuple[str, ...] = (), lanes: tuple[str, ...] = ()) -> list[str]:
+        """Kernels of the machine and what chooses among them. `portable`: flags of those alone that all machines have;
+        `lanes`: of the others, which are the same source over other lanes."""
         rows = tomllib.loads((SETS / "kernels.toml").read_text(encoding="utf-8"))
         names = [path.stem.removeprefix("kernels_") for path in sorted(SETS.glob("kernels_*.cpp"))]
         own = [name for name in names if rows.get(name, {}).get("machine", self.machine) == self.machine]
 
         def one(name: str) -> str:
-            if name in without:
-                return ""
             more = (*LANES, *lanes, *rows[name]["gcc"]) if name in rows else portable
             return self.compile(SETS / f"kernels_{name}.cpp", *flags, *more)
 
@@ -181,8 +177,7 @@ def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
     monkeypatch.setenv("WINEDEBUG", "-all")
     monkeypatch.setenv("WINEDLLOVERRIDES", "mscoree,mshtml=")  # no .NET and no browser, which take seconds to set up
     windows = Toolchain(compiler, "x86_64", tmp_path)
-    # MinGW's own fmaf rounds twice. Of AVX2's two sets, which differ in one instruction, the one.
-    kernels = windows.kernels(portable=("-mfma",), lanes=SPARED, without=("avxvnni",))
+    kernels = windows.kernels(portable=("-mfma",), lanes=SPARED)  # MinGW's own fmaf rounds twice
     test = windows.link(
         "kernels_test.exe", "-static", windows.compile(Path(__file__).with_name("kernels_test.cpp")), *kernels
     )
