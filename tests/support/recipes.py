@@ -132,6 +132,8 @@ class Recipe:
     gguf: tuple[str, dict[str, Any]] | None = None  # architecture, and keys besides those of every one
 
 
+GEMMA_4_TOKENS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|think|>": 98, "<|channel>": 100}
+GEMMA_4_TOKENS |= {"<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
 RECIPES = (
     Recipe(
         "Qwen3 0.6B",
@@ -181,8 +183,7 @@ RECIPES = (
         "Gemma 4 E2B",
         "gemma-4-E2B-it",
         "gemma-4-e2b",
-        {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|think|>": 98, "<|channel>": 100, "<channel|>": 101}
-        | {"<|turn>": 105, "<turn|>": 106},
+        GEMMA_4_TOKENS,
         "<bos>",
         "<eos>",
         [1, 106],
@@ -308,6 +309,25 @@ RECIPES = (
             {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3, "rope.freq_base": 1e6}
             | {"expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 32}
             | {"expert_gating_func": 2, "leading_dense_block_count": 2},
+        ),
+    ),
+    Recipe(
+        "Gemma 4 26B-A4B",
+        "gemma-4-26B-A4B-it",
+        "gemma-4-26b-a4b",
+        GEMMA_4_TOKENS,
+        "<bos>",
+        "<eos>",
+        [1, 106],
+        GEMMA_4,
+        adds_bos=True,
+        gguf=(
+            "gemma4",
+            {"attention.key_length": 32, "attention.value_length": 32, "attention.key_length_swa": 16}
+            | {"attention.value_length_swa": 16, "attention.head_count_kv": [2, 2, 2, 2, 2, 1]}
+            | {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True] * 5 + [False]}
+            | {"embedding_length_per_layer_input": 0, "rope.freq_base": 1e6, "final_logit_softcapping": 30.0}
+            | {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64},
         ),
     ),
     Recipe(
