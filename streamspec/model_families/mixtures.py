@@ -21,6 +21,7 @@ def _shared(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 # Of Qwen2 and those after it: which layers are sparse the modules show.
 _QWEN = Mixture(normalized="norm_topk_prob", shared=_shared("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate")
+_MIXTRAL = Mixture(count="num_local_experts", width="intermediate_size")
 _GRANITE = Mixture(
     count="num_local_experts",
     router="block_sparse_moe.router",
@@ -124,9 +125,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
             head_norms=("self_attn.q_norm", "self_attn.k_norm"),
             only={"clip_qkv": None},  # it would cut off what the norms give
         ),
-        "mixtral": like(
-            "mistral", Mixture(count="num_local_experts", width="intermediate_size"), "router_jitter_noise"
-        ),
+        "mixtral": like("mistral", _MIXTRAL, "router_jitter_noise"),
         "granitemoe": like("granite", _GRANITE),
         "granitemoeshared": like("granite", _GRANITE_SHARED, "shared_intermediate_size"),
         "granitemoe_swa": like("granite_swa", _GRANITE_SHARED, "shared_intermediate_size"),
@@ -139,12 +138,7 @@ def mixtures(dense: Mapping[str, Family]) -> dict[str, Family]:
         ),
         "minimax_m2": like(
             "mistral",
-            Mixture(
-                count="num_local_experts",
-                width="intermediate_size",
-                scores="sigmoid",
-                bias="mlp.e_score_correction_bias",
-            ),
+            replace(_MIXTRAL, scores="sigmoid", bias="mlp.e_score_correction_bias"),
             "router_jitter_noise",
             head_norms=dense["qwen3"].head_norms,
         ),
