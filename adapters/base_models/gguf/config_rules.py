@@ -95,7 +95,6 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     sizes = [keys.whole(f"attention.key_length{kind}") for kind in ("", "_swa")]
     for kind, size in zip(("", "_swa"), sizes, strict=True):
         keys.only(f"attention.value_length{kind}", size)
-    for kind, size in zip(("", "_swa"), sizes, strict=True):
         keys.only(f"rope.dimension_count{kind}", size)
     key, kinds = "attention.head_count_kv", config["layer_types"]
     counts = _by_layer(keys, config, key, heads)
