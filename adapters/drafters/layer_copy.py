@@ -62,21 +62,21 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     family, config = decoder.family, decoder.model.config
     whole, mixture = decoder.layers[decoder.last_attention], family.mixture
     experts = experts_of(whole, mixture.experts) if mixture else None
+    around = mixture.around if mixture and experts is not None else None
     layer = copy.deepcopy(whole, {} if experts is None else {id(experts): nn.Identity()})
     plain_maps(layer)
     layer.float().requires_grad_(True)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
-    if mixture and experts is not None and not mixture.around:
+    if mixture and experts is not None and not around:
         maps = _drawn(decoder, mixture.chosen(config) * getattr(config, mixture.width))
     else:
         maps = [
             _affine(layer.get_submodule(name), decoder.map_factor(name)[1]) for name in (*family.up, family.down[0])
         ]
     *up, down = maps
-    if experts is not None and mixture and mixture.around:  # the norm of its output is nothing to that of their sum
-        after = layer.get_submodule(mixture.around[0]).weight
-        down = (down[0] * after[:, None], down[1])
+    if around:  # the norm of its output is nothing to that of their sum, but for the weight
+        down = (down[0] * layer.get_submodule(around[0]).weight[:, None], down[1])
     if family.gated and len(up) == 1:
         (weight, bias), halves = up[0], (None, None)
         if bias is not None:

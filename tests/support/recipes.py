@@ -134,6 +134,7 @@ class Recipe:
 
 GEMMA_4_TOKENS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|think|>": 98, "<|channel>": 100}
 GEMMA_4_TOKENS |= {"<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
+GEMMA_4_SAYS = GEMMA_4_TOKENS, "<bos>", "<eos>", [1, 106], GEMMA_4, True  # what the files of all sizes do
 RECIPES = (
     Recipe(
         "Qwen3 0.6B",
@@ -183,12 +184,7 @@ RECIPES = (
         "Gemma 4 E2B",
         "gemma-4-E2B-it",
         "gemma-4-e2b",
-        GEMMA_4_TOKENS,
-        "<bos>",
-        "<eos>",
-        [1, 106],
-        GEMMA_4,
-        adds_bos=True,
+        *GEMMA_4_SAYS,
         drafter="assistant",
         gguf=(
             "gemma4",
@@ -315,12 +311,7 @@ RECIPES = (
         "Gemma 4 26B-A4B",
         "gemma-4-26B-A4B-it",
         "gemma-4-26b-a4b",
-        GEMMA_4_TOKENS,
-        "<bos>",
-        "<eos>",
-        [1, 106],
-        GEMMA_4,
-        adds_bos=True,
+        *GEMMA_4_SAYS,
         gguf=(
             "gemma4",
             {"attention.key_length": 32, "attention.value_length": 32, "attention.key_length_swa": 16}

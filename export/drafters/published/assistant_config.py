@@ -43,17 +43,13 @@ def read_assistant(place: Path, target: Any) -> AssistantSpec:
     """Reads the assistant in the folder or GGUF file `place` for a base of the configuration `target` (of
     transformers). Raises AdapterError, in one line before anything large is read, for one of another target or one that
     is not understood."""
-    if is_gguf(place):
-        fields, model = gguf_assistant(place)
-        config = _read_config(place, fields)
-        _check_target(place, config, target)
-        found = gguf_tensors(model, fields["text_config"], _shapes(config))
-        tensors = {name.removeprefix("model."): tensor for name, tensor in found.items()}
+    fields, stored = gguf_assistant(place) if is_gguf(place) else (read_fields(place), None)
+    config = _read_config(place if stored else place / CONFIG, fields)
+    _check_target(place, config, target)
+    if stored:
+        tensors = gguf_tensors(stored, fields["text_config"], _shapes(config))
     else:
-        config = _read_config(place / CONFIG, read_fields(place))
-        _check_target(place, config, target)
-        shapes = {name.removeprefix("model."): shape for name, shape in _shapes(config).items()}
-        tensors = checked_tensors(place, lambda _: shapes)
+        tensors = checked_tensors(place, lambda _: _shapes(config))
     own = {name: tensor if name == ORDERING else tensor.astype(np.float32) for name, tensor in tensors.items()}
     own[HEAD] = own.pop(EMBEDDING)
     if ORDERING in own:
@@ -125,13 +121,13 @@ def _keys(config: Any, layer: int) -> tuple[int, int]:
 
 
 def _shapes(config: Any) -> Shapes:
-    """Shapes of the tensors of the model in transformers, by their names in its files."""
+    """Shapes of the tensors of the model in transformers, by their names in its files without `model.`."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         named = AutoModelForCausalLM.from_config(config, attn_implementation="eager").state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
+    return {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in named.items() if name != HEAD}
 
 
 def _layers(config: Any) -> DecoderSpec:

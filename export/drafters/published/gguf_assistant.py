@@ -35,7 +35,8 @@ def _of_target(keys: Keys, config: Config) -> None:
 
 _ROW = replace(
     _BASE,
-    names={**_BASE.names} | {f"nextn.{side}_projection": f"{side}_projection" for side in ("pre", "post")},
+    names={name: path.removeprefix("model.") for name, path in _BASE.names.items()}
+    | {f"nextn.{side}_projection": f"{side}_projection" for side in ("pre", "post")},
     where={},
     heads=partial(gemma4_heads, least=0),  # all attend to the target's keys
     more=_of_target,
@@ -62,8 +63,8 @@ def gguf_assistant(file: Path) -> tuple[dict[str, Any], GgufFile]:
 
 
 def gguf_tensors(model: GgufFile, text: Mapping[str, Any], shapes: Shapes) -> dict[str, Array]:
-    """The tensors of an assistant by transformers' names, which have the `shapes`, in float32. Raises AdapterError for
-    others, and for numbers that are not finite."""
+    """The tensors of an assistant by transformers' names without `model.`, which have the `shapes`, in float32. Raises
+    AdapterError for others, and for numbers that are not finite."""
     try:
         found = parameters_of(model, _ROW, text, shapes)
         return {one.name: one.values() for one in found}
