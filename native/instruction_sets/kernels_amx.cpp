@@ -11,27 +11,17 @@ namespace avx512vnni {
 extern const Kernels kKernels;
 }
 namespace amx {
-namespace {
 
-void multiply(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {
+// `Kernels::linear`. The declaration in choose.cpp is the other one.
+void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y);
+
+void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {
     // Sums of blocks must be scaled one by one, which takes as long as their products do.
     const bool few = x.rows < kFewestRows || map.bits == 4 || map.stored;
     (few             ? avx512vnni::kKernels.linear
      : map.bits == 8 ? matrix_linear<8>
                      : matrix_linear<6>)(map, x, from, to, y);
 }
-
-Kernels with_matrices() {
-    Kernels out = avx512vnni::kKernels;
-    out.name = "amx";
-    out.linear = multiply;
-    return out;
-}
-
-}  // namespace
-
-extern const Kernels kKernels;
-const Kernels kKernels = with_matrices();
 
 }  // namespace amx
 }  // namespace streamspec

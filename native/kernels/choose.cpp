@@ -122,7 +122,7 @@ const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
 
 // clang-format off
 #if STREAMSPEC_X86
-namespace amx { extern const Kernels kKernels; }
+namespace amx { void linear(const Linear&, const Rows&, size_t from, size_t to, float* y); }
 namespace avx512vnni { extern const Kernels kKernels; }
 namespace avxvnni { extern const Kernels kKernels; }
 namespace avx2 { extern const Kernels kKernels; }
@@ -142,7 +142,13 @@ Choices runnable_kernels() {
     [[maybe_unused]] static const Features features;
 #ifndef STREAMSPEC_WITHOUT_AVX512VNNI
 #if defined(__linux__) && !defined(STREAMSPEC_WITHOUT_AMX)
-    add(features.amx, amx::kKernels);
+    static const Kernels with_matrices = [] {
+        Kernels all = avx512vnni::kKernels;
+        all.name = "amx";
+        all.linear = amx::linear;
+        return all;
+    }();
+    add(features.amx, with_matrices);
 #endif
     add(features.avx512vnni, avx512vnni::kKernels);
 #endif

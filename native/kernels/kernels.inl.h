@@ -12,15 +12,16 @@ namespace streamspec::STREAMSPEC_ISA {
 #define STREAMSPEC_TEXT(name) #name
 #define STREAMSPEC_NAME(name) STREAMSPEC_TEXT(name)
 extern const Kernels kKernels;
-const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA),
-                          quantize_rows,
-                          multiply,
-                          look_up_row,
-                          store_keys,
-                          attend,
-                          norm,
-                          delta_rule,
-                          state_space,
-                          argmax};
+// Known to the compiler: a file of these instructions must run nothing where the library is loaded.
+constexpr Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA),
+                              quantize_rows,
+                              multiply,
+                              look_up_row,
+                              store_keys,
+                              attend,
+                              norm,
+                              delta_rule,
+                              state_space,
+                              argmax};
 
 }  // namespace streamspec::STREAMSPEC_ISA
