@@ -209,15 +209,19 @@ def _wrong_experts(config: BaseConfig, mixture: Mixture) -> list[str]:
         faults.append(f"{_quoted(mixture.active, active)} (only one number for all layers is supported)")
     if mixture.clamp and not (limit := getattr(config, mixture.clamp[1], 1.0)) > 0:
         faults.append(f"{_quoted(mixture.clamp[1], limit)} (only numbers above 0 are supported)")
-    if mixture.chosen(config) > (count := given[mixture.count]):
-        faults.append(f"{mixture.chosen(config)} chosen of {count} experts (no more than there are)")
+    return faults + _wrong_choice(mixture.chosen(config), given[mixture.count], config, mixture)
+
+
+def _wrong_choice(active: int, count: int, config: BaseConfig, mixture: Mixture) -> list[str]:
+    """The faults of choosing `active` of `count` experts, perhaps from groups of them."""
+    faults = [f"{active} chosen of {count} experts (no more than there are)"] if active > count else []
     if mixture.groups:
         groups, chosen = (int(getattr(config, name)) for name in mixture.groups)
         each = count // groups if groups > 0 and count % groups == 0 else 0
-        if not (0 < chosen <= groups and each > 1 and mixture.chosen(config) <= chosen * each):
+        if not (0 < chosen <= groups and each > 1 and active <= chosen * each):
             faults.append(
-                f"{mixture.chosen(config)} of {count} experts from {chosen} of {groups} groups (only groups of one "
-                "size, of two experts or more, that hold the chosen ones are supported)"
+                f"{active} of {count} experts from {chosen} of {groups} groups (only groups of one size, of two "
+                "experts or more, that hold the chosen ones are supported)"
             )
     return faults
 

@@ -14,7 +14,7 @@ inverse (QuaRot, arXiv 2404.00456).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,7 +29,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.quantization.arithmetic import HADAMARD, Simulation, hadamard, mixed_inputs, unmixed
 from streamspec.export.quantization.gptq import moments, round_to_nearest, round_weight
 from streamspec.export.reference.reference import reference_of
-from streamspec.export.spec.decoder_spec import DecoderSpec
+from streamspec.export.spec.decoder_spec import DecoderSpec, Mixer
 from streamspec.export.spec.draft_spec import DraftSpec, Lora
 from streamspec.export.spec.mixture_spec import DOWN
 from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
@@ -68,18 +68,7 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
     family, norms, mixers = spec.family, spec.norms(layer), spec.mixers(layer)
     before = tuple(name for mixer in mixers for name in mixer.before)
-    # A convolution is linear in the last part of its input map; a state, and values under a norm or a limit are not.
-    linear = [
-        mixer
-        for mixer in mixers
-        if not (
-            spec.latent is not None
-            or family.value_norm
-            or spec.clip is not None
-            or (spec.state is not None and mixer.convolves)
-        )
-    ]
-    groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in linear]
+    groups = [Group(mixer.after, mixer.before[-1], values=not mixer.convolves) for mixer in _linear(spec, mixers)]
     if layer in spec.no_mlp or spec.mlp_kind(layer) != "dense":  # what its norm writes a router may read, too
         return [*groups, Group(before, norms.attention)] if before and norms.attention else groups
     if norms.attention and norms.mlp:
@@ -91,6 +80,14 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
         power = 1 if family.gated else POWERS[spec.activation]
         groups += [Group(family.down, family.up[-1], sleeping=not family.gated, power=power)]
     return groups
+
+
+def _linear(spec: DecoderSpec, mixers: Iterable[Mixer]) -> list[Mixer]:
+    """Those that are linear in the last of their input maps, as a convolution is in a part of its own: a state is not,
+    nor are values under a norm or a limit."""
+    if spec.latent is not None or spec.family.value_norm or spec.clip is not None:
+        return []
+    return [mixer for mixer in mixers if spec.state is None or not mixer.convolves]
 
 
 @dataclass

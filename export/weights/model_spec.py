@@ -27,6 +27,7 @@ from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary,
 from streamspec.export.spec.latent_spec import LatentSizes
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.model_families import Family, factor, switched
+from streamspec.model_families.family import RecurrentState
 
 if TYPE_CHECKING:
     from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -39,7 +40,7 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    conv_widths, mlps, recurrent = _conv_widths(decoder), decoder.mlps, family.recurrent
+    conv_widths, mlps = _conv_widths(decoder), decoder.mlps
     last = layers[decoder.last_attention]
     sizes, widths, kv_heads = _map_sizes(decoder, conv_widths)
     rotaries, rotary_of, length = _rotaries(decoder)
@@ -80,15 +81,13 @@ def describe(model: Any) -> DecoderSpec:
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
         state=_state(family, config) if any(conv_widths) else None,
-        step_limits=_step_limits(decoder),
-        largest_step=2.0 if recurrent and switched(config, recurrent.doubled) else 1.0,
-        state_norm=(normed := recurrent is None or recurrent.normed is None or switched(config, recurrent.normed)),
-        norm_first=normed and recurrent is not None and switched(config, recurrent.norm_first),
         both=tuple(range(len(layers))) if family.conv_beside else (),
         no_attention=mlps,
         no_mlp=tuple(layer for layer in range(len(layers)) if layer not in mlps) if family.halved else (),
         mixture=_mixture(decoder),
     )
+    if family.recurrent is not None:
+        spec = _with_steps(spec, decoder, family.recurrent)
     if latent := _latent(decoder):
         spec = replace(spec, latent=latent, kv_heads=1, head_dim=latent.width)
     if decoder.per_layer:
@@ -145,12 +144,19 @@ def _latent(decoder: HFDecoder) -> LatentSizes | None:
     return LatentSizes(rank, turned, still, values, float(norm.variance_epsilon))
 
 
-def _step_limits(decoder: HFDecoder) -> tuple[float, float]:
-    """The least and the largest step, as the modules have them."""
-    convolutions = (decoder.conv(layer) for layer in range(len(decoder.layers)))
+def _with_steps(spec: DecoderSpec, decoder: HFDecoder, names: RecurrentState) -> DecoderSpec:
+    """The spec with what bounds the steps of recurrent states, and the norm of what they return."""
+    config, convolutions = decoder.model.config, (decoder.conv(layer) for layer in range(len(decoder.layers)))
     limits = next((found for conv in convolutions if (found := getattr(conv, "time_step_limit", None))), None)
     least, most = limits or (0.0, inf)
-    return float(least), float(most)
+    normed = names.normed is None or switched(config, names.normed)
+    return replace(
+        spec,
+        step_limits=(float(least), float(most)),
+        largest_step=2.0 if switched(config, names.doubled) else 1.0,
+        state_norm=normed,
+        norm_first=normed and switched(config, names.norm_first),
+    )
 
 
 def _map_sizes(

@@ -55,26 +55,9 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     and for values that contradict each other.
     """
     keys = model.below(model.architecture)
-    width = keys.same("embedding_length")
-    heads, length = (
-        keys.same("attention.head_count", high=min(width, MOST_HEADS)),
-        keys.same("context_length", high=LONGEST),
-    )
-    if row.divided and width % heads:
-        keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
-    if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
-        keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
-    drafting = keys.whole(DRAFTING, 0, 0, layers - 1) if row.drafting else 0
-    sizes = {
-        "num_hidden_layers": layers - drafting,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "max_position_embeddings": length,
-    }
     mixture = family_of(row.model_type, keys.file).mixture if row.experts else None
-    wide = keys.has("feed_forward_length") or mixture is None or mixture.width == "intermediate_size"
-    if wide and row.widths is None:
-        sizes["intermediate_size"] = keys.same("feed_forward_length", zeros=row.hybrid)
+    sizes = _sizes(model, keys, row, mixture)
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     config: Config = {"model_type": row.model_type} | {row.sizes.get(name, name): size for name, size in sizes.items()}
     head_dim = row.heads(keys, config, heads) if row.heads else _heads(keys, row, config, heads, width)
     if row.widths is not None:
@@ -91,7 +74,7 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
     if row.rotary:
         factors: Factors = {name: model.tensors[name].values() for name in sorted(TENSORS & model.tensors.keys())}
-        config["rope_parameters"] = rope = rope_parameters(keys, head_dim, length, factors)
+        config["rope_parameters"] = rope = rope_parameters(keys, head_dim, sizes["max_position_embeddings"], factors)
         if "partial_rotary_factor" in rope and not row.partial:
             keys.refuse("rope.dimension_count", keys.raw("rope.dimension_count"), f"{head_dim}, the whole head")
     config |= row.fixed
@@ -99,6 +82,28 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         row.more(keys, config)
     keys.finish()
     return config
+
+
+def _sizes(model: GgufFile, keys: Keys, row: Architecture, mixture: Mixture | None) -> dict[str, int]:
+    """The sizes that most architectures have, by Llama's names."""
+    width = keys.same("embedding_length")
+    heads = keys.same("attention.head_count", high=min(width, MOST_HEADS))
+    length = keys.same("context_length", high=LONGEST)
+    if row.divided and width % heads:
+        keys.refuse("embedding_length", width, f"a multiple of {heads}, the heads")
+    if (layers := keys.same("block_count", high=1 << 62)) > len(model.tensors):  # each would be set up to be compared
+        keys.refuse("block_count", layers, f"at most {len(model.tensors)}, as the file has tensors")
+    drafting = keys.whole(DRAFTING, 0, 0, layers - 1) if row.drafting else 0
+    sizes = {
+        "num_hidden_layers": layers - drafting,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+    }
+    wide = keys.has("feed_forward_length") or mixture is None or mixture.width == "intermediate_size"
+    if wide and row.widths is None:
+        sizes["intermediate_size"] = keys.same("feed_forward_length", zeros=row.hybrid)
+    return sizes
 
 
 def _heads(keys: Keys, row: Architecture, config: Config, heads: int, width: int) -> int:

@@ -12,6 +12,7 @@ from streamspec.adapters.base_models.gguf.keys import LONGEST, REQUIRED, WIDEST,
 from streamspec.adapters.base_models.gguf.rope import LARGEST_BASE, proportional
 
 Config = dict[str, Any]
+KV_HEADS = "attention.head_count_kv"
 STATE = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers
 CLOSE = 1e-9  # of 1e-5, read from fp32
@@ -96,13 +97,7 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     for kind, size in zip(("", "_swa"), sizes, strict=True):
         keys.only(f"attention.value_length{kind}", size)
         keys.only(f"rope.dimension_count{kind}", size)
-    key, kinds = "attention.head_count_kv", config["layer_types"]
-    counts = _by_layer(keys, config, key, heads)
-    found = {kind: {count for count, own in zip(counts, kinds, strict=True) if own == kind} for kind in set(kinds)}
-    whole = all(type(count) is int and count > 0 and heads % count == 0 for count in counts)
-    if not whole or any(len(counts) > 1 for counts in found.values()):
-        keys.refuse(key, counts, f"divisors of {heads}, the heads of queries, one for each kind of layer")
-    (shared,), (local,) = (found.get(kind) or {counts[0]} for kind in ("full_attention", "sliding_attention"))
+    kinds, (whole, local) = config["layer_types"], _heads_by_kind(keys, config, heads)
     config |= {"head_dim": sizes[1], "global_head_dim": sizes[0], "num_key_value_heads": local}
     kept = range(len(kinds) - keys.whole("attention.shared_kv_layers", 0, 0, len(kinds) - least))
     if kept and set(kinds[: len(kept)]) != set(kinds):
@@ -111,11 +106,22 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
     one = [i for i in kept if kinds[i] == "full_attention" and f"blk.{i}.attn_v.weight" not in keys.tensors]
     config["attention_k_eq_v"] = bool(one or not kept)
     if config["attention_k_eq_v"]:
-        config["num_global_key_value_heads"] = shared
-    elif shared != local:
-        keys.refuse(key, counts, "the same in all layers, where global ones have values of their own")
+        config["num_global_key_value_heads"] = whole
+    elif whole != local:
+        found = f"{local} in layers with windows, {whole} in others"
+        keys.refuse(KV_HEADS, found, "the same in all layers, where global ones have values of their own")
     config["num_kv_shared_layers"] = len(kinds) - len(kept)
     return int(sizes[0])
+
+
+def _heads_by_kind(keys: Keys, config: Config, heads: int) -> tuple[int, int]:
+    """The key/value heads of global layers and of local ones; where there are none of a kind, those of the other."""
+    counts = _by_layer(keys, config, KV_HEADS, heads)
+    by_kind = dict(zip(config["layer_types"], counts, strict=True))
+    divide = all(type(count) is int and count > 0 and heads % count == 0 for count in counts)
+    if not divide or counts != [by_kind[kind] for kind in config["layer_types"]]:
+        keys.refuse(KV_HEADS, counts, f"divisors of {heads}, the heads of queries, one for each kind of layer")
+    return by_kind["full_attention"], by_kind.get("sliding_attention", counts[0])
 
 
 def gemma4_widths(keys: Keys, config: Config) -> None:
@@ -139,7 +145,7 @@ def gemma4(keys: Keys, config: Config) -> None:
 
 def gpt2(keys: Keys, config: Config) -> None:
     if (shared := config.pop("num_key_value_heads")) != config["n_head"]:
-        keys.refuse("attention.head_count_kv", shared, f"{config['n_head']}, as many as heads")
+        keys.refuse(KV_HEADS, shared, f"{config['n_head']}, as many as heads")
 
 
 def parallel(keys: Keys, config: Config) -> None:
@@ -211,7 +217,7 @@ def _by_layer(keys: Keys, config: Config, key: str, default: Any = REQUIRED) -> 
 
 def _kinds(keys: Keys, config: Config, other: str) -> list[str]:
     """Layers with heads of keys attend; those without are of the `other` kind."""
-    return ["full_attention" if count else other for count in _each(keys, config, "attention.head_count_kv")]
+    return ["full_attention" if count else other for count in _each(keys, config, KV_HEADS)]
 
 
 def lfm(keys: Keys, config: Config) -> None:
@@ -358,7 +364,7 @@ def latent_heads(keys: Keys, config: Config, heads: int) -> int:
         values = keys.whole("attention.value_length_mla")
     else:
         length = "attention.key_length"
-        keys.only("attention.head_count_kv", heads)
+        keys.only(KV_HEADS, heads)
         values = keys.whole("attention.value_length")
     if (width := keys.whole(length)) <= turned:
         keys.refuse(length, width, f"more than {turned}, the part of it that positions turn")
