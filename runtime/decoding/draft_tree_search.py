@@ -145,12 +145,12 @@ class DraftCalibration:
         proposal: DraftProposal | None,
         found: Sequence[Found],
         came: Sequence[int],
-        search: DraftSearch | None = None,
+        search: DraftSearch = PYTHON_SEARCH,
     ) -> None:
         """Learns from the tokens that `came` where `proposal` and what the sources `found` had been drafted from."""
         firsts = list[int | None]()
         if proposal is not None:
-            gradient, firsts = (search or PYTHON_SEARCH).compare(proposal, came, self.sharpness)
+            gradient, firsts = search.compare(proposal, came, self.sharpness)
             moved = self.sharpness + LEARNING_RATE * gradient
             self.sharpness = min(max(moved, MIN_SHARPNESS), MAX_SHARPNESS)
         observe(found, came, firsts)
@@ -182,7 +182,7 @@ def build_draft_tree(
     sharpness: float = SHARPNESS,
     grammar_state: GrammarState | None = None,
     trial: Trial | None = None,
-    search: DraftSearch | None = None,
+    search: DraftSearch = PYTHON_SEARCH,
 ) -> Draft:
     """Builds the best draft of at most `rows` nodes, `root` (the text's last token) included.
 
@@ -192,7 +192,7 @@ def build_draft_tree(
     `trial` may make it larger or smaller, to learn what that costs.
     """
     most, priced = min(rows, MAX_ROWS), costs if costs is None or trial is None else trial.low
-    taken = (search or PYTHON_SEARCH).take(root, proposal, source_tree, most, priced, sharpness, grammar_state)
+    taken = search.take(root, proposal, source_tree, most, priced, sharpness, grammar_state)
     size, expected = taken.size, taken.expected
     if trial is not None and costs is not None:  # as many nodes as it wants of those that could pay if it is right
         sums = np.cumsum(taken.probabilities)

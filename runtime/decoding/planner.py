@@ -26,7 +26,7 @@ import numpy as np
 from streamspec.runtime.costs.row_costs import Trial
 from streamspec.runtime.decoding.acceptance import off_borders
 from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal
-from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH, Draft, build_draft_tree, with_rows
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, Draft, build_draft_tree, with_rows
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, TINY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.step_plan import DrafterPlan, StepPlan
@@ -192,7 +192,7 @@ class Planner:
         source_tree, gate = self.sources.source_tree, self.gate
         if gate is None or (source_tree is None and self._grammar is None):
             return 1, 1
-        costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search or PYTHON_SEARCH
+        costs, root, search = gate.costs(0), plan.draft.tokens[0], self.policy.search
         rows = min(self.rows, MAX_ROWS)
         taken = search.take(root, None, source_tree, rows, costs, SHARPNESS, self._grammar)
         if not taken.pays(costs):

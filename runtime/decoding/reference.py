@@ -38,7 +38,8 @@ def reference_decode(
     def choose(probabilities: np.ndarray, position: int) -> int:
         if uniform is None:
             return int(np.argmax(probabilities))
-        return int(np.searchsorted(np.cumsum(probabilities), uniform(position), side="right"))
+        ends = np.cumsum(probabilities)
+        return int(np.searchsorted(ends, uniform(position) * ends[-1], side="right"))
 
     answer: list[int] = []
     while True:

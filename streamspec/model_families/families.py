@@ -409,10 +409,8 @@ FAMILIES = {
 FAMILIES |= mixtures(FAMILIES)
 
 _MAMBA_2 = "layers with a recurrent state (Mamba-2)"
-# By `model_type`: why a family is refused whose layers keep a recurrent state instead of keys and values. Each row of a
-# draft tree would need the state after its own ancestors
-# (docs/lab/decisions/2026-11-23-recurrent-state-in-draft-trees.md).
-RECURRENT = {
+# By `model_type`: why a family with recurrent states is refused. Those of others are computed: a `recurrent` row.
+RECURRENT_NOT_COMPUTED = {
     "mamba2": f"{_MAMBA_2} and none of attention",
     "zamba2": f"{_MAMBA_2}, and attention that layers share",
 }
@@ -430,7 +428,7 @@ def family_of(model_type: object, found: str) -> Family:
     to be of it.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        why = (RECURRENT | NOT_COMPUTED).get(str(model_type))
+        why = (RECURRENT_NOT_COMPUTED | NOT_COMPUTED).get(str(model_type))
         raise BaseModelError(
             f"{found} of the family `{model_type}`{f', which has {why}' if why else ''}",
             supported(str(model_type)),

@@ -38,7 +38,8 @@ PROMPTS = (
 WAYS = {
     "greedy": GREEDY,
     "sampled": Sampling(temperature=1.0, seed=0),
-    "adjusted": Sampling(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=1),
+    "filtered": Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, seed=1),
+    "adjusted": Sampling(0.8, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={3: 1.0, 5: -1.0}, seed=2),
 }
 
 

@@ -19,7 +19,7 @@ from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import export_bundle, export_swappable
 from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES, family_of
-from streamspec.model_families.families import RECURRENT
+from streamspec.model_families.families import RECURRENT_NOT_COMPUTED
 from streamspec.model_families.not_computed import NOT_COMPUTED
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
@@ -250,6 +250,6 @@ def test_a_config_reads_back(tmp_path: Path) -> None:
 
 
 def test_families_that_are_not_computed_are_refused_with_what_they_have() -> None:
-    assert not NOT_COMPUTED.keys() & {*FAMILIES, *RECURRENT}
+    assert not NOT_COMPUTED.keys() & {*FAMILIES, *RECURRENT_NOT_COMPUTED}
     with pytest.raises(BaseModelError, match=r"of the family `phimoe`, which has experts .*; expected phi, "):
         family_of("phimoe", "a model")

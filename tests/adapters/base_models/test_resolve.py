@@ -21,7 +21,7 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.model_families import FAMILIES
-from streamspec.model_families.families import RECURRENT
+from streamspec.model_families.families import RECURRENT_NOT_COMPUTED
 from tests.support.tiny_exports import save_base, tiny_model
 
 FILE = b"GGUF but not really"
@@ -343,7 +343,7 @@ def test_an_identity_outside_the_cache_is_not_believed(tmp_path: Path, cache: Pa
     assert resolve_base(folder) == Base(folder, "mine", weights_hash(folder), "llama")
 
 
-@pytest.mark.parametrize("model_type", RECURRENT)
+@pytest.mark.parametrize("model_type", RECURRENT_NOT_COMPUTED)
 def test_layers_with_a_recurrent_state_are_refused_in_one_line_by_training_and_export(
     model_type: str, tmp_path: Path
 ) -> None:
@@ -356,7 +356,7 @@ def test_layers_with_a_recurrent_state_are_refused_in_one_line_by_training_and_e
     )
     for call in calls:
         with pytest.raises(
-            BaseModelError, match=f"`{model_type}`, which has {re.escape(RECURRENT[model_type])};"
+            BaseModelError, match=f"`{model_type}`, which has {re.escape(RECURRENT_NOT_COMPUTED[model_type])};"
         ) as told:
             call()
         assert "\n" not in str(told.value)
