@@ -5,6 +5,8 @@ tests/export/test_without_torch.py compares them with the modules of transformer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
 
 HEAD = "lm_head.weight"
+GATE, UP, DOWN, BOTH = "gate_proj", "up_proj", "down_proj", "gate_up_proj"  # of experts
+IN_TRANSFORMERS = {BOTH: (GATE, UP), UP: (UP,), DOWN: (DOWN,)}  # maps of each expert in a tensor of all of them
 
 
 def head_size(config: Any) -> int:
@@ -23,24 +27,38 @@ def head_size(config: Any) -> int:
     return int(read_field(config, "head_dim") or config.hidden_size // config.num_attention_heads)
 
 
+def sparse_layers(config: Any) -> tuple[int, ...]:
+    """Numbers of the layers with a mixture of experts in the MLP's place."""
+    return tuple(facts_of(config.model_type).sparse(config)) if FAMILIES[config.model_type].mixes(config) else ()
+
+
 def map_widths(config: Any) -> dict[str, tuple[int, int]]:
-    """(out, in) of a layer's linear maps."""
+    """(out, in) of the linear maps that all rows of a layer run through; without the MLP's where no layer has one."""
     family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, config.intermediate_size
     queries, keys = (heads * head_size(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
     widths = {name: (rows, hidden) for name, rows in zip(family.qkv, (queries, keys, keys), strict=True)}
-    widths |= dict.fromkeys(family.out, (hidden, queries)) | dict.fromkeys(family.up, (inner, hidden))
-    return widths | dict.fromkeys(family.down, (hidden, inner))
+    widths |= dict.fromkeys(family.out, (hidden, queries))
+    if len(sparse_layers(config)) == config.num_hidden_layers:
+        return widths
+    return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
 
 
-def layer_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """The parameters of a layer, linear maps [out, in]."""
+def layer_shapes(config: Any, layer: int) -> dict[str, tuple[int, ...]]:
+    """The parameters of a layer as transformers has them, linear maps [out, in], those of experts stacked."""
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
     widths, hidden = map_widths(config), config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in widths.items()}
+    if (mixture := family.mixture) is not None and layer in sparse_layers(config):
+        for name in (*family.up, *family.down):
+            shapes.pop(f"{name}.weight", None)
+        count, inner = getattr(config, mixture.count), getattr(config, mixture.width)
+        shapes[f"{mixture.router}.weight"] = (count, hidden)
+        shapes[f"{mixture.experts}.gate_up_proj"] = (count, 2 * inner, hidden)
+        shapes[f"{mixture.experts}.down_proj"] = (count, hidden, inner)
     shapes |= {
         f"{name}.bias": widths[name][:1]
         for name, rule in facts.biases.items()
-        if name in widths and switched(config, rule)
+        if f"{name}.weight" in shapes and switched(config, rule)
     }
     norms = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms if norm}
@@ -58,24 +76,59 @@ def head_norms(config: Any) -> tuple[str, ...]:
 
 
 def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's parameters, as transformers has them; an output map that is the embedding is none.
-    Raises BaseModelError for a family that needs PyTorch."""
+    """Names and shapes of a model's parameters, as transformers has them but for experts, each of whom has maps of its
+    own; an output map that is the embedding is none. Raises BaseModelError for a family that needs PyTorch."""
     family, table = FAMILIES[config.model_type], (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {
         f"{family.stack}.{family.embedding}.weight": table,
         f"{family.stack}.{family.final_norm}.weight": table[1:],
     }
-    inner = layer_shapes(config).items()
     for layer in range(config.num_hidden_layers):
+        inner = layer_shapes(config, layer).items()
         shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner}
-    return shapes if config.tie_word_embeddings else shapes | {HEAD: table}
+    return unstacked(shapes if config.tie_word_embeddings else shapes | {HEAD: table})
+
+
+def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of transformers' parameters, with a map for each expert in place of a stack."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        experts, _, stack = name.rpartition(".")
+        if not experts.endswith(".experts") or stack.removesuffix("_bias") not in IN_TRANSFORMERS:
+            found[name] = shape
+            continue
+        maps, kind = IN_TRANSFORMERS[stack.removesuffix("_bias")], "bias" if stack.endswith("_bias") else "weight"
+        out, *columns = shape[:0:-1] if turned else shape[1:]
+        found |= {
+            f"{experts}.{i}.{part}.{kind}": (out // len(maps), *columns) for i in range(shape[0]) for part in maps
+        }
+    return found
+
+
+def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
+    """The tensors of a folder by their names, of experts that lie in one tensor each map by itself. Raises
+    BaseModelError as `stored_tensors`."""
+    return {part.name: part for tensor in stored_tensors(folder) for part in _apart(tensor)}
+
+
+def _apart(tensor: SafeTensor) -> list[SafeTensor]:
+    experts, _, stack = tensor.name.rpartition(".")
+    if not experts.endswith(".experts") or stack not in IN_TRANSFORMERS or len(tensor.shape) != 3:
+        return [tensor]
+    maps, (count, rows, columns) = IN_TRANSFORMERS[stack], tensor.shape
+    size, shape = tensor.size // (count * len(maps)), [rows // len(maps), columns]
+    names = [f"{experts}.{number}.{part}.weight" for number in range(count) for part in maps]
+    return [
+        replace(tensor, name=name, shape=shape, start=tensor.start + i * size, size=size)
+        for i, name in enumerate(names)
+    ]
 
 
 def report_tensors(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Tensors that a folder lacks, that its model has no place for, and that have another shape.
     Raises BaseModelError for a family that needs PyTorch, and for an output map that should be the embedding and is
     not."""
-    config, tensors = read_completed(folder), {tensor.name: tensor for tensor in stored_tensors(folder)}
+    config, tensors = read_completed(folder), stored_parameters(folder)
     if HEAD in tensors:
         _check_tied(folder, config, tensors)
     expected, stored = parameter_shapes(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamspec.adapters.base_models.parameters import layer_shapes
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.decoder_spec import Rotary
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.spec.weight_source import Table
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
@@ -111,7 +113,8 @@ class NumpyReference:
     @property
     def parameters(self) -> int:
         """Numbers in the layers."""
-        return self.spec.layers * sum(int(np.prod(shape)) for shape in self.spec.shapes.values())
+        layers = range(self.spec.layers)
+        return sum(int(np.prod(shape)) for layer in layers for shape in layer_shapes(self.config, layer).values())
 
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None
@@ -139,11 +142,33 @@ class NumpyReference:
         update = self._named_norm(layer, self._map(layer, family.out[0], mixed), family.attention_out_norm)
         hidden = hidden + update * np.float32(spec.residual_scale)
         normed = self._named_norm(layer, hidden, spec.mlp_norm)
-        inner = ACTIVATIONS[spec.activation](self._map(layer, family.up[0], normed))
+        compute = self._mlp if spec.mlp_kind(layer) == "dense" else self._experts
+        update = self._named_norm(layer, compute(layer, normed), family.mlp_out_norm)
+        return hidden + update * np.float32(spec.residual_scale)
+
+    def _mlp(self, layer: int, normed: Array) -> Array:
+        family = self.spec.family
+        inner = ACTIVATIONS[self.spec.activation](self._map(layer, family.up[0], normed))
         if family.gated:
             inner *= self._map(layer, family.up[1], normed)
-        update = self._named_norm(layer, self._map(layer, family.down[0], inner), family.mlp_out_norm)
-        return hidden + update * np.float32(spec.residual_scale)
+        return self._map(layer, family.down[0], inner)
+
+    def _experts(self, layer: int, normed: Array) -> Array:
+        """The sum of what the likeliest experts of each row give, by their probabilities."""
+        mixture, rows = self.spec.mixture, normed.reshape(-1, normed.shape[-1])
+        assert mixture is not None
+        scores = _softmax(self._map(layer, mixture.names.router, rows))
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : mixture.active]
+        shares, update = np.take_along_axis(scores, chosen, axis=1), np.zeros_like(rows)
+        if mixture.normalized:
+            shares /= shares.sum(axis=1, keepdims=True)
+        for number in np.unique(chosen):
+            own, place = np.nonzero(chosen == number)
+            gate, up, down = (mixture.expert(number, part) for part in (GATE, UP, DOWN))
+            inner = ACTIVATIONS[self.spec.activation](self._map(layer, gate, rows[own]))
+            inner *= self._map(layer, up, rows[own])
+            update[own] += self._map(layer, down, inner) * shares[own, place][:, None]
+        return update.reshape(normed.shape)
 
     def _attention(self, layer: int, normed: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
         """[B, T, Hq * D] of normed rows [B, T, H] under an additive mask [T, K]."""
@@ -176,10 +201,7 @@ class NumpyReference:
             scores = _capped(scores, spec.attention_cap)
             scores = np.pad(scores, [(0, 0)] * 4 + [(columns, 0)]) if columns else scores
             scores += mask[part]
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            scores /= scores.sum(axis=-1, keepdims=True)
-            out[:, :, :, part] = scores[..., columns:] @ v[:, :, None]
+            out[:, :, :, part] = _softmax(scores)[..., columns:] @ v[:, :, None]
         return out.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)
 
     def _heads(self, x: Array) -> Array:
@@ -213,6 +235,14 @@ def _times(rows: Array, table: Table) -> Array:
         piece = slice(at, at + step)
         product[:, piece] = rows @ table[piece].T
     return product
+
+
+def _softmax(scores: Array) -> Array:
+    """In place, along the last axis."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
 
 
 def _capped(x: Array, cap: float | None) -> Array:

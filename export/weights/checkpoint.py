@@ -19,8 +19,9 @@ from streamspec.adapters.base_models.generation_config import read_generation
 from streamspec.adapters.base_models.gguf.converter import read_drafting, read_parameters
 from streamspec.adapters.base_models.gguf.file import JoinedTensor, StoredTensor
 from streamspec.adapters.base_models.gguf.tensors import Parameter
+from streamspec.adapters.base_models.parameters import stored_parameters
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
+from streamspec.adapters.base_models.weight_files import SafeTensor
 from streamspec.adapters.base_models.without_torch.config import read_completed
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export.file_blocks.kinds import KINDS, decode
@@ -51,7 +52,7 @@ class Checkpoint:
         self._files: dict[Path, Array] = {}
 
     def _found(self) -> Mapping[str, Any]:
-        return {tensor.name: tensor for tensor in stored_tensors(self.folder)}
+        return stored_parameters(self.folder)
 
     @cached_property
     def generation(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class GgufCheckpoint(Checkpoint):
 
     def stored(self, name: str) -> Array:
         """A tensor, de-quantized: float32."""
-        number, kept = next((part for part in name.split(".") if part.isdigit()), ""), self._kept
+        number, kept = ".".join(part for part in name.split(".") if part.isdigit()), self._kept  # of an expert, too
         if number != kept.number:
             kept.number, kept.tensors = number, {}
         if name not in kept.tensors:

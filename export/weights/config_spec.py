@@ -27,11 +27,13 @@ from streamspec.adapters.base_models.parameters import (
     head_size,
     layer_shapes,
     map_widths,
+    sparse_layers,
 )
 from streamspec.adapters.base_models.without_torch import INSTALL
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
+from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.export.weights.checkpoint import Checkpoint
 from streamspec.export.weights.model_spec import known_tokens
 from streamspec.model_families import FAMILIES, factor, switched
@@ -42,7 +44,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
     config = model.config
     check_config(config)
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
-    layers, head_dim = range(config.num_hidden_layers), head_size(config)
+    layers, head_dim, widths = range(config.num_hidden_layers), head_size(config), map_widths(config)
     rotaries, rotary_of = _rotaries(config)
     ends = model.generation.get("eos_token_id")
     scaling = head_dim if facts.scaling is None else getattr(config, facts.scaling)
@@ -52,7 +54,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         family=family,
         layers=len(layers),
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=widths.get(family.down[0], (0, 0))[1],
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
@@ -76,10 +78,27 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         logit_scale=factor(config, family.logit_multiplier) / factor(config, family.logit_divisor),
         logit_cap=read_field(config, "final_logit_softcapping"),
         clip=None,
-        widths=map_widths(config),
-        shapes=layer_shapes(config),
+        widths=widths,
+        shapes=layer_shapes(config, layers[-1]),
         eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
+        mixture=_mixture(config),
+    )
+
+
+def _mixture(config: Any) -> MixtureSpec | None:
+    """The mixtures of experts of some layers; None without any."""
+    family, layers = FAMILIES[config.model_type], sparse_layers(config)
+    if (names := family.mixture) is None or not layers:
+        return None
+    return MixtureSpec(
+        names=names,
+        layers=layers,
+        count=getattr(config, names.count),
+        active=names.chosen(config),
+        width=getattr(config, names.width),
+        outer=config.hidden_size,
+        normalized=switched(config, names.normalized),
     )
 
 

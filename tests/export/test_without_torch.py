@@ -56,6 +56,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((family, BIASES) for family in ("llama", "qwen3", "smollm3", "gemma3_text", "granite", "olmo2")),
     ("seed_oss", {"attention_bias": False, "attention_out_bias": True}),
     ("llama", {"tie_word_embeddings": True}),
+    ("qwen3_moe", {"mlp_only_layers": [], "decoder_sparse_step": 3, "norm_topk_prob": False}),
+    ("qwen3_moe", {"num_experts": 0}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
     *(("llama", {"rope_parameters": rope}) for rope in ROPES.values()),
 ]
@@ -76,6 +78,8 @@ SPELLINGS: list[dict[str, Any]] = [
     {"model_type": "olmo3", "rope_theta": 1e4, "rope_scaling": ROPES["linear"]},
     {"model_type": "smollm3", "no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 64},
     {"model_type": "ministral", "sliding_window": None, "num_hidden_layers": 3},
+    {"model_type": "qwen3_moe", "num_local_experts": 16, "head_dim": 64, "mlp_only_layers": [0, 3]},
+    {"model_type": "olmoe", "num_experts": 16, "num_key_value_heads": None},
 ]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -170,6 +174,8 @@ def test_the_fields_that_a_model_reads_are_known(family: str) -> None:
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; expected an object"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is 2; expected a number above 0"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "1 no_rope_layers for 36 layers"),
+        ({"model_type": "olmoe", "num_experts": "many"}, "num_experts is many; expected a whole number, or null"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [True]}, r"mlp_only_layers is \[True\]; expected a list"),
         ({"model_type": "gemma3_text", "rope_parameters": {"factor": 2}}, "rope_parameters of factor"),
         ({"model_type": "gemma3"}, r"multimodal checkpoint \(gemma3\) without PyTorch.*streamspec\[export\]"),
         ({"model_type": "lfm2"}, r"family `lfm2` without PyTorch.*streamspec\[export\]"),
@@ -280,6 +286,7 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
 def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path) -> None:
     """In a process that cannot import torch and transformers: all files but for what is measured."""
     tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}
+    tried |= {"qwen3_moe": ("int8",), "olmoe": ("int4",)}
     for family in tried:
         save_base(tmp_path / family, saved(tmp_path / family, family))
     outs = [(family, kind, f"{family}-{kind}") for family, precisions in tried.items() for kind in precisions]
@@ -304,9 +311,15 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
         assert "Compared with numpy in float32" in (mine / "README.md").read_text()
 
 
-def test_a_gguf_file_is_chatted_with_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [("llama 3.2", "LlamaForCausalLM"), ("qwen3 with experts", "Qwen3MoeForCausalLM"), ("olmoe", "OlmoeForCausalLM")],
+)
+def test_a_gguf_file_is_chatted_with_without_pytorch(
+    case: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`streamspec chat FILE`; the config that the file became is one that transformers reads, of the same model."""
-    _, architecture, keys, tensors = gguf_cases.made("llama 3.2")
+    _, architecture, keys, tensors = gguf_cases.made(case)
     file = write_gguf(tmp_path / "a.gguf", architecture, keys, tensors, others={"tokenizer.chat_template": TEMPLATE})
     cache = tmp_path / "cache"
     ran = without(["chat", file, "--max-new-tokens", "4"], stdin="the\n", STREAMSPEC_CACHE=str(cache))
@@ -317,7 +330,7 @@ def test_a_gguf_file_is_chatted_with_without_pytorch(tmp_path: Path, monkeypatch
     whole = gguf_cases.as_folder(file)
     theirs, ours = read_config(made), completed(json.loads((made / "config.json").read_text()))
     assert target.alike(describe(tiny_loaded(whole)), describe_checkpoint(GgufCheckpoint(made, file)))
-    assert theirs.architectures == ours.architectures == ["LlamaForCausalLM"]
+    assert theirs.architectures == ours.architectures == [named]
 
 
 def test_a_description_that_differs_from_that_of_the_modules_is_not_used(

@@ -16,7 +16,6 @@ from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.architectures import Architecture
 from streamspec.adapters.base_models.gguf.config import architecture_of, config_of
 from streamspec.adapters.base_models.gguf.config_rules import Config
-from streamspec.adapters.base_models.gguf.experts import unstacked
 from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.tensors import (
     Parameter,
@@ -26,7 +25,7 @@ from streamspec.adapters.base_models.gguf.tensors import (
     write_safetensors,
 )
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
-from streamspec.adapters.base_models.parameters import parameter_shapes
+from streamspec.adapters.base_models.parameters import parameter_shapes, unstacked
 from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import completed
 from streamspec.adapters.base_models.without_torch.families import facts_of

@@ -9,16 +9,14 @@ of up alone. Biases are stacked likewise.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from streamspec.adapters.base_models.gguf.file import StoredTensor
+from streamspec.adapters.base_models.parameters import BOTH, DOWN, GATE, UP
 
-GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 STACKS = {"ffn_gate_exps": (GATE,), "ffn_up_exps": (UP,), "ffn_gate_up_exps": (GATE, UP), "ffn_down_exps": (DOWN,)}
-BOTH = "gate_up_proj"
-IN_TRANSFORMERS = {BOTH: (GATE, UP), UP: (UP,), DOWN: (DOWN,)}
 ENDS = {"weight": "", "bias": "_bias"}  # of these names
 EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({GATE}|{UP}|{DOWN})\.(weight|bias)")
 
@@ -35,22 +33,6 @@ def split(stack: StoredTensor, maps: tuple[str, ...], kind: str) -> Iterator[tup
         expert, part = divmod(i, len(maps))
         own = replace(stack, shape=(rows, *columns), offset=stack.offset + i * size, size=size)
         yield f"{expert}.{maps[part]}.{kind}", own
-
-
-def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of transformers' parameters, with a map for each expert in place of a stack."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        experts, _, stack = name.rpartition(".")
-        if not experts.endswith(".experts") or stack.removesuffix("_bias") not in IN_TRANSFORMERS:
-            found[name] = shape
-            continue
-        maps, kind = IN_TRANSFORMERS[stack.removesuffix("_bias")], "bias" if stack.endswith("_bias") else "weight"
-        out, *columns = shape[:0:-1] if turned else shape[1:]
-        found |= {
-            f"{experts}.{i}.{part}.{kind}": (out // len(maps), *columns) for i in range(shape[0]) for part in maps
-        }
-    return found
 
 
 def stacked(parameters: Iterable[tuple[str, T]]) -> dict[str, list[T]]:

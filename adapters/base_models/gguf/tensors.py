@@ -64,7 +64,7 @@ class Parameter:
     change: Change | None = None  # of the whole tensor; None: as it is stored
     offset: float = 0.0  # that the file has added
     moves_rows: bool = False  # the change does nothing but that, to rows of any kind
-    turned: bool = False  # lies in transformers' stack of experts as `experts.unstacked` says
+    turned: bool = False  # lies in transformers' stack of experts as `parameters.unstacked` says
     sides: tuple[Parameter, ...] = ()  # maps of heads that the file has apart, by names of their own
 
     def chunks(self) -> Iterator[Values]:

@@ -53,6 +53,10 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int for number in value)
+
+
 _SIZE, _MAYBE_SIZE = (_whole(1), "a whole number from 1"), (_none_or(_whole(1)), "a whole number from 1, or null")
 _NUMBER, _MAYBE_NUMBER = (_number, "a number"), (_none_or(_number), "a number or null")
 _SWITCH = lambda value: isinstance(value, bool), "true or false"
@@ -65,6 +69,9 @@ CHECKS: dict[str, Check] = {
         lambda value: _whole(1)(value) and value <= MOST_LAYERS,
         f"a whole number from 1 to {MOST_LAYERS}",
     ),
+    **dict.fromkeys(("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"), _SIZE),
+    **dict.fromkeys(("num_experts", "num_local_experts"), (_none_or(_whole(0)), "a whole number, or null")),
+    "mlp_only_layers": (_none_or(_numbers), "a list of whole numbers, or null"),
     "max_window_layers": (_whole(0), "a whole number"),
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), _MAYBE_SIZE),
     "rms_norm_eps": (lambda value: _number(value) and value >= 0, "a number from 0"),
@@ -73,7 +80,7 @@ CHECKS: dict[str, Check] = {
     "logits_scaling": (lambda value: _number(value) and value != 0, "a number other than 0"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _MAYBE_NUMBER),
     **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"), _SWITCH),
-    "use_sliding_window": _SWITCH,
+    **dict.fromkeys(("use_sliding_window", "norm_topk_prob"), _SWITCH),
     **dict.fromkeys(("hidden_act", "hidden_activation"), _NAME),
     "layer_types": (_none_or(_texts), "a list of names, or null"),
     "no_rope_layers": (lambda value: value is None or isinstance(value, list), "a list, or null"),

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,8 @@ _BIASED_MLP: dict[str, bool | str] = dict.fromkeys(_MLP, "mlp_bias")
 @dataclass(frozen=True)
 class FamilyFacts:
     """A family whose norms are root mean squares, whose queries, keys and values are maps of their own, and all of
-    whose layers have attention over keys of their own, of one size."""
+    whose layers have attention over keys of their own, of one size. Experts have names of their own in its files, and
+    no groups, biases or limits."""
 
     class_name: str  # of the causal LM
     fields: Mapping[str, Any]  # its own fields, and those of `COMMON` with another default
@@ -70,6 +71,7 @@ class FamilyFacts:
     theta: float = 10_000.0  # of the rotary embedding, where a config has none
     local_theta: tuple[str, float] | None = None  # of layers with a window: config field, and default
     complete: Callable[[Values], None] = lambda values: None  # fills in fields that follow from others
+    sparse: Callable[[Any], Sequence[int]] = lambda config: ()  # layers with a mixture of experts, by a whole config
 
 
 def _every(values: Values, period: int) -> None:
@@ -93,6 +95,24 @@ def _switched_windows(values: Values) -> None:
 def _windows_everywhere(values: Values) -> None:
     kind = FULL if values["sliding_window"] is None else SLIDING
     _kinds(values, [kind] * values["num_hidden_layers"])
+
+
+def _counted(values: Values) -> None:
+    """Experts are counted under two names."""
+    count = values["num_local_experts"]
+    values["num_experts"] = values["num_local_experts"] = values["num_experts"] if count is None else count
+
+
+def _sparse_steps(values: Values) -> None:
+    """Qwen's mixtures of experts."""
+    _counted(values)
+    values["sliding_window"] = values["sliding_window"] if values["use_sliding_window"] else None
+    values["mlp_only_layers"] = values["mlp_only_layers"] or []
+
+
+def _not_dense(config: Any) -> list[int]:
+    every, dense = config.decoder_sparse_step, config.mlp_only_layers
+    return [i for i in range(config.num_hidden_layers) if i not in dense and (i + 1) % every == 0]
 
 
 def _positions_left_out(values: Values) -> None:
@@ -168,6 +188,13 @@ _GEMMA2 = {
     "attn_logit_softcapping": 50.0,
 }
 
+_ROUTED = {
+    "output_router_logits": False,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "num_local_experts": None,
+}
+
 FACTS: dict[str, FamilyFacts] = {
     "llama": FamilyFacts(
         "LlamaForCausalLM",
@@ -182,6 +209,33 @@ FACTS: dict[str, FamilyFacts] = {
     ),
     "qwen3": FamilyFacts(
         "Qwen3ForCausalLM", {**_QWEN, **_BIAS, "head_dim": 128}, biases=_BIASED, complete=_switched_windows
+    ),
+    "qwen3_moe": FamilyFacts(
+        "Qwen3MoeForCausalLM",
+        {
+            **_SILU,
+            **_BIAS,
+            **_ROUTED,
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+            "num_experts": 128,
+            "moe_intermediate_size": 768,
+            "router_aux_loss_coef": 0.001,
+        },
+        also_read=frozenset({"initializer_range"}),  # as experts are made
+        biases=_BIASED,
+        complete=_sparse_steps,
+        sparse=_not_dense,
     ),
     "gemma": FamilyFacts(
         "GemmaForCausalLM",
@@ -289,6 +343,26 @@ FACTS: dict[str, FamilyFacts] = {
         theta=500_000.0,
         local_theta=("", 500_000.0),
         complete=lambda values: _every(values, 4),
+    ),
+    "olmoe": FamilyFacts(
+        "OlmoeForCausalLM",
+        {
+            **_OLMO,
+            **_ROUTED,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "clip_qkv": None,
+            "num_experts": 64,
+            "router_aux_loss_coef": 0.01,
+        },
+        also_read=frozenset({"initializer_range", "sliding_window"}),
+        biases=_BIASED,
+        joint_head_norms=True,
+        complete=_counted,
+        sparse=lambda config: range(config.num_hidden_layers),
     ),
     "arcee": FamilyFacts(
         "ArceeForCausalLM",
