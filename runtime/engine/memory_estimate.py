@@ -20,7 +20,7 @@ from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.draft_sources import lookahead, recycling
 from streamspec.runtime.folder_forms import read_folder
 from streamspec.runtime.hardware import cpu, native_library
-from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
+from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU, PORTABLE
 from streamspec.runtime.kv_cache.kept_place import kept_bytes
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
@@ -49,6 +49,7 @@ STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 # graph of standard operators turns the tiles back into constants and packs those, embedding included; while it does so,
 # what nodes over 6 bits make of them is in memory all at once.
 SCALES, TURNED_BACK = 0.02, {"int8": 2.75, "int4": 8.0, "gguf": 8.0}  # of the data's bytes
+TIMED = 2000 * MB  # of a graph of standard operators that is opened to be timed beside native ones
 NATIVE_LIBRARY = 72 * MB  # ONNX Runtime's code, its description of a graph, and the buffers of operators
 
 
@@ -174,10 +175,12 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
 
 def runs_native(manifest: Manifest, provider: str) -> bool:
     """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
-    standard graph to see which is faster."""
+    standard graph to see which is faster: they are known to be, or that graph would take gigabytes."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
-    return provider == NATIVE_CPU.name or (provider == AUTO and native_library.kernels() in FASTER)
+    kernels = native_library.kernels()
+    large = kernels != PORTABLE and TURNED_BACK[manifest.precision] * manifest.data_bytes > TIMED
+    return provider == NATIVE_CPU.name or (provider == AUTO and (kernels in FASTER or large))
 
 
 def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:

@@ -29,9 +29,10 @@ from streamspec.runtime.hardware import native_library
 from streamspec.runtime.onnx_decoder.manifest import DECODER
 
 AUTO = "auto"
-# kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
-# opened and timed as well (docs/lab/decisions)
-FASTER = ("amx", "avx512vnni")
+# kernels of native operators that were faster than ONNX Runtime's for every number of rows that pays, so that these
+# need not be opened and timed as well (docs/lab/decisions)
+FASTER = ("amx", "avx512vnni", "avx2")
+PORTABLE = "portable"  # kernels for any processor
 RECORD = "session.record_ep_graph_assignment_info"
 # operators whose placement decides the speed: products, convolutions, attention, and what writes the cache
 HEAVY = frozenset(

@@ -13,13 +13,13 @@ from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.errors import StreamspecError, one_line
 from streamspec.paths import PassedChecks, file_state
 from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.memory_estimate import runs_native
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import cpu_model, physical_cores
 from streamspec.runtime.hardware.providers import (
     AUTO,
     CPU,
-    FASTER,
     NATIVE_CPU,
     ProviderChoice,
     fitting,
@@ -141,7 +141,7 @@ class _ProviderSearch:
     def best(self) -> OrtRunner:
         if self.fitting == [CPU.name]:
             return self._open(CPU.name)
-        if NATIVE_CPU.name in self.fitting and native_library.kernels() in FASTER:
+        if NATIVE_CPU.name in self.fitting and runs_native(self._bundle_for(NATIVE_CPU.name)[1], AUTO):
             self.fitting.remove(CPU.name)
             if self.fitting == [NATIVE_CPU.name]:
                 return self._tried(NATIVE_CPU.name) or self._open(CPU.name)

@@ -16,7 +16,7 @@ from streamspec.runtime import LoadOptions, load
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.tuning import select_provider
 
-NATIVE: Any = SimpleNamespace(flavour="native")
+NATIVE: Any = SimpleNamespace(flavour="native", files={"native.onnx"}, precision="int8", data_bytes=10**8)
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return SimpleNamespace(provider=name)
 
+    monkeypatch.setattr(native_library, "why_not", lambda: "")
     monkeypatch.setattr(select_provider, "fitting", lambda kind: (["native", "cpu"], {}))
     monkeypatch.setattr(select_provider, "open_on", open_on)
     monkeypatch.setattr(select_provider, "cached_calibration", lambda *rest: None)
@@ -37,20 +38,34 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def best() -> Any:
-    return select_provider._ProviderSearch(Path(), NATIVE, LoadOptions(threads=2), None).best()  # type: ignore[arg-type]
+def best(manifest: Any = NATIVE) -> Any:
+    return select_provider._ProviderSearch(Path(), manifest, LoadOptions(threads=2), None).best()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kernels", ["amx", "avx512vnni", "avx2"])
 def test_kernels_known_to_be_faster_are_not_timed_against_onnxruntimes(
-    opened: list[str], monkeypatch: pytest.MonkeyPatch
+    kernels: str, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_library, "kernels", lambda: "avx512vnni")
+    monkeypatch.setattr(native_library, "kernels", lambda: kernels)
     assert best().provider == "native" and opened == ["native"]
 
 
-def test_other_kernels_are(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_library, "kernels", lambda: "avx2")
+@pytest.mark.parametrize("kernels", ["avxvnni", "dotprod", "neon", "portable"])
+def test_other_kernels_are(kernels: str, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "kernels", lambda: kernels)
     assert best().provider == "native" and opened == ["native", "cpu"]
+
+
+@pytest.mark.parametrize(("precision", "least"), [("int8", 0.73), ("int4", 0.25), ("gguf", 0.25)])
+def test_a_standard_graph_of_gigabytes_is_not_opened_to_be_timed(
+    precision: str, least: float, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernels, others in (("avxvnni", []), ("neon", []), ("portable", ["cpu"])):
+        monkeypatch.setattr(native_library, "kernels", lambda kernels=kernels: kernels)
+        for gigabytes, also in ((least - 0.01, ["cpu"]), (least + 0.01, others)):
+            opened.clear()
+            of_size = SimpleNamespace(**{**vars(NATIVE), "precision": precision, "data_bytes": gigabytes * 1e9})
+            assert best(of_size).provider == "native" and opened == ["native", *also]
 
 
 def test_native_operators_that_compute_wrongly_give_way(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
