@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from onnx import helper
+from onnx.numpy_helper import from_array
 
 from streamspec.export.ops.builder import Array, read_names
 from streamspec.export.runners.empty_cache import empty_cache, most_rows
 from streamspec.export.runners.graph_runner import GraphRunner, LateOutputs, open_model, run_bound, with_logits
 from streamspec.progress import track
+from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.step_graph import is_cache
 
 PART = 1 << 26  # bytes of weights up to which a layer joins the one before
@@ -138,9 +140,11 @@ class LayerwiseGraph:
             if name in self.initializers:
                 initializers.append(self.initializers[name])
             elif name in constants:
-                initializers.append(_placeholder(name, constants[name], self.file))
+                value, within = constants[name], _rewritten(constants[name])
+                initializers.append(from_array(value, name) if within else _placeholder(name, value, self.file))
         outputs = [onnx.ValueInfoProto(name=name) for name in part.writes]
-        given = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in constants.items()}
+        beside = {name: value for name, value in constants.items() if not _rewritten(value)}
+        given = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in beside.items()}
         return open_model(self._model(part.nodes, inputs, outputs, initializers), self.folder, given), given
 
     def _model(self, nodes: Any, inputs: Any, outputs: Any, initializers: Any) -> onnx.ModelProto:
@@ -221,6 +225,12 @@ def _layer(node: onnx.NodeProto) -> str:
 def _by_layer(nodes: Sequence[onnx.NodeProto]) -> Iterator[list[onnx.NodeProto]]:
     for _, group in groupby(nodes, _layer):
         yield list(group)
+
+
+def _rewritten(value: Array) -> bool:
+    """Whether ONNX Runtime makes other weights of these, which it then reads in the model alone: bytes whose products
+    saturate on this machine (`hardware.int8_saturation`)."""
+    return value.dtype == np.int8 and products_saturate()
 
 
 def _placeholder(name: str, value: Array, file: str) -> onnx.TensorProto:
