@@ -103,7 +103,7 @@ def test_a_large_graph_with_a_drafter_is_compared_without_unpacked_copies(
     monkeypatch.setattr(bundle_parity, "LARGE", 0)
     manifest = export_bundle(base.path, adapter, tmp_path / "bundle", "int4", progress=lambda line: None)
     assert opened == [False, True]  # of native operators, of standard ones
-    assert manifest.parity["plain"]["argmax"] > 0.5 and "float32, for memory" in manifest.parity["not_compared"]
+    assert manifest.parity["plain"]["argmax"] > 0.3 and "float32, for memory" in manifest.parity["not_compared"]
     assert "float32, for memory" in (tmp_path / "bundle" / "README.md").read_text()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from functools import cache
 
@@ -285,16 +284,6 @@ def test_sessions_of_several_threads_share_it() -> None:
     assert 0 < costs.steps <= 1600
     work(4)
     assert costs.curve[7] == pytest.approx(1.46, rel=0.15)
-
-
-def test_a_step_takes_microseconds_of_the_host() -> None:
-    costs, least = LearnedRowCosts(ROWS, True), 1.0
-    for _ in range(30):
-        started = time.perf_counter()
-        for step in range(64):
-            costs.observe(2 + step % 8, True, 0.01, 64)
-        least = min(least, (time.perf_counter() - started) / 64)
-    assert least < 100e-6  # 13 on a quiet machine
 
 
 def test_learning_from_several_steps_at_once_is_learning_from_each() -> None:
