@@ -12,7 +12,7 @@ from typing import Any
 
 from streamspec.adapters.base_models.config_fields import read_field
 from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
-from streamspec.adapters.base_models.without_torch.config import read_completed
+from streamspec.adapters.base_models.without_torch.config import MOST_EXPERTS, read_completed
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
@@ -43,12 +43,13 @@ def map_widths(config: Any) -> dict[str, tuple[int, int]]:
     return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
 
 
-def layer_shapes(config: Any, layer: int) -> dict[str, tuple[int, ...]]:
-    """The parameters of a layer as transformers has them, linear maps [out, in], those of experts stacked."""
+def layer_shapes(config: Any, sparse: bool) -> dict[str, tuple[int, ...]]:
+    """The parameters of a layer, or of a `sparse` one, as transformers has them: maps [out, in], those of experts
+    stacked."""
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
     widths, hidden = map_widths(config), config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in widths.items()}
-    if (mixture := family.mixture) is not None and layer in sparse_layers(config):
+    if (mixture := family.mixture) is not None and sparse:
         for name in (*family.up, *family.down):
             shapes.pop(f"{name}.weight", None)
         count, inner = getattr(config, mixture.count), getattr(config, mixture.width)
@@ -83,8 +84,9 @@ def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         f"{family.stack}.{family.embedding}.weight": table,
         f"{family.stack}.{family.final_norm}.weight": table[1:],
     }
+    sparse, of_layer = set(sparse_layers(config)), [layer_shapes(config, sparse=kind) for kind in (False, True)]
     for layer in range(config.num_hidden_layers):
-        inner = layer_shapes(config, layer).items()
+        inner = of_layer[layer in sparse].items()
         shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner}
     return unstacked(shapes if config.tie_word_embeddings else shapes | {HEAD: table})
 
@@ -107,15 +109,22 @@ def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> di
 
 def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
     """The tensors of a folder by their names, of experts that lie in one tensor each map by itself. Raises
-    BaseModelError as `stored_tensors`."""
-    return {part.name: part for tensor in stored_tensors(folder) for part in _apart(tensor)}
+    BaseModelError as `stored_tensors`, and where a map is there twice."""
+    parts = [part for tensor in stored_tensors(folder) for part in _apart(tensor)]
+    found = {part.name: part for part in parts}
+    if len(found) < len(parts):
+        raise BaseModelError(
+            f"{folder} holds experts twice", "one tensor of all, or one of each", "take one of them out"
+        )
+    return found
 
 
 def _apart(tensor: SafeTensor) -> list[SafeTensor]:
     experts, _, stack = tensor.name.rpartition(".")
-    if not experts.endswith(".experts") or stack not in IN_TRANSFORMERS or len(tensor.shape) != 3:
+    maps = IN_TRANSFORMERS.get(stack, ()) if experts.endswith(".experts") and len(tensor.shape) == 3 else ()
+    if not maps or not tensor.size or tensor.shape[0] > MOST_EXPERTS or tensor.shape[1] % len(maps):
         return [tensor]
-    maps, (count, rows, columns) = IN_TRANSFORMERS[stack], tensor.shape
+    count, rows, columns = tensor.shape
     size, shape = tensor.size // (count * len(maps)), [rows // len(maps), columns]
     names = [f"{experts}.{number}.{part}.weight" for number in range(count) for part in maps]
     return [

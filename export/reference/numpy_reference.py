@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.adapters.base_models.parameters import layer_shapes
+from streamspec.adapters.base_models.parameters import layer_shapes, sparse_layers
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
@@ -113,8 +113,12 @@ class NumpyReference:
     @property
     def parameters(self) -> int:
         """Numbers in the layers."""
-        layers = range(self.spec.layers)
-        return sum(int(np.prod(shape)) for layer in layers for shape in layer_shapes(self.config, layer).values())
+        sparse = len(sparse_layers(self.config))
+        counts = {False: self.spec.layers - sparse, True: sparse}
+        return sum(
+            count * sum(int(np.prod(shape)) for shape in layer_shapes(self.config, kind).values())
+            for kind, count in counts.items()
+        )
 
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None

@@ -132,6 +132,7 @@ class LayerwiseGraph:
         import onnxruntime as ort
 
         inputs, initializers = list[onnx.ValueInfoProto](), list[onnx.TensorProto]()
+        beside = {name: value for name, value in constants.items() if not _rewritten(value)}
         for name in sorted(part.reads):
             if name in self.inputs:
                 inputs.append(self.inputs[name])
@@ -140,10 +141,9 @@ class LayerwiseGraph:
             if name in self.initializers:
                 initializers.append(self.initializers[name])
             elif name in constants:
-                value, within = constants[name], _rewritten(constants[name])
-                initializers.append(from_array(value, name) if within else _placeholder(name, value, self.file))
+                value = constants[name]
+                initializers.append(_placeholder(name, value, self.file) if name in beside else from_array(value, name))
         outputs = [onnx.ValueInfoProto(name=name) for name in part.writes]
-        beside = {name: value for name, value in constants.items() if not _rewritten(value)}
         given = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in beside.items()}
         return open_model(self._model(part.nodes, inputs, outputs, initializers), self.folder, given), given
 

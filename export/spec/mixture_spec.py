@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamspec.adapters.base_models.parameters import DOWN, GATE, UP
 from streamspec.model_families.family import Mixture
-
-GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of an expert, whatever its family calls them
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,13 @@ class Checkpoint:
         tensor: SafeTensor = self.tensors[name]
         if tensor.dtype not in FLOATS:
             raise BaseModelError(f"{name} is of type {tensor.dtype}", ", ".join(FLOATS), "convert the base")
-        mapped = self._files.setdefault(tensor.file, np.memmap(tensor.file, np.uint8, "r"))
-        return mapped[tensor.start : tensor.start + tensor.size].view(FLOATS[tensor.dtype]).reshape(tensor.shape)
+        if tensor.file not in self._files:
+            self._files[tensor.file] = np.memmap(tensor.file, np.uint8, "r")
+        return (
+            self._files[tensor.file][tensor.start : tensor.start + tensor.size]
+            .view(FLOATS[tensor.dtype])
+            .reshape(tensor.shape)
+        )
 
     def weight(self, name: str) -> Array:
         """A tensor in float32."""

@@ -79,7 +79,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         logit_cap=read_field(config, "final_logit_softcapping"),
         clip=None,
         widths=widths,
-        shapes=layer_shapes(config, layers[-1]),
+        shapes=layer_shapes(config, sparse=layers[-1] in sparse_layers(config)),
         eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
         mixture=_mixture(config),

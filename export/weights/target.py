@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from streamspec import __version__
+from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
 from streamspec.bundle.adapter_folder import Adapter
@@ -90,7 +91,8 @@ def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec]
         described = describe_checkpoint(checkpoint)
     except BaseModelError:
         return None
-    return (checkpoint, described) if alike(described, spec) else None
+    there = parameter_shapes(checkpoint.config).keys() <= checkpoint.tensors.keys()  # under these very names
+    return (checkpoint, described) if there and alike(described, spec) else None
 
 
 def alike(first: DecoderSpec, second: DecoderSpec) -> bool:

@@ -12,7 +12,7 @@ extern const Kernels kKernels;
 }
 namespace amx {
 
-// `Kernels::linear`. The declaration in choose.cpp is the other one.
+// `Kernels::linear`; declared again in choose.cpp.
 void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y);
 
 void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {

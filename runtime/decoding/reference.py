@@ -39,7 +39,7 @@ def reference_decode(
         if uniform is None:
             return int(np.argmax(probabilities))
         ends = np.cumsum(probabilities)
-        return int(np.searchsorted(ends, uniform(position) * ends[-1], side="right"))
+        return int(np.searchsorted(ends[:-1], uniform(position) * ends[-1], side="right"))
 
     answer: list[int] = []
     while True:

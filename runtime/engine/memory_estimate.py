@@ -175,11 +175,12 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
 
 def runs_native(manifest: Manifest, provider: str) -> bool:
     """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
-    standard graph to see which is faster: they are known to be, or that graph would take gigabytes."""
+    standard graph to see which is faster: they are known to be, or are for such a processor and that graph would take
+    gigabytes."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
     kernels = native_library.kernels()
-    large = kernels != PORTABLE and TURNED_BACK[manifest.precision] * manifest.data_bytes > TIMED
+    large = kernels != PORTABLE and _turned_back(manifest, per_layer_table(manifest, 0)[0]) > TIMED
     return provider == NATIVE_CPU.name or (provider == AUTO and (kernels in FASTER or large))
 
 
@@ -188,10 +189,15 @@ def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
     those in memory of the process's own."""
     data = max(0, manifest.data_bytes - table)
     if NATIVE in manifest.files:
-        return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK[manifest.precision] * data))
+        return (data, int(SCALES * data)) if native else (0, _turned_back(manifest, table))
     wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
     embedding = STORED[manifest.precision] * wider * manifest.model.vocab_size * manifest.model.hidden_size
     return embedding, int(PACKED[manifest.precision] * wider * data)
+
+
+def _turned_back(manifest: Manifest, table: int) -> int:
+    """Returns the bytes that the standard graph beside a native one makes of the weights without the `table`."""
+    return int(TURNED_BACK[manifest.precision] * max(0, manifest.data_bytes - table))
 
 
 def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:

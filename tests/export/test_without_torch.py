@@ -174,7 +174,11 @@ def test_the_fields_that_a_model_reads_are_known(family: str) -> None:
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; expected an object"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is 2; expected a number above 0"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "1 no_rope_layers for 36 layers"),
-        ({"model_type": "olmoe", "num_experts": "many"}, "num_experts is many; expected a whole number, or null"),
+        (
+            {"model_type": "olmoe", "num_experts": "many"},
+            "num_experts is many; expected a whole number to 4096",
+        ),
+        ({"model_type": "qwen3_moe", "num_local_experts": 1 << 30}, "num_local_experts is 1073741824"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [True]}, r"mlp_only_layers is \[True\]; expected a list"),
         ({"model_type": "gemma3_text", "rope_parameters": {"factor": 2}}, "rope_parameters of factor"),
         ({"model_type": "gemma3"}, r"multimodal checkpoint \(gemma3\) without PyTorch.*streamspec\[export\]"),
@@ -185,6 +189,25 @@ def test_the_fields_that_a_model_reads_are_known(family: str) -> None:
 def test_a_config_that_makes_no_sense_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BaseModelError, match=said):
         completed({"model_type": "llama"} | changes)
+
+
+@pytest.mark.parametrize("window", [64, "x"])
+def test_a_window_that_only_a_part_of_a_model_reads_is_refused(window: object) -> None:
+    with pytest.raises(BaseModelError, match="`sliding_window` = "):
+        check_config(completed({"model_type": "olmoe", "sliding_window": window}))
+
+
+def test_a_folder_with_odd_or_doubled_experts_is_no_base(tmp_path: Path) -> None:
+    saved(tmp_path, "olmoe")
+    file, stack = tmp_path / "model.safetensors", "model.layers.0.mlp.experts.gate_up_proj"
+    whole = load_file(file)
+    stacked = np.zeros((2, 128, 64), np.float32)
+    save_file(whole | {stack: stacked}, file, metadata={"format": "pt"})
+    with pytest.raises(BaseModelError, match="holds experts twice"):
+        report_tensors(tmp_path)
+    for odd in (stacked[:, :9], stacked[:0]):
+        save_file(whole | {stack: odd.copy()}, file, metadata={"format": "pt"})
+        assert report_tensors(tmp_path) == ([], [stack], [])
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
 from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import GgufFile
-from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_EXPERTS, MOST_HEADS, SMALLEST, Keys
+from streamspec.adapters.base_models.gguf.keys import DRAFTING, LONGEST, MOST_HEADS, SMALLEST, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
+from streamspec.adapters.base_models.without_torch.config import MOST_EXPERTS
 from streamspec.errors import BaseModelError
 from streamspec.model_families import family_of
 from streamspec.model_families.family import Mixture

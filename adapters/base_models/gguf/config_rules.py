@@ -115,7 +115,7 @@ def gemma4_heads(keys: Keys, config: Config, heads: int, least: int = 1) -> int:
 
 
 def _heads_by_kind(keys: Keys, config: Config, heads: int) -> tuple[int, int]:
-    """The key/value heads of global layers and of local ones; where there are none of a kind, those of the other."""
+    """The key/value heads of global layers, and of local ones, of which there may be none."""
     counts = _by_layer(keys, config, KV_HEADS, heads)
     by_kind = dict(zip(config["layer_types"], counts, strict=True))
     divide = all(type(count) is int and count > 0 and heads % count == 0 for count in counts)

@@ -12,7 +12,7 @@ from streamspec.json_fields import Fields
 
 REQUIRED: Any = object()  # default of a key that must be there
 WIDEST = 1 << 18  # of hidden states, heads and MLPs; the widest MLP published has 2^16
-MOST_HEADS, MOST_EXPERTS = 512, 4096
+MOST_HEADS = 512
 LONGEST = 1 << 30  # of contexts and windows, in tokens
 LARGEST = 1e9  # of factors, scales and caps
 SMALLEST = 1e-9  # of those that cannot be 0

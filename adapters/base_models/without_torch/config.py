@@ -17,7 +17,7 @@ from streamspec.json_fields import parse_object
 from streamspec.model_families.text_parts import TEXT_PARTS
 
 AGAIN = "fetch the base again"
-LARGEST, MOST_LAYERS = (1 << 31) - 1, 1 << 12
+LARGEST, MOST_LAYERS, MOST_EXPERTS = (1 << 31) - 1, 1 << 12, 1 << 12
 TO_ROPE = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")  # parts of `rope_parameters`
 WITH_LENGTH = ("llama3", "yarn", "longrope")  # rotary embeddings that depend on the length before they were scaled
 # Fields of every config of transformers that say nothing about what a model computes.
@@ -70,7 +70,13 @@ CHECKS: dict[str, Check] = {
         f"a whole number from 1 to {MOST_LAYERS}",
     ),
     **dict.fromkeys(("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"), _SIZE),
-    **dict.fromkeys(("num_experts", "num_local_experts"), (_none_or(_whole(0)), "a whole number, or null")),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts"),
+        (
+            _none_or(lambda value: _whole(0)(value) and value <= MOST_EXPERTS),
+            f"a whole number to {MOST_EXPERTS}, or null",
+        ),
+    ),
     "mlp_only_layers": (_none_or(_numbers), "a list of whole numbers, or null"),
     "max_window_layers": (_whole(0), "a whole number"),
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), _MAYBE_SIZE),

@@ -57,7 +57,7 @@ _BIASED_MLP: dict[str, bool | str] = dict.fromkeys(_MLP, "mlp_bias")
 @dataclass(frozen=True)
 class FamilyFacts:
     """A family whose norms are root mean squares, whose queries, keys and values are maps of their own, and all of
-    whose layers have attention over keys of their own, of one size. Experts have names of their own in its files, and
+    whose layers have attention over keys of their own, of one size. Experts have
     no groups, biases or limits."""
 
     class_name: str  # of the causal LM
@@ -111,7 +111,7 @@ def _sparse_steps(values: Values) -> None:
 
 
 def _not_dense(config: Any) -> list[int]:
-    every, dense = config.decoder_sparse_step, config.mlp_only_layers
+    every, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
     return [i for i in range(config.num_hidden_layers) if i not in dense and (i + 1) % every == 0]
 
 

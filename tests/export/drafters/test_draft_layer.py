@@ -75,8 +75,8 @@ FIXED = [
     {**ONE, "depth": 4, "window": 3},
 ]  # each option once, and those together that share nodes
 # Families whose layers are those of another here: of a draft layer, which is like one of theirs, that says enough.
-TWINS = {"mistral", "qwen2", "cwm", "hyperclovax", "iquestcoder", "exaone", "ministral", "ministral3", "seed_oss"}
-TWINS |= {"olmo3", "gemma", "qwen3_moe", "mixtral", "minimax_m2", "mellum", "exaone_moe", "hunyuan_v1_moe", "dots1"}
+TWINS = {"mistral", "qwen2", "cwm", "iquestcoder", "exaone", "ministral", "seed_oss"}
+TWINS |= {"olmo3", "gemma", "qwen3_moe", "mixtral", "mellum", "exaone_moe", "hunyuan_v1_moe", "dots1"}
 TWINS |= {"glm4_moe", "granitemoe", "granitemoeshared", "flex_olmo", "bamba", "qwen3_5_moe_text", "deepseek_v2"}
 ODD = [  # families whose layers are put together otherwise, with shapes that read their parts otherwise
     ("phi", {"own_heads": True}),

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "mellum": ({"seed": 5, "mlp_layer_types": ["sparse"] * 4}, True),
 }
 # Beside fp32, the precision of a family's bundle: the layer's maps are rounded as the target's own.
-ROUNDED = {"qwen3_5_text": "int4", "deepseek_v3": "int8"}
+ROUNDED = {"qwen3_5_text": "int4", "mellum": "int4", "deepseek_v3": "int8"}
 PROMPT = "a prompt with words of the passage in it " * 8  # longer than the rows of a call
 
 

@@ -120,7 +120,7 @@ RUNS = [
 
 
 # A conversation that goes back or is saved is the same whatever the precision: one run of each kind of layers' caches.
-TALKS = [RUNS[1], *(run for run in RUNS if run[0] in (MAMBA, HALVED, BOTH, "granite 4, hybrid"))]
+TALKS = [(DELTA, "int8", "native"), *(run for run in RUNS if run[0] in (MAMBA, HALVED, BOTH, "granite 4, hybrid"))]
 a_session_of_each_cache = pytest.mark.parametrize("session", TALKS, indirect=True, ids="-".join, scope="module")
 
 
@@ -315,7 +315,7 @@ def test_a_conversation_goes_on_in_the_other_graph(
     expected = plain_chunk(runners[1], text[437:460])
     runners[1].restore(*runners[0].snapshot())
     found = plain_chunk(runners[1], text[437:460])
-    assert np.abs(found - expected).max() < 0.15 * expected.std()  # each rounds in its own way
+    assert np.abs(found - expected).max() < 0.15 * expected.std()  # as each rounds: 0.08 on Zen 1
 
 
 # Family, whether its embeddings are tied, and changes of the tiny model.

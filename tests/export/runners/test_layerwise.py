@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx.numpy_helper import from_array
 
 from streamspec.errors import StreamspecError
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
@@ -53,6 +54,15 @@ def test_it_computes_what_the_whole_graph_does(
     assert len(graph.parts) == 2 + sum(part.nodes[0].name.startswith("layers.") for part in graph.parts) > 3
     whole = check_parity(open_session(file, threads=1), expected, precision)
     assert check_parity(graph, expected, precision) == whole and ("long" in whole) == bool(changes)
+
+
+def test_bytes_that_onnxruntime_rewrites_lie_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, expected = written(tmp_path, "llama", "int8")
+    monkeypatch.setattr(layerwise, "products_saturate", lambda: True)
+    within = list[str]()
+    monkeypatch.setattr(layerwise, "from_array", lambda value, name: within.append(name) or from_array(value, name))
+    assert check_parity(LayerwiseGraph(file), expected, "int8") == check_parity(open_session(file, 1), expected, "int8")
+    assert within
 
 
 def test_constants_of_a_part_are_computed_for_it_alone(tmp_path: Path) -> None:

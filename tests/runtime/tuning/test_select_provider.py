@@ -16,7 +16,10 @@ from streamspec.runtime import LoadOptions, load
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.tuning import select_provider
 
-NATIVE: Any = SimpleNamespace(flavour="native", files={"native.onnx"}, precision="int8", data_bytes=10**8)
+MODEL = SimpleNamespace(layers=1, vocab_size=1, per_layer_width=0)
+NATIVE: Any = SimpleNamespace(
+    flavour="native", files={"native.onnx"}, precision="int8", data_bytes=10**8, model=MODEL, static=None
+)
 
 
 @pytest.fixture
