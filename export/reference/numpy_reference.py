@@ -118,6 +118,7 @@ class NumpyReference:
         return sum(
             count * sum(int(np.prod(shape)) for shape in layer_shapes(self.config, kind).values())
             for kind, count in counts.items()
+            if count
         )
 
     def _run(

@@ -175,8 +175,8 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
 
 def runs_native(manifest: Manifest, provider: str) -> bool:
     """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
-    standard graph to see which is faster: they are known to be, or are for such a processor and that graph would take
-    gigabytes."""
+    standard graph to see which is faster: native ones are known to be, or that graph would take gigabytes (`portable`
+    kernels are always timed)."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
     kernels = native_library.kernels()
