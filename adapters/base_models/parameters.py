@@ -5,6 +5,7 @@ tests/export/test_without_torch.py compares them with the modules of transformer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -120,16 +121,17 @@ def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
 
 
 def _apart(tensor: SafeTensor) -> list[SafeTensor]:
-    experts, _, stack = tensor.name.rpartition(".")
-    maps = IN_TRANSFORMERS.get(stack, ()) if experts.endswith(".experts") and len(tensor.shape) == 3 else ()
-    if not maps or not tensor.size or tensor.shape[0] > MOST_EXPERTS or tensor.shape[1] % len(maps):
+    """The maps in a stack of experts, in the file's order; a tensor that is none, or an odd one, as it is."""
+    stack = tuple(tensor.shape)
+    if len(stack) != 3 or not tensor.size or stack[0] > MOST_EXPERTS:
         return [tensor]
-    count, rows, columns = tensor.shape
-    size, shape = tensor.size // (count * len(maps)), [rows // len(maps), columns]
-    names = [f"{experts}.{number}.{part}.weight" for number in range(count) for part in maps]
+    parts = unstacked({tensor.name: stack})
+    if sum(map(math.prod, parts.values())) != math.prod(stack):
+        return [tensor]
+    size = tensor.size // len(parts)
     return [
-        replace(tensor, name=name, shape=shape, start=tensor.start + i * size, size=size)
-        for i, name in enumerate(names)
+        replace(tensor, name=name, shape=list(shape), start=tensor.start + i * size, size=size)
+        for i, (name, shape) in enumerate(parts.items())
     ]
 
 

@@ -6,13 +6,14 @@ fast. tests/export/test_without_torch.py compares it with transformers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.adapters.base_models.parameters import layer_shapes, sparse_layers
+from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
@@ -113,13 +114,8 @@ class NumpyReference:
     @property
     def parameters(self) -> int:
         """Numbers in the layers."""
-        sparse = len(sparse_layers(self.config))
-        counts = {False: self.spec.layers - sparse, True: sparse}
-        return sum(
-            count * sum(int(np.prod(shape)) for shape in layer_shapes(self.config, kind).values())
-            for kind, count in counts.items()
-            if count
-        )
+        within, shapes = f"{self.spec.stacked(self.spec.family.layers)}.", parameter_shapes(self.config)
+        return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(within))
 
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None

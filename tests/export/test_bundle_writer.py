@@ -37,6 +37,7 @@ from streamspec.export.weights.model_spec import describe
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Sampling, load
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.serve import serve
 from tests.support.near_families import VARIED
 from tests.support.tiny_exports import PASSAGE, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
@@ -103,7 +104,8 @@ def test_a_large_graph_with_a_drafter_is_compared_without_unpacked_copies(
     monkeypatch.setattr(bundle_parity, "LARGE", 0)
     manifest = export_bundle(base.path, adapter, tmp_path / "bundle", "int4", progress=lambda line: None)
     assert opened == [False, True]  # of native operators, of standard ones
-    assert manifest.parity["plain"]["argmax"] > 0.3 and "float32, for memory" in manifest.parity["not_compared"]
+    assert manifest.parity["plain"]["argmax"] > (0.3 if products_saturate() else 0.5)
+    assert "float32, for memory" in manifest.parity["not_compared"]
     assert "float32, for memory" in (tmp_path / "bundle" / "README.md").read_text()
 
 

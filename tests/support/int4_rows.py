@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 DEPTH, WIDTH, BLOCK = 576, 64, 32
@@ -37,6 +38,12 @@ def rows_are_exact() -> bool:
     (together,) = session.run(None, {"x": rows})
     alone = [session.run(None, {"x": row[None]})[0][0] for row in rows]
     return np.array_equal(together, alone)
+
+
+def need_exact_rows() -> None:
+    """Skips a test of single rows where they are not exact."""
+    if not rows_are_exact():
+        pytest.skip("here ONNX Runtime adds up a single row of 4 bits in another order than several")
 
 
 def same_rows(kind: str, found: np.ndarray, expected: np.ndarray) -> bool:

@@ -28,6 +28,7 @@ from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Completion, Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.hardware.int8_saturation import products_saturate
 from tests.support import gguf_cases, tiny_exports
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
@@ -315,7 +316,7 @@ def test_a_conversation_goes_on_in_the_other_graph(
     expected = plain_chunk(runners[1], text[437:460])
     runners[1].restore(*runners[0].snapshot())
     found = plain_chunk(runners[1], text[437:460])
-    assert np.abs(found - expected).max() < 0.15 * expected.std()  # as each rounds: 0.08 on Zen 1
+    assert np.abs(found - expected).max() < (0.15 if products_saturate() else 0.05) * expected.std()  # Zen 1: 0.08
 
 
 # Family, whether its embeddings are tied, and changes of the tiny model.

@@ -23,9 +23,9 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import PROBE_ROWS
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.hardware.int8_saturation import X64_PRECISION
+from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, products_saturate
 from tests.support.gguf_cases import rounded
-from tests.support.int4_rows import rows_are_exact
+from tests.support.int4_rows import need_exact_rows, rows_are_exact
 from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.mxfp4 import pack_experts
@@ -122,8 +122,8 @@ def session(
     request: pytest.FixtureRequest, bundles: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
     family, precision, provider = request.param
-    if (precision, provider) == ("int4", "cpu") and not rows_are_exact():
-        pytest.skip("here ONNX Runtime adds up a single row of 4 bits in another order than several")
+    if (precision, provider) == ("int4", "cpu"):
+        need_exact_rows()
     folder = tmp_path_factory.mktemp("cache")
     opened = load(bundles[family, precision], threads=1, provider=provider, tree=ROWS, cache_dir=folder)
     yield opened
@@ -178,7 +178,9 @@ def test_native_operators_compute_what_standard_ones_do(family: str, bundles: di
         tokens = np.random.default_rng(seed).integers(3, VOCAB, 60)
         standard, native = (GraphRunner(graph, 60).prefill(tokens)["logits"] for graph in graphs)
         off.append(np.median(np.abs(native - standard).max(-1)) / standard.std())
-    assert sorted(off)[1] < 1e-2  # further off are texts with a code rounded otherwise, which chooses other experts
+    # Further off are rows with a code that is rounded otherwise, and those that read them; where products saturate and
+    # are made up for, whole texts, which choose other experts.
+    assert np.median(off[:3]) < 1e-3 or (products_saturate() and sorted(off)[1] < 1e-2)
 
 
 def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path: Path) -> None:
