@@ -19,6 +19,7 @@ from streamspec.runtime.hardware import huge_pages, native_library
 from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
 from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import PROVIDERS, find, import_onnxruntime
+from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.tuning.select_provider import open_on
 from streamspec.runtime.tuning.step_costs import measure
 
@@ -70,7 +71,7 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
     """
     found: dict[str, Any] = {"name": provider, "right": False, "verdict": "", "plain_ms": None, "on_cpu": None}
     try:
-        runner = open_on(folder, manifest, provider, threads)
+        runner = open_on(folder, manifest, provider, LoadOptions(threads=threads))
         costs, _ = measure(runner, PLAIN)
     except StreamspecError as error:
         return found | {"verdict": error.found, "captured": False}

@@ -15,8 +15,9 @@ from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.sampling.sampling_params import Logprob
+from streamspec.runtime.text.answer_text import AnswerText
 from streamspec.runtime.text.detokenize import ShowingSpecials
-from streamspec.runtime.text.thought import AnswerText, Thought
+from streamspec.runtime.text.thought import Thought
 
 EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits
 

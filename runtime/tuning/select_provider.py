@@ -42,8 +42,7 @@ def open_runner(
     used, cannot load the graph or leaves too much to the CPU, ProviderError; where it computes wrongly, BundleError.
     """
     if options.provider != AUTO:
-        passed = options.passed_checks()
-        runner = open_on(folder, manifest, options.provider, options.threads, options.spin, passed)
+        runner = open_on(folder, manifest, options.provider, options, options.passed_checks())
         return runner, _choice(runner)
     search = _ProviderSearch(folder, manifest, options, cpu_bundle)
     runner = search.best()
@@ -62,8 +61,7 @@ def open_on(
     folder: Path,
     manifest: Manifest,
     provider: str,
-    threads: int | None = None,
-    spin: bool = True,
+    options: LoadOptions,
     passed: PassedChecks | None = None,
 ) -> OrtRunner:
     """Opens the bundle in `folder` on this provider and runs the self-test, unless `passed` knows that a CPU passed it
@@ -73,27 +71,21 @@ def open_on(
     chosen, why_not = named(provider), ""
     if chosen.capture is not None and chosen.captured in manifest.files:
         try:
-            return _checked(folder / chosen.captured, manifest, threads, chosen.name, spin, True, passed)
+            return _checked(folder / chosen.captured, manifest, chosen.name, options, True, passed)
         except StreamspecError as error:
             if not chosen.dynamic:
                 raise
             why_not = one_line(f"{error.found}; {error.fix}", 300)
     graph = manifest.model_file if chosen.graph == MODEL else chosen.graph
-    runner = _checked(folder / graph, manifest, threads, chosen.name, spin, False, passed)
+    runner = _checked(folder / graph, manifest, chosen.name, options, False, passed)
     runner.model.why_not_captured = why_not
     return runner
 
 
 def _checked(
-    graph: Path,
-    manifest: Manifest,
-    threads: int | None,
-    provider: str,
-    spin: bool,
-    capture: bool,
-    passed: PassedChecks | None,
+    graph: Path, manifest: Manifest, provider: str, options: LoadOptions, capture: bool, passed: PassedChecks | None
 ) -> OrtRunner:
-    runner = OrtRunner(LoadedModel(graph, manifest, threads, provider, spin, capture=capture))
+    runner = OrtRunner(LoadedModel(graph, manifest, options.threads, provider, options.spin, capture))
     check = _rests_on(runner, manifest) if passed is not None and on_cpu(provider) else None
     if passed is None or check is None:
         check_numerics(runner, manifest)
@@ -128,8 +120,7 @@ class _ProviderSearch:
     def __init__(self, folder: Path, manifest: Manifest, options: LoadOptions, cpu_bundle: CpuBundle | None) -> None:
         self.bundle = folder, manifest
         self.cpu_bundle = cpu_bundle
-        self.spin = options.spin
-        self.cache_dir, self.passed = options.cache_dir, options.passed_checks()
+        self.options, self.passed = options, options.passed_checks()
         self.threads = options.threads if options.threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(manifest.flavour)  # the latter installed, each with the reason
         if cpu_bundle is not None:
@@ -170,12 +161,12 @@ class _ProviderSearch:
         """Returns the runner of a provider where it had to be opened to measure it, and its calibration; None for both
         where it is refused."""
         _, manifest = self._bundle_for(name)
-        known = cached_calibration(name, self.threads, manifest, self.cache_dir)
+        known = cached_calibration(name, self.threads, manifest, self.options.cache_dir)
         runner = self._tried(name) if known is None else None
         if runner is None:
             return None, known
         try:
-            return runner, calibrated(runner, manifest, self.cache_dir)
+            return runner, calibrated(runner, manifest, self.options.cache_dir)
         except StreamspecError as error:  # passed the self-test, then failed
             self.passed_over[name] = one_line(error.found, 200)
             return None, None
@@ -193,7 +184,7 @@ class _ProviderSearch:
             return None
 
     def _open(self, name: str) -> OrtRunner:
-        return open_on(*self._bundle_for(name), name, self.threads, self.spin, self.passed)
+        return open_on(*self._bundle_for(name), name, self.options, self.passed)
 
     def _bundle_for(self, provider: str) -> tuple[Path, Manifest]:
         return self.cpu_bundle if self.cpu_bundle is not None and on_cpu(provider) else self.bundle

@@ -14,7 +14,8 @@ from tokenizers import Regex, normalizers
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import TAGS, tags_of
 from streamspec.runtime import Completion, Grammar
-from streamspec.runtime.text.thought import AFTER, BEFORE, AnswerText, Place, Thought
+from streamspec.runtime.text.answer_text import AnswerText
+from streamspec.runtime.text.thought import AFTER, BEFORE, Place, Thought
 from streamspec.runtime.text.thought_matcher import ThoughtMatcher
 from tests.support.byte_tokenizers import byte_fallback
 from tests.support.thinking_sessions import GO, OPENED, TEMPLATE, thinking, tokenizer_of
