@@ -21,6 +21,7 @@ from streamspec.model_families import FAMILIES, switched
 HEAD = "lm_head.weight"
 GATE, UP, DOWN, BOTH = "gate_proj", "up_proj", "down_proj", "gate_up_proj"  # of experts
 IN_TRANSFORMERS = {BOTH: (GATE, UP), UP: (UP,), DOWN: (DOWN,)}  # maps of each expert in a tensor of all of them
+OLDER = {"w1": GATE, "w3": UP, "w2": DOWN}  # names of an expert's maps in files
 
 
 def head_size(config: Any) -> int:
@@ -33,23 +34,39 @@ def sparse_layers(config: Any) -> tuple[int, ...]:
     return tuple(facts_of(config.model_type).sparse(config)) if FAMILIES[config.model_type].mixes(config) else ()
 
 
+def convolving_layers(config: Any) -> tuple[int, ...]:
+    """Numbers of the layers with a short convolution in the place of attention."""
+    family = FAMILIES[config.model_type]
+    kinds = config.layer_types if family.convolves(config) else ()
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == family.layer_kinds[1])
+
+
 def map_widths(config: Any) -> dict[str, tuple[int, int]]:
-    """(out, in) of the linear maps that all rows of a layer run through; without the MLP's where no layer has one."""
-    family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, config.intermediate_size
+    """(out, in) of the linear maps that all rows of a layer run through; without the MLP's where no layer has one, with
+    those of attention and of a convolution where some have one and some the other."""
+    family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, facts_of(config.model_type).inner(config)
     queries, keys = (heads * head_size(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
     widths = {name: (rows, hidden) for name, rows in zip(family.qkv, (queries, keys, keys), strict=True)}
     widths |= dict.fromkeys(family.out, (hidden, queries))
+    if convolving_layers(config):
+        widths |= dict.fromkeys(family.conv_in, (3 * hidden, hidden)) | dict.fromkeys(family.conv_out, (hidden, hidden))
     if len(sparse_layers(config)) == config.num_hidden_layers:
         return widths
     return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
 
 
-def layer_shapes(config: Any, sparse: bool) -> dict[str, tuple[int, ...]]:
-    """The parameters of a layer, or of a `sparse` one, as transformers has them: maps [out, in], those of experts
-    stacked."""
+def layer_shapes(config: Any, sparse: bool, convolves: bool = False) -> dict[str, tuple[int, ...]]:
+    """The parameters of a layer, or of a `sparse` one, or one that `convolves`, as transformers has them: maps [out,
+    in], those of experts stacked."""
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
     widths, hidden = map_widths(config), config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in widths.items()}
+    mixing, others = (*family.qkv, *family.out), (*family.conv_in, *family.conv_out)
+    left_out = mixing if convolves else others
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": size for name, size in widths.items() if name not in left_out
+    }
+    if convolves:
+        shapes[f"{family.conv}.conv.weight"] = (hidden, 1, config.conv_L_cache)
     if (mixture := family.mixture) is not None and sparse:
         for name in (*family.up, *family.down):
             shapes.pop(f"{name}.weight", None)
@@ -64,10 +81,16 @@ def layer_shapes(config: Any, sparse: bool) -> dict[str, tuple[int, ...]]:
     }
     norms = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms if norm}
-    for norm, projected in zip(head_norms(config), family.qkv, strict=False):
+    for norm, projected in zip(() if convolves else head_norms(config), family.qkv, strict=False):
         size = widths[projected][0] if facts.joint_head_norms else head_size(config)
         shapes[f"{norm}.weight"] = (size,)
     return shapes
+
+
+def router_bias(config: Any) -> str | None:
+    """What is added to the scores where experts are chosen, if anything."""
+    mixture = FAMILIES[config.model_type].mixture
+    return mixture.bias if mixture and switched(config, facts_of(config.model_type).router_bias) else None
 
 
 def head_norms(config: Any) -> tuple[str, ...]:
@@ -78,17 +101,21 @@ def head_norms(config: Any) -> tuple[str, ...]:
 
 
 def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's parameters, as transformers has them but for experts, each of whom has maps of its
-    own; an output map that is the embedding is none. Raises BaseModelError for a family that needs PyTorch."""
+    """Names and shapes of a model's parameters, and of a router's bias, which is none in transformers, as they are there
+    but for experts, each of whom has maps of its own; an output map that is the embedding is none. Raises
+    BaseModelError for a family that needs PyTorch."""
     family, table = FAMILIES[config.model_type], (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {
         f"{family.stack}.{family.embedding}.weight": table,
         f"{family.stack}.{family.final_norm}.weight": table[1:],
     }
-    sparse, of_layer = set(sparse_layers(config)), [layer_shapes(config, sparse=kind) for kind in (False, True)]
+    sparse, convolving = set(sparse_layers(config)), set(convolving_layers(config))
+    count, bias = getattr(config, family.mixture.count, 0) if family.mixture else 0, router_bias(config)
     for layer in range(config.num_hidden_layers):
-        inner = of_layer[layer in sparse].items()
-        shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner}
+        inner = layer_shapes(config, layer in sparse, layer in convolving)
+        if layer in sparse and bias:
+            inner[bias] = (count,)
+        shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner.items()}
     return unstacked(shapes if config.tie_word_embeddings else shapes | {HEAD: table})
 
 
@@ -121,7 +148,13 @@ def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
 
 
 def _apart(tensor: SafeTensor) -> list[SafeTensor]:
-    """The maps in a stack of experts, in the file's order; a tensor that is none, or an odd one, as it is."""
+    """The maps in a stack of experts, in the file's order; a tensor that is none, or an odd one, as it is, with
+    transformers' name."""
+    layer, experts, rest = tensor.name.partition(".experts.")
+    number, _, kind = rest.partition(".")
+    if experts and kind.partition(".")[0] in OLDER:
+        part, _, kind = kind.partition(".")
+        return [replace(tensor, name=f"{layer}{experts}{number}.{OLDER[part]}.{kind}")]
     stack = tuple(tensor.shape)
     if len(stack) != 3 or not tensor.size or stack[0] > MOST_EXPERTS:
         return [tensor]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.adapters.base_models.parameters import parameter_shapes
+from streamspec.adapters.base_models.parameters import convolving_layers, layer_shapes, sparse_layers
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
@@ -114,8 +114,9 @@ class NumpyReference:
     @property
     def parameters(self) -> int:
         """Numbers in the layers."""
-        within, shapes = f"{self.spec.stacked(self.spec.family.layers)}.", parameter_shapes(self.config)
-        return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(within))
+        sparse, convolving = sparse_layers(self.config), convolving_layers(self.config)
+        of = (layer_shapes(self.config, layer in sparse, layer in convolving) for layer in range(self.spec.layers))
+        return sum(math.prod(shape) for shapes in of for shape in shapes.values())
 
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None
@@ -124,6 +125,8 @@ class NumpyReference:
         table = self.source.rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
         hidden = table[tokens.reshape(-1)].reshape(*tokens.shape, -1) * np.float32(spec.embedding_scale)
         turns = [_turns(kind, positions) for kind in spec.rotaries]
+        taps = max(spec.conv_widths)
+        before = _last_seen(sees, taps) if taps else np.empty((len(sees), 0), np.int64)
         for layer in track(range(spec.layers), "layers of the reference", spec.layers):
             window, seen = spec.windows[layer], sees
             if window is not None:
@@ -133,14 +136,19 @@ class NumpyReference:
                 counts = np.maximum(np.log(np.maximum(skipped(window), 1e-30)), MASKED)
                 mask = np.concatenate([counts[:, None].astype(np.float32), mask], axis=1)
             with around(layer) if around else nullcontext():
-                hidden = self._layer(layer, hidden, mask, turns)
+                hidden = self._layer(layer, hidden, mask, turns, before)
         return self._norm(hidden, spec.stacked(spec.family.final_norm))
 
-    def _layer(self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
+    def _layer(
+        self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array
+    ) -> Array:
         spec, family = self.spec, self.spec.family
         normed = self._named_norm(layer, hidden, family.attention_norm)
-        mixed = self._attention(layer, normed, mask, turns)
-        update = self._named_norm(layer, self._map(layer, family.out[0], mixed), family.attention_out_norm)
+        if spec.attends(layer):
+            mixed = self._map(layer, family.out[0], self._attention(layer, normed, mask, turns))
+        else:
+            mixed = self._map(layer, family.conv_out[0], self._convolution(layer, normed, before))
+        update = self._named_norm(layer, mixed, family.attention_out_norm)
         hidden = hidden + update * np.float32(spec.residual_scale)
         normed = self._named_norm(layer, hidden, spec.mlp_norm)
         compute = self._mlp if spec.mlp_kind(layer) == "dense" else self._experts
@@ -155,14 +163,17 @@ class NumpyReference:
         return self._map(layer, family.down[0], inner)
 
     def _experts(self, layer: int, normed: Array) -> Array:
-        """The sum of what the likeliest experts of each row give, by their probabilities."""
+        """The sum of what the likeliest experts of each row give, by their scores."""
         mixture, rows = self.spec.mixture, normed.reshape(-1, normed.shape[-1])
         assert mixture is not None
-        scores = _softmax(self._map(layer, mixture.names.router, rows))
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : mixture.active]
+        names = mixture.names
+        scores = SCORES_OF[names.scores](self._map(layer, names.router, rows))
+        ranked = scores + self.source.weight(self.spec.weight_name(layer, str(names.bias))) if mixture.biased else scores
+        chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : mixture.active]
         shares, update = np.take_along_axis(scores, chosen, axis=1), np.zeros_like(rows)
         if mixture.normalized:
-            shares /= shares.sum(axis=1, keepdims=True)
+            shares /= shares.sum(axis=1, keepdims=True) + np.float32(names.added)
+        shares *= np.float32(mixture.scale)
         for number in np.unique(chosen):
             own, place = np.nonzero(chosen == number)
             gate, up, down = (mixture.expert(number, part) for part in (GATE, UP, DOWN))
@@ -170,6 +181,16 @@ class NumpyReference:
             inner *= self._map(layer, up, rows[own])
             update[own] += self._map(layer, down, inner) * shares[own, place][:, None]
         return update.reshape(normed.shape)
+
+    def _convolution(self, layer: int, normed: Array, before: Array) -> Array:
+        """C sum_k w_k u_k [B, T, H] of normed rows [B, T, H], where u = B x of the rows `before` [T, K] each (LFM2)."""
+        family = self.spec.family
+        weight = self.source.weight(self.spec.weight_name(layer, f"{family.conv}.conv.weight"))  # [H, 1, taps]
+        first, gate, x = np.split(self._map(layer, family.conv_in[0], normed), 3, axis=-1)
+        inputs, mixed = first * x, np.zeros_like(gate)
+        for tap, rows in enumerate(before.T[before.shape[1] - weight.shape[-1] :]):
+            mixed += np.where((rows >= 0)[:, None], inputs[:, rows], 0) * weight[:, 0, tap]
+        return np.asarray(gate * mixed)
 
     def _attention(self, layer: int, normed: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
         """[B, T, Hq * D] of normed rows [B, T, H] under an additive mask [T, K]."""
@@ -238,12 +259,27 @@ def _times(rows: Array, table: Table) -> Array:
     return product
 
 
+def _last_seen(sees: Array, count: int) -> Array:
+    """int64 [T, count]: the last columns that each row of bool [T, K] sees, ascending; -1 where it sees fewer."""
+    seen = np.where(sees, np.arange(sees.shape[1]), -1)
+    padded = np.pad(seen, [(0, 0), (count, 0)], constant_values=-1)
+    last: Array = np.sort(np.partition(padded, padded.shape[1] - count - 1, axis=1)[:, padded.shape[1] - count :])
+    return last
+
+
 def _softmax(scores: Array) -> Array:
     """In place, along the last axis."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+SCORES_OF: dict[str, Callable[[Array], Array]] = {"softmax": _softmax, "sigmoid": _sigmoid}  # of experts
 
 
 def _capped(x: Array, cap: float | None) -> Array:

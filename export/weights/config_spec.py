@@ -23,10 +23,12 @@ from streamspec.adapters.base_models.config_fields import (
 )
 from streamspec.adapters.base_models.parameters import (
     HEAD,
+    convolving_layers,
     head_norms,
     head_size,
     layer_shapes,
     map_widths,
+    router_bias,
     sparse_layers,
 )
 from streamspec.adapters.base_models.without_torch import INSTALL
@@ -45,6 +47,10 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
     check_config(config)
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
     layers, head_dim, widths = range(config.num_hidden_layers), head_size(config), map_widths(config)
+    convolving = convolving_layers(config)
+    if len(convolving) == len(layers):
+        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
+    last = max(set(layers) - set(convolving))
     rotaries, rotary_of = _rotaries(config)
     ends = model.generation.get("eos_token_id")
     scaling = head_dim if facts.scaling is None else getattr(config, facts.scaling)
@@ -60,7 +66,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         head_dim=head_dim,
         vocab=config.vocab_size,
         context_length=int(config.max_position_embeddings),
-        eps=float(config.rms_norm_eps),
+        eps=float(getattr(config, facts.eps)),
         activation=_activation(config),
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
@@ -68,7 +74,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         joint_head_norms=facts.joint_head_norms,
         tied=HEAD not in model.tensors or bool(config.tie_word_embeddings),
         windows=tuple(layer_window(config, family, layer) for layer in layers),
-        conv_widths=(0,) * len(layers),
+        conv_widths=tuple(config.conv_L_cache if layer in convolving else 0 for layer in layers),
         rotaries=rotaries,
         rotary_of=rotary_of,
         embedding_scale=root * factor(config, family.embedding_multiplier),
@@ -79,7 +85,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         logit_cap=read_field(config, "final_logit_softcapping"),
         clip=None,
         widths=widths,
-        shapes=layer_shapes(config, sparse=layers[-1] in sparse_layers(config)),
+        shapes=layer_shapes(config, sparse=last in sparse_layers(config)),
         eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
         mixture=_mixture(config),
@@ -98,7 +104,9 @@ def _mixture(config: Any) -> MixtureSpec | None:
         active=names.chosen(config),
         width=getattr(config, names.width),
         outer=config.hidden_size,
+        biased=router_bias(config) is not None,
         normalized=switched(config, names.normalized),
+        scale=factor(config, names.scale),
     )
 
 
@@ -114,10 +122,10 @@ def _rotaries(config: Any) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | 
     family, every = FAMILIES[config.model_type], rope_parameters(config)
     kinds = [""] if "" in every else [kind for kind in sorted(set(config.layer_types)) if every.get(kind)]
     rotaries = tuple(Rotary(_frequencies(every[kind], head_size(config)), 1.0) for kind in kinds)
-    of = []
+    of, without = [], convolving_layers(config)
     for layer in range(config.num_hidden_layers):
         kind = 0 if "" in every else kinds.index(config.layer_types[layer])
-        of.append((kind, kind) if layer_rotates(config, family, layer) else None)
+        of.append((kind, kind) if layer not in without and layer_rotates(config, family, layer) else None)
     return rotaries, tuple(of)
 
 

@@ -60,6 +60,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"num_experts": 0}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
     *(("llama", {"rope_parameters": rope}) for rope in ROPES.values()),
+    ("lfm2", {"block_auto_adjust_ff_dim": True, "block_multiple_of": 40, "block_ffn_dim_multiplier": 1.3}),
+    ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7}),
 ]
 PUBLISHED = {name: published for name, published in CONFIGS.items() if published.get("model_type") in FACTS}
 # What config.json may leave out, or say in an older way.
@@ -80,6 +82,7 @@ SPELLINGS: list[dict[str, Any]] = [
     {"model_type": "ministral", "sliding_window": None, "num_hidden_layers": 3},
     {"model_type": "qwen3_moe", "num_local_experts": 16, "head_dim": 64, "mlp_only_layers": [0, 3]},
     {"model_type": "olmoe", "num_experts": 16, "num_key_value_heads": None},
+    {"model_type": "lfm2", "full_attn_idxs": [2, 5], "block_ff_dim": 512, "tie_embedding": False},
 ]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -182,7 +185,10 @@ def test_the_fields_that_a_model_reads_are_known(family: str) -> None:
         ({"model_type": "qwen3_moe", "mlp_only_layers": [True]}, r"mlp_only_layers is \[True\]; expected a list"),
         ({"model_type": "gemma3_text", "rope_parameters": {"factor": 2}}, "rope_parameters of factor"),
         ({"model_type": "gemma3"}, r"multimodal checkpoint \(gemma3\) without PyTorch.*streamspec\[export\]"),
-        ({"model_type": "lfm2"}, r"family `lfm2` without PyTorch.*streamspec\[export\]"),
+        ({"model_type": "lfm2", "block_ff_dim": "7"}, "block_ff_dim is 7; expected a whole number from 1, or null"),
+        ({"model_type": "lfm2", "full_attn_idxs": 2}, "full_attn_idxs is 2; expected a list of whole numbers"),
+        ({"model_type": "lfm2", "norm_eps": -1}, "norm_eps is -1; expected a number from 0"),
+        ({"model_type": "cohere"}, r"family `cohere` without PyTorch.*streamspec\[export\]"),
         ({"model_type": ["llama"]}, "without PyTorch"),
     ],
 )
@@ -289,7 +295,7 @@ def test_an_output_map_beside_a_tied_embedding_must_be_the_embedding(tmp_path: P
 def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callable[[], None]) -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     tiny_model("llama", rope_parameters=yarn).save_pretrained(tmp_path / "yarn")
-    save_base(tmp_path / "lfm2", tiny_model("lfm2"))
+    save_base(tmp_path / "cohere", tiny_model("cohere"))
     save_base(tmp_path / "base")
     block()
     calls: list[Callable[[], Any]] = [
@@ -297,7 +303,7 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
         lambda: export_bundle(tmp_path / "base", None, tmp_path / "out", held_out=HeldOut(tmp_path / "data.jsonl")),
         lambda: export_swappable("smollm2-135m", [], tmp_path / "out"),
         lambda: adapt(tmp_path, tmp_path),
-        lambda: export_bundle(tmp_path / "lfm2", None, tmp_path / "out"),
+        lambda: export_bundle(tmp_path / "cohere", None, tmp_path / "out"),
         lambda: describe_checkpoint(Checkpoint(tmp_path / "yarn")),
     ]
     for call in calls:
@@ -309,7 +315,7 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
 def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path) -> None:
     """In a process that cannot import torch and transformers: all files but for what is measured."""
     tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}
-    tried |= {"qwen3_moe": ("int8",), "olmoe": ("int4",)}
+    tried |= {"qwen3_moe": ("int8",), "olmoe": ("int4",), "lfm2": ("int8",), "lfm2_moe": ("int4",)}
     for family in tried:
         save_base(tmp_path / family, saved(tmp_path / family, family))
     outs = [(family, kind, f"{family}-{kind}") for family, precisions in tried.items() for kind in precisions]
@@ -336,7 +342,7 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("case", "named"),
-    [("llama 3.2", "LlamaForCausalLM"), ("qwen3 with experts", "Qwen3MoeForCausalLM"), ("olmoe", "OlmoeForCausalLM")],
+    [("llama 3.2", "LlamaForCausalLM"), ("qwen3 with experts", "Qwen3MoeForCausalLM"), ("lfm2 with experts", "Lfm2MoeForCausalLM")],
 )
 def test_a_gguf_file_is_chatted_with_without_pytorch(
     case: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

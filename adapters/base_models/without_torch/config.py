@@ -6,7 +6,7 @@ tests/export/test_without_torch.py compares configs as vendors publish them, fie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ CHECKS: dict[str, Check] = {
         f"a whole number from 1 to {MOST_LAYERS}",
     ),
     **dict.fromkeys(("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"), _SIZE),
+    **dict.fromkeys(("conv_L_cache", "block_multiple_of"), _SIZE),
+    "block_ff_dim": _MAYBE_SIZE,
+    "block_ffn_dim_multiplier": (_none_or(_positive), "a number above 0, or null"),
+    "tie_embedding": (_none_or(_SWITCH[0]), "true, false or null"),
+    "num_dense_layers": (_whole(0), "a whole number"),
+    "full_attn_idxs": (_none_or(_numbers), "a list of whole numbers, or null"),
     **dict.fromkeys(
         ("num_experts", "num_local_experts"),
         (
@@ -80,13 +86,15 @@ CHECKS: dict[str, Check] = {
     "mlp_only_layers": (_none_or(_numbers), "a list of whole numbers, or null"),
     "max_window_layers": (_whole(0), "a whole number"),
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), _MAYBE_SIZE),
-    "rms_norm_eps": (lambda value: _number(value) and value >= 0, "a number from 0"),
+    **dict.fromkeys(("rms_norm_eps", "norm_eps"), (lambda value: _number(value) and value >= 0, "a number from 0")),
     "query_pre_attn_scalar": (_positive, "a number above 0"),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), _NUMBER),
+    "routed_scaling_factor": _NUMBER,
     "logits_scaling": (lambda value: _number(value) and value != 0, "a number other than 0"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _MAYBE_NUMBER),
     **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"), _SWITCH),
-    **dict.fromkeys(("use_sliding_window", "norm_topk_prob"), _SWITCH),
+    **dict.fromkeys(("use_sliding_window", "norm_topk_prob", "use_expert_bias"), _SWITCH),
+    **dict.fromkeys(("conv_bias", "block_auto_adjust_ff_dim"), _SWITCH),
     **dict.fromkeys(("hidden_act", "hidden_activation"), _NAME),
     "layer_types": (_none_or(_texts), "a list of names, or null"),
     "no_rope_layers": (lambda value: value is None or isinstance(value, list), "a list, or null"),
@@ -129,8 +137,8 @@ def completed(given: Values, where: str = "config.json") -> CompletedConfig:
         found = f"the text part of a multimodal checkpoint ({model_type}) without PyTorch"
         raise BaseModelError(found, "a text model", INSTALL)
     facts = facts_of(model_type)
-    values: Values = {**COMMON, **facts.fields, **given}
-    known = {*COMMON, *facts.fields, *TO_ROPE, "head_dim"}
+    values: Values = {**_without(COMMON, facts.lacks), **facts.fields, **given}
+    known = {*COMMON, *facts.fields, *TO_ROPE, "head_dim"} - facts.lacks
     _check(values, {name: check for name, check in CHECKS.items() if name in known}, where)
     values |= {"rope_scaling": values.get("rope_scaling"), "model_type": model_type}
     if values["num_key_value_heads"] is None:
@@ -141,6 +149,10 @@ def completed(given: Values, where: str = "config.json") -> CompletedConfig:
     for name in TO_ROPE:
         values.pop(name, None)
     return CompletedConfig(values)
+
+
+def _without(values: Mapping[str, Any], names: Collection[str]) -> Values:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _check(values: Values, checks: dict[str, Check], where: str) -> None:

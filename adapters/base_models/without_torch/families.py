@@ -45,7 +45,7 @@ UNREAD = frozenset(  # by the model: fields of `COMMON` and of families that mat
     {
         *("bos_token_id", "eos_token_id", "eod_token_id", "initializer_range", "tie_word_embeddings", "use_cache"),
         *("pretraining_tp", "max_window_layers", "use_sliding_window", "no_rope_layer_interval"),
-        "sliding_window_pattern",
+        *("sliding_window_pattern", "block_ff_dim", "full_attn_idxs", "tie_embedding"),
     }
 )
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -57,11 +57,12 @@ _BIASED_MLP: dict[str, bool | str] = dict.fromkeys(_MLP, "mlp_bias")
 @dataclass(frozen=True)
 class FamilyFacts:
     """A family whose norms are root mean squares, whose queries, keys and values are maps of their own, and all of
-    whose layers have attention over keys of their own, of one size. Experts have
-    no groups, biases or limits."""
+    whose layers have attention over keys of their own, of one size, or a short convolution in its place. Experts have
+    no groups, limits, or biases of their maps."""
 
     class_name: str  # of the causal LM
     fields: Mapping[str, Any]  # its own fields, and those of `COMMON` with another default
+    lacks: frozenset[str] = frozenset()  # fields of `COMMON`
     also_read: frozenset[str] = frozenset()  # by its model, without a default
     biases: Mapping[str, bool | str] = field(default_factory=dict)  # of a map: always, or by a config switch
     scaling: str | None = None  # config field s: scores are multiplied by s ** power; None: the size of a head
@@ -72,6 +73,9 @@ class FamilyFacts:
     local_theta: tuple[str, float] | None = None  # of layers with a window: config field, and default
     complete: Callable[[Values], None] = lambda values: None  # fills in fields that follow from others
     sparse: Callable[[Any], Sequence[int]] = lambda config: ()  # layers with a mixture of experts, by a whole config
+    router_bias: bool | str = False  # added where experts are chosen: always, or by a config switch
+    eps: str = "rms_norm_eps"  # config field
+    inner: Callable[[Any], int] = lambda config: config.intermediate_size  # numbers within an MLP
 
 
 def _every(values: Values, period: int) -> None:
@@ -136,6 +140,28 @@ def _old_gelu(values: Values) -> None:
         values["hidden_act"] = "gelu_pytorch_tanh"
 
 
+def _convolutions(values: Values) -> None:
+    """LFM2: layers by the numbers of those with attention; older names of two fields."""
+    for name, older in (("tie_word_embeddings", "tie_embedding"), ("intermediate_size", "block_ff_dim")):
+        if (given := values.pop(older, None)) is not None:
+            values[name] = given
+    layers = range(values["num_hidden_layers"])
+    if values["layer_types"] is None and "full_attn_idxs" in values:
+        chosen = values["full_attn_idxs"]
+        values["full_attn_idxs"] = [*layers] if chosen is None else chosen
+        _kinds(values, [FULL if layer in values["full_attn_idxs"] else "conv" for layer in layers])
+
+
+def _adjusted(config: Any) -> int:
+    """LFM2: two thirds of what the config says, times a factor, up to a multiple."""
+    inner, step = int(config.intermediate_size), config.block_multiple_of
+    if config.block_auto_adjust_ff_dim:
+        inner = int(2 * inner / 3)
+        if config.block_ffn_dim_multiplier is not None:
+            inner = -(-int(config.block_ffn_dim_multiplier * inner) // step) * step
+    return inner
+
+
 _SILU = {"hidden_act": "silu"}
 _BIAS = {"attention_bias": False}
 _BIASES = {**_BIAS, "mlp_bias": False}
@@ -188,6 +214,19 @@ _GEMMA2 = {
     "attn_logit_softcapping": 50.0,
 }
 
+_LFM2 = {
+    "vocab_size": 65536,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+    "tie_embedding": None,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "layer_types": None,
+}
+_LFM2_LACKS = frozenset({"rms_norm_eps", "attention_dropout"})
 _ROUTED = {
     "output_router_logits": False,
     "num_experts_per_tok": 8,
@@ -364,6 +403,46 @@ FACTS: dict[str, FamilyFacts] = {
         complete=_counted,
         sparse=lambda config: range(config.num_hidden_layers),
     ),
+    "lfm2": FamilyFacts(
+        "Lfm2ForCausalLM",
+        {
+            **_LFM2,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "block_ff_dim": None,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+            "full_attn_idxs": None,
+        },
+        lacks=_LFM2_LACKS,
+        theta=1_000_000.0,
+        complete=_convolutions,
+        eps="norm_eps",
+        inner=_adjusted,
+    ),
+    "lfm2_moe": FamilyFacts(
+        "Lfm2MoeForCausalLM",
+        {
+            **_LFM2,
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 4,
+            "num_experts": 32,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+        },
+        lacks=_LFM2_LACKS,
+        also_read=frozenset({"initializer_range"}),  # as experts are made
+        theta=1_000_000.0,
+        complete=_convolutions,
+        sparse=lambda config: range(config.num_dense_layers, config.num_hidden_layers),
+        router_bias="use_expert_bias",
+        eps="norm_eps",
+    ),
     "arcee": FamilyFacts(
         "ArceeForCausalLM",
         {
@@ -432,5 +511,5 @@ def facts_of(model_type: str) -> FamilyFacts:
 def read_by_model(model_type: str) -> dict[str, list[Any]]:
     """The config fields that the causal LM of a family reads, each with what it is read as where a config has none."""
     facts = facts_of(model_type)
-    fields = {*COMMON, *facts.fields} - UNREAD | facts.also_read
+    fields = {*COMMON, *facts.fields} - UNREAD - facts.lacks | facts.also_read
     return {name: [None] for name in fields} | {name: [default] for name, default in READ.items()}
