@@ -41,15 +41,47 @@ def convolving_layers(config: Any) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind == family.layer_kinds[1])
 
 
+def convolution_widths(config: Any) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linear maps around a short convolution, and the gated delta rule after it."""
+    family, hidden = FAMILIES[config.model_type], config.hidden_size
+    if family.recurrent is None:
+        return dict.fromkeys(family.conv_in, (3 * hidden, hidden)) | dict.fromkeys(family.conv_out, (hidden, hidden))
+    (_, heads), mixed, values = state_sizes(config)
+    sizes = mixed, values, heads, heads
+    return dict(zip(family.conv_in, ((size, hidden) for size in sizes), strict=True)) | dict.fromkeys(
+        family.conv_out, (hidden, values)
+    )
+
+
+def state_sizes(config: Any) -> tuple[tuple[int, int], int, int]:
+    """Heads of keys and of values of a recurrent state; numbers of a row that its convolution mixes; of its values."""
+    names = FAMILIES[config.model_type].recurrent
+    assert names is not None
+    key_heads, heads, key, value = (int(getattr(config, name)) for name in (*names.heads, *names.widths))
+    return (key_heads, heads), 2 * key_heads * key + heads * value, heads * value
+
+
+def convolution_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """What else a layer's short convolution has, and the gated delta rule after it."""
+    family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
+    taps, names, within = getattr(config, facts.taps), family.recurrent, f"{family.conv}."
+    if names is None:
+        return {f"{within}conv.weight": (config.hidden_size, 1, taps)}
+    (_, heads), mixed, values = state_sizes(config)
+    shapes = {f"{within}{names.taps}.weight": (mixed, 1, taps), f"{within}{names.norm}.weight": (values // heads,)}
+    return shapes | {f"{within}{name}": (heads,) for name in (names.decay, names.decay_bias)}
+
+
 def map_widths(config: Any) -> dict[str, tuple[int, int]]:
     """(out, in) of the linear maps that all rows of a layer run through; without the MLP's where no layer has one, with
     those of attention and of a convolution where some have one and some the other."""
     family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, facts_of(config.model_type).inner(config)
     queries, keys = (heads * head_size(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
-    widths = {name: (rows, hidden) for name, rows in zip(family.qkv, (queries, keys, keys), strict=True)}
+    rows_of = queries * (1 + family.gated_queries), keys, keys
+    widths = {name: (rows, hidden) for name, rows in zip(family.qkv, rows_of, strict=True)}
     widths |= dict.fromkeys(family.out, (hidden, queries))
     if convolving_layers(config):
-        widths |= dict.fromkeys(family.conv_in, (3 * hidden, hidden)) | dict.fromkeys(family.conv_out, (hidden, hidden))
+        widths |= convolution_widths(config)
     if len(sparse_layers(config)) == config.num_hidden_layers:
         return widths
     return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
@@ -66,7 +98,7 @@ def layer_shapes(config: Any, sparse: bool, convolves: bool = False) -> dict[str
         f"{name}.weight": size for name, size in widths.items() if name not in left_out
     }
     if convolves:
-        shapes[f"{family.conv}.conv.weight"] = (hidden, 1, config.conv_L_cache)
+        shapes |= convolution_shapes(config)
     if (mixture := family.mixture) is not None and sparse:
         for name in (*family.up, *family.down):
             shapes.pop(f"{name}.weight", None)

@@ -34,6 +34,7 @@ from streamspec.export.drafters.streams.eager_pass import EagerPass
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import DraftReference
+from streamspec.export.reference.numpy_reference import NumpyReference
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec
 
@@ -42,20 +43,24 @@ from streamspec.export.spec.draft_spec import DraftSpec
 class Drafter:
     """Reads, writes and compares the drafters of one method. `read`, where adapters hold them, takes an adapter's
     section, its tensors, which are as `shapes` says, and the fields that all specs share; `nodes` the decoder, the
-    spec, the number of candidates and how a LoRA of the drafter's own is carried. `swappable`: an adapter may bring it
+    spec, the number of candidates and how a LoRA of the drafter's own is carried. `in_numpy`: the reference of one over
+    a base that numpy reads. `swappable`: an adapter may bring it
     to a swappable graph; `whole_model`: its reference needs the whole base in float32, not layer by layer."""
 
     spec: type[DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
+    in_numpy: str | None = None  # likewise; without PyTorch
     shapes: Callable[[AdapterSection], Shapes] | None = None
     read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec] | None = None
     swappable: bool = False
     whole_model: bool = False
 
     def reference_of(self, model: Any, spec: DraftSpec) -> DraftReference:
-        """The drafter in PyTorch, of a `ReferenceModel`."""
-        module, name = self.reference.split(":")
+        """The drafter as the reference `model` of its target computes, in PyTorch or numpy."""
+        chosen = self.in_numpy if isinstance(model, NumpyReference) else self.reference
+        assert chosen is not None, "no other drafter is in a base that numpy reads"
+        module, name = chosen.split(":")
         reference: DraftReference = getattr(import_module(f"{__package__}.{module}"), name)(model, spec)
         return reference
 
@@ -111,6 +116,7 @@ SHIPPED_LAYER = Drafter(
     spec=MtpSpec,
     nodes=MtpPass,
     reference="mtp.reference:MtpReference",
+    in_numpy="mtp.numpy_reference:MtpNumpyReference",
 )
 ASSISTANT = Drafter(
     spec=AssistantSpec,

@@ -1,4 +1,4 @@
-"""Compares a drafter's candidates with PyTorch.
+"""Compares a drafter's candidates with PyTorch, or where it has such a reference with numpy.
 
 A reference computes the drafts at a few nodes of a tree first, so that the model need not be in memory with the graph.
 """
@@ -6,17 +6,17 @@ A reference computes the drafts at a few nodes of a tree first, so that the mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.export.ops.builder import Array
-from streamspec.export.runners.graph_runner import AnyRunner
+from streamspec.export.runners.graph_runner import AnyRunner, stepper
 from streamspec.export.spec.draft_spec import DraftSpec
-from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
+from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +44,10 @@ class DraftedTree:
 
 @dataclass(frozen=True)
 class TreePass:
-    """The reference's pass over context and tree, T rows in all. `positions` int64 [T]; `sees` bool [T, T]: which row
-    attends to which."""
+    """The reference's pass over context and tree, T rows in all. `output`: what its `states` give; `positions` int64
+    [T]; `sees` bool [T, T]: which row attends to which."""
 
-    output: ReferenceOutput
+    output: Any
     positions: Array
     sees: Array
 
@@ -110,3 +110,71 @@ class ParallelDrafts(ExpectedDrafts):
             if chosen is not None:
                 logits = np.where(np.isin(np.arange(logits.shape[1]), chosen), logits, -np.inf)
             yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)
+
+
+class StatesLayer(Protocol):
+    """A draft layer that reads states of the target."""
+
+    def drafts(self, text: Array, root: int, states: Any, out: dict[str, Array]) -> Iterator[Compared]:
+        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
+        `root` and whose states are `states` [T, ..]."""
+
+
+@dataclass(frozen=True)
+class DraftsOfStates(ExpectedDrafts):
+    """`states` [T + n, ..]: the target's, of a context and a tree."""
+
+    layer: StatesLayer
+    states: Any
+
+    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
+        length = len(case.context)
+        for path, root, out in drafted_after(session, case):
+            rows = [*range(length), *(length + node for node in path)]
+            text = np.concatenate([case.context, case.drafted[path]])
+            yield from self.layer.drafts(text, root, self.states[rows], out)
+
+
+def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:
+    """Yields what a graph drafts at a few nodes of a tree: the path to the node, the token after it, the outputs."""
+    tree, tokens, context = case.tree, case.drafted, case.context
+    fresh = stepper(session, len(context) + len(tokens))
+    fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+    for node, root in case.samples():
+        path = list(tree.path(node))
+        following = np.full(len(tree), -1)
+        following[path] = [*tokens[path[1:]], root]
+        out = fresh.step(
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=1,
+            forced_node=node,
+            forced_root=root,
+            next_ids=following,
+        )
+        yield path, root, out
+
+
+def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[int, list[list[int]]]]:
+    """Yields of each level its first row in `out`, and of each of its rows the candidates that it follows."""
+    paths: list[list[int]] = []
+    start, candidates = 0, out[CANDIDATES].shape[1]
+    for depth, count in enumerate(levels):
+        before, paths = paths, []
+        for origin in out[ORIGINS][start : start + count].tolist():
+            parent, rank = divmod(origin, candidates)
+            token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
+            paths.append([*before[parent], token] if depth else [])
+        yield start, paths
+        start += count
+
+
+def level_rows(out: dict[str, Array], start: int, logits: Array) -> Iterator[Compared]:
+    """Yields the rows of a level, from row `start` of `out` on, beside the reference's `logits` [rows, V]; of both the
+    largest is 0."""
+    rows = slice(start, start + len(logits))
+    ours = out[CANDIDATE_LOGITS][rows]
+    theirs = logits - logits.max(axis=1, keepdims=True)
+    yield from zip(out[CANDIDATES][rows], ours - ours.max(axis=1, keepdims=True), theirs, strict=True)

@@ -19,7 +19,7 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
 from streamspec.export.spec.decoder_spec import Rotary
 from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
-from streamspec.export.spec.weight_source import Table
+from streamspec.export.spec.weight_source import Source, Table
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.progress import track
@@ -58,7 +58,7 @@ class NumpyReference:
 
     def __init__(self, model: Checkpoint) -> None:
         self.config, self.spec = model.config, describe_checkpoint(model)
-        self.source = CheckpointSource(model, self.spec)
+        self.source: Source = CheckpointSource(model, self.spec)
         self._watching: tuple[int, Sequence[str], dict[str, Array]] = (-1, (), {})
 
     def states(self, tokens: Array, positions: Array, sees: Array, around: Around | None = None) -> Array:
@@ -82,7 +82,7 @@ class NumpyReference:
         """Logits float32 [r, V] of finished states [r, H]."""
         spec = self.spec
         name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
-        logits = _times(finished, self.source.rows_of(name))
+        logits = times(finished, self.source.rows_of(name))
         logits *= np.float32(spec.logit_scale)
         return _capped(logits, spec.logit_cap)
 
@@ -121,23 +121,33 @@ class NumpyReference:
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None
     ) -> Array:
-        spec = self.spec
-        table = self.source.rows_of(f"{spec.stacked(spec.family.embedding)}.weight")
-        hidden = table[tokens.reshape(-1)].reshape(*tokens.shape, -1) * np.float32(spec.embedding_scale)
-        turns = [_turns(kind, positions) for kind in spec.rotaries]
-        taps = max(spec.conv_widths)
-        before = _last_seen(sees, taps) if taps else np.empty((len(sees), 0), np.int64)
+        spec, hidden = self.spec, self.embedded(tokens)
+        turns, taps = self.turns(positions), max(spec.conv_widths)
+        before = _last_seen(sees, max(taps, 2)) if taps else np.empty((len(sees), 0), np.int64)
         for layer in track(range(spec.layers), "layers of the reference", spec.layers):
-            window, seen = spec.windows[layer], sees
-            if window is not None:
-                seen = sees & (positions[:, None] - positions < window)
-            mask = np.where(seen, np.float32(0), np.float32(MASKED))
+            window = spec.windows[layer]
+            mask = _mask(sees, positions, window)
             if skipped is not None:  # a zero stands for all zeros that a row sees
                 counts = np.maximum(np.log(np.maximum(skipped(window), 1e-30)), MASKED)
                 mask = np.concatenate([counts[:, None].astype(np.float32), mask], axis=1)
             with around(layer) if around else nullcontext():
                 hidden = self._layer(layer, hidden, mask, turns, before)
-        return self._norm(hidden, spec.stacked(spec.family.final_norm))
+        return self.norm(hidden, spec.stacked(spec.family.final_norm))
+
+    def embedded(self, tokens: Array) -> Array:
+        """Inputs of the first layer float32 [.., H] of tokens [..]."""
+        table = self.source.rows_of(f"{self.spec.stacked(self.spec.family.embedding)}.weight")
+        return table[tokens.reshape(-1)].reshape(*tokens.shape, -1) * np.float32(self.spec.embedding_scale)
+
+    def turns(self, positions: Array) -> list[tuple[Array, Array]]:
+        """cos and sin [T, rotated / 2] of each kind of rotary embedding."""
+        return [_turns(kind, positions) for kind in self.spec.rotaries]
+
+    def attending_layer(self, layer: int, hidden: Array, window: int | None) -> Array:
+        """Texts [B, T, H] after a layer with attention in which they see no more than `window` rows."""
+        positions = np.arange(hidden.shape[1])
+        mask = _mask(np.tri(len(positions), dtype=bool), positions, window)
+        return self._layer(layer, hidden, mask, self.turns(positions), np.empty((len(positions), 0), np.int64))
 
     def _layer(
         self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array
@@ -147,7 +157,8 @@ class NumpyReference:
         if spec.attends(layer):
             mixed = self._map(layer, family.out[0], self._attention(layer, normed, mask, turns))
         else:
-            mixed = self._map(layer, family.conv_out[0], self._convolution(layer, normed, before))
+            mix = self._delta_rule if spec.state else self._short_convolution
+            mixed = self._map(layer, family.conv_out[0], mix(layer, normed, before))
         update = self._named_norm(layer, mixed, family.attention_out_norm)
         hidden = hidden + update * np.float32(spec.residual_scale)
         normed = self._named_norm(layer, hidden, spec.mlp_norm)
@@ -168,7 +179,8 @@ class NumpyReference:
         assert mixture is not None
         names = mixture.names
         scores = SCORES_OF[names.scores](self._map(layer, names.router, rows))
-        ranked = scores + self.source.weight(self.spec.weight_name(layer, str(names.bias))) if mixture.biased else scores
+        added = self.source.weight(self.spec.weight_name(layer, str(names.bias))) if mixture.biased else 0
+        ranked = scores + added
         chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : mixture.active]
         shares, update = np.take_along_axis(scores, chosen, axis=1), np.zeros_like(rows)
         if mixture.normalized:
@@ -182,20 +194,61 @@ class NumpyReference:
             update[own] += self._map(layer, down, inner) * shares[own, place][:, None]
         return update.reshape(normed.shape)
 
-    def _convolution(self, layer: int, normed: Array, before: Array) -> Array:
-        """C sum_k w_k u_k [B, T, H] of normed rows [B, T, H], where u = B x of the rows `before` [T, K] each (LFM2)."""
-        family = self.spec.family
-        weight = self.source.weight(self.spec.weight_name(layer, f"{family.conv}.conv.weight"))  # [H, 1, taps]
-        first, gate, x = np.split(self._map(layer, family.conv_in[0], normed), 3, axis=-1)
-        inputs, mixed = first * x, np.zeros_like(gate)
+    def _short_convolution(self, layer: int, normed: Array, before: Array) -> Array:
+        """C sum_k w_k u_k [B, T, H] of normed rows [B, T, H], where u = B x of the rows `before` [T, K] each (LFM2,
+        arXiv 2511.23404)."""
+        first, gate, x = np.split(self._map(layer, self.spec.family.conv_in[0], normed), 3, axis=-1)
+        return np.asarray(gate * self._convolved(layer, "conv", first * x, before))
+
+    def _convolved(self, layer: int, taps: str, inputs: Array, before: Array) -> Array:
+        """sum_k w_k u_k of inputs u [B, T, N] of the rows `before` [T, K] each."""
+        weight = self._part(layer, f"{taps}.weight")  # [N, 1, taps]
+        mixed = np.zeros_like(inputs)
         for tap, rows in enumerate(before.T[before.shape[1] - weight.shape[-1] :]):
             mixed += np.where((rows >= 0)[:, None], inputs[:, rows], 0) * weight[:, 0, tap]
-        return np.asarray(gate * mixed)
+        return mixed
+
+    def _part(self, layer: int, name: str) -> Array:
+        """A weight of the convolution's module."""
+        return self.source.weight(self.spec.weight_name(layer, f"{self.spec.family.conv}.{name}"))
+
+    def _delta_rule(self, layer: int, normed: Array, before: Array) -> Array:
+        """What states return to normed rows [B, T, H], each after the state of the row that it sees last (gated delta
+        rule, arXiv 2412.06464): S = a S' + k (b (v - a S' k))^T, S^T q."""
+        spec, names, sizes = self.spec, self.spec.family.recurrent, self.spec.state
+        assert names is not None and sizes is not None
+        inputs, gate, step, decay = (self._map(layer, name, normed) for name in spec.family.conv_in)
+        mixed = _silu(self._convolved(layer, names.taps, inputs, before))
+        q, k, v = np.split(mixed, [sizes.keys, 2 * sizes.keys], axis=-1)
+        group = sizes.heads // sizes.key_heads
+        q, k = (_unit(x.reshape(*x.shape[:2], sizes.key_heads, -1)).repeat(group, axis=2) for x in (q, k))
+        v, q = v.reshape(*v.shape[:2], sizes.heads, -1), q * np.float32(sizes.key_width**-0.5)
+        growth = -np.exp(self._part(layer, names.decay)) * np.logaddexp(
+            np.float32(0), decay + self._part(layer, names.decay_bias)
+        )
+        kept, step = np.exp(growth), _sigmoid(step)
+        parents, returned = before[:, -2].tolist(), np.empty_like(v)
+        last_use = {parent: row for row, parent in enumerate(parents)}
+        states = {-1: np.zeros((len(v), sizes.heads, sizes.key_width, sizes.width), np.float32)}
+        for row, parent in enumerate(parents):
+            state = states[parent] * kept[:, row, :, None, None]
+            key, new = k[:, row, :, :, None], v[:, row] - (k[:, row, :, None] @ state)[:, :, 0]
+            state += key * (new * step[:, row, :, None])[:, :, None]
+            returned[:, row] = (q[:, row, :, None] @ state)[:, :, 0]
+            if last_use[parent] == row:
+                del states[parent]
+            if row in last_use:
+                states[row] = state
+        finished = self.norm(returned, spec.weight_name(layer, f"{spec.family.conv}.{names.norm}"))
+        return np.asarray(finished.reshape(gate.shape) * _silu(gate))
 
     def _attention(self, layer: int, normed: Array, mask: Array, turns: Sequence[tuple[Array, Array]]) -> Array:
         """[B, T, Hq * D] of normed rows [B, T, H] under an additive mask [T, K]."""
         spec, family = self.spec, self.spec.family
         q, k, v = (self._map(layer, name, normed) for name in family.qkv)
+        if family.gated_queries:
+            both = np.split(q.reshape(*q.shape[:2], spec.heads, -1), 2, axis=-1)
+            q, gate = (half.reshape(*q.shape[:2], -1) for half in both)
         kinds = spec.rotary_of[layer]
 
         def turned(x: Array, kind: int) -> Array:
@@ -206,10 +259,10 @@ class NumpyReference:
                 return turned(self._heads(x), side)
             name = spec.weight_name(layer, spec.head_norms[side])
             if spec.joint_head_norms:
-                return turned(self._heads(self._norm(x, name)), side)
+                return turned(self._heads(self.norm(x, name)), side)
             if family.head_norms_last:
-                return self._norm(turned(self._heads(x), side), name)
-            return turned(self._norm(self._heads(x), name), side)
+                return self.norm(turned(self._heads(x), side), name)
+            return turned(self.norm(self._heads(x), name), side)
 
         q, k, v = finished(q, 0), finished(k, 1), self._heads(v)
         count, rows = q.shape[0], q.shape[2]
@@ -224,7 +277,8 @@ class NumpyReference:
             scores = np.pad(scores, [(0, 0)] * 4 + [(columns, 0)]) if columns else scores
             scores += mask[part]
             out[:, :, :, part] = _softmax(scores)[..., columns:] @ v[:, :, None]
-        return out.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)
+        heads = out.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)
+        return heads * _sigmoid(gate) if family.gated_queries else heads
 
     def _heads(self, x: Array) -> Array:
         """[B, heads, T, D] of [B, T, heads * D]."""
@@ -236,20 +290,26 @@ class NumpyReference:
         if watched == layer and module in modules:
             seen[module] = x.reshape(-1, x.shape[-1])
         name = self.spec.weight_name(layer, module)
-        product = _times(x.reshape(-1, x.shape[-1]), self.source.rows_of(f"{name}.weight"))
+        product = times(x.reshape(-1, x.shape[-1]), self.source.rows_of(f"{name}.weight"))
         bias = self.source.bias(f"{name}.bias")
         return (product if bias is None else product + bias).reshape(*x.shape[:-1], -1)
 
     def _named_norm(self, layer: int, x: Array, module: str | None) -> Array:
-        return x if module is None else self._norm(x, self.spec.weight_name(layer, module))
+        return x if module is None else self.norm(x, self.spec.weight_name(layer, module))
 
-    def _norm(self, x: Array, name: str) -> Array:
+    def norm(self, x: Array, name: str) -> Array:
         mean = np.square(x).mean(axis=-1, keepdims=True) + np.float32(self.spec.eps)
         normed: Array = x / np.sqrt(mean) * self.source.weight(f"{name}.weight")
         return normed
 
 
-def _times(rows: Array, table: Table) -> Array:
+def _mask(sees: Array, positions: Array, window: int | None) -> Array:
+    """Additive float32 [T, T]: 0 where a row sees a column, also within the sliding window."""
+    seen = sees if window is None else sees & (positions[:, None] - positions < window)
+    return np.where(seen, np.float32(0), np.float32(MASKED))
+
+
+def times(rows: Array, table: Table | Array) -> Array:
     """Rows [n, in] times the transposed table [out, in]: [n, out], a piece of the table after the other."""
     outputs, width = table.shape
     product, step = np.empty((len(rows), outputs), np.float32), max(len(rows), PIECE // width)
@@ -275,6 +335,11 @@ def _softmax(scores: Array) -> Array:
     return scores
 
 
+def _unit(x: Array) -> Array:
+    """x over the length of its last axis."""
+    return np.asarray(x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(1e-6)))
+
+
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
@@ -293,6 +358,7 @@ def _turns(kind: Rotary, positions: Array) -> tuple[Array, Array]:
 
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:
-    """Heads [B, heads, T, D], of which number i turns with number D / 2 + i."""
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    """Heads [B, heads, T, D], in whose leading part number i turns with the one half of that part after it."""
+    half = cos.shape[-1]
+    first, second, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

@@ -30,11 +30,12 @@ from streamspec.adapters.base_models.parameters import (
     map_widths,
     router_bias,
     sparse_layers,
+    state_sizes,
 )
 from streamspec.adapters.base_models.without_torch import INSTALL
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
-from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary
+from streamspec.export.spec.decoder_spec import DecoderSpec, Rotary, StateSizes
 from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.export.weights.checkpoint import Checkpoint
 from streamspec.export.weights.model_spec import known_tokens
@@ -74,7 +75,7 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         joint_head_norms=facts.joint_head_norms,
         tied=HEAD not in model.tensors or bool(config.tie_word_embeddings),
         windows=tuple(layer_window(config, family, layer) for layer in layers),
-        conv_widths=tuple(config.conv_L_cache if layer in convolving else 0 for layer in layers),
+        conv_widths=tuple(getattr(config, facts.taps) if layer in convolving else 0 for layer in layers),
         rotaries=rotaries,
         rotary_of=rotary_of,
         embedding_scale=root * factor(config, family.embedding_multiplier),
@@ -89,7 +90,16 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
         mixture=_mixture(config),
+        state=_state(config) if convolving else None,
     )
+
+
+def _state(config: Any) -> StateSizes | None:
+    """Sizes of recurrent states, where layers keep such."""
+    if FAMILIES[config.model_type].recurrent is None:
+        return None
+    (key_heads, heads), mixed, values = state_sizes(config)
+    return StateSizes(key_heads, heads, (mixed - values) // (2 * key_heads), values // heads)
 
 
 def _mixture(config: Any) -> MixtureSpec | None:
@@ -130,12 +140,15 @@ def _rotaries(config: Any) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | 
 
 
 def _frequencies(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
-    """float32 [head_dim / 2], as transformers computes them but for the last bit of a power here and there."""
+    """float32 [turned / 2], where `turned` are the numbers of a head that turn, as transformers computes them but for
+    the last bit of a power here and there."""
     kind = str(rope.get("rope_type"))
-    if kind not in SCALINGS or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        found = f"rotary embedding of type `{kind}`" if kind not in SCALINGS else "a head that turns in part"
-        raise BaseModelError(f"{found} without PyTorch", f"a whole head of type {', '.join(SCALINGS)}", INSTALL)
-    share = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    if kind not in SCALINGS:
+        raise BaseModelError(
+            f"rotary embedding of type `{kind}` without PyTorch", f"one of {', '.join(SCALINGS)}", INSTALL
+        )
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    share = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     powers = np.power(float(np.float32(rope["rope_theta"])), share.astype(np.float64)).astype(np.float32)
     return SCALINGS[kind](np.float32(1) / powers, rope).astype(np.float32)
 

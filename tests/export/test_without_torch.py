@@ -83,6 +83,7 @@ SPELLINGS: list[dict[str, Any]] = [
     {"model_type": "qwen3_moe", "num_local_experts": 16, "head_dim": 64, "mlp_only_layers": [0, 3]},
     {"model_type": "olmoe", "num_experts": 16, "num_key_value_heads": None},
     {"model_type": "lfm2", "full_attn_idxs": [2, 5], "block_ff_dim": 512, "tie_embedding": False},
+    {"model_type": "qwen3_5_text", "full_attention_interval": 3, "partial_rotary_factor": 0.5},
 ]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -316,6 +317,7 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
     """In a process that cannot import torch and transformers: all files but for what is measured."""
     tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}
     tried |= {"qwen3_moe": ("int8",), "olmoe": ("int4",), "lfm2": ("int8",), "lfm2_moe": ("int4",)}
+    tried |= {"qwen3_5_text": ("int8",)}
     for family in tried:
         save_base(tmp_path / family, saved(tmp_path / family, family))
     outs = [(family, kind, f"{family}-{kind}") for family, precisions in tried.items() for kind in precisions]
@@ -342,7 +344,12 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("case", "named"),
-    [("llama 3.2", "LlamaForCausalLM"), ("qwen3 with experts", "Qwen3MoeForCausalLM"), ("lfm2 with experts", "Lfm2MoeForCausalLM")],
+    [
+        ("llama 3.2", "LlamaForCausalLM"),
+        ("qwen3 with experts", "Qwen3MoeForCausalLM"),
+        ("lfm2 with experts", "Lfm2MoeForCausalLM"),
+        ("qwen3.5", "Qwen3_5ForCausalLM"),
+    ],
 )
 def test_a_gguf_file_is_chatted_with_without_pytorch(
     case: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

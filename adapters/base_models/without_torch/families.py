@@ -46,6 +46,7 @@ UNREAD = frozenset(  # by the model: fields of `COMMON` and of families that mat
         *("bos_token_id", "eos_token_id", "eod_token_id", "initializer_range", "tie_word_embeddings", "use_cache"),
         *("pretraining_tp", "max_window_layers", "use_sliding_window", "no_rope_layer_interval"),
         *("sliding_window_pattern", "block_ff_dim", "full_attn_idxs", "tie_embedding"),
+        *("full_attention_interval", "partial_rotary_factor"),
     }
 )
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -57,8 +58,8 @@ _BIASED_MLP: dict[str, bool | str] = dict.fromkeys(_MLP, "mlp_bias")
 @dataclass(frozen=True)
 class FamilyFacts:
     """A family whose norms are root mean squares, whose queries, keys and values are maps of their own, and all of
-    whose layers have attention over keys of their own, of one size, or a short convolution in its place. Experts have
-    no groups, limits, or biases of their maps."""
+    whose layers have attention over keys of their own, of one size, or in its place a short convolution or the gated
+    delta rule. Experts have no groups, limits, or biases of their maps."""
 
     class_name: str  # of the causal LM
     fields: Mapping[str, Any]  # its own fields, and those of `COMMON` with another default
@@ -76,6 +77,7 @@ class FamilyFacts:
     router_bias: bool | str = False  # added where experts are chosen: always, or by a config switch
     eps: str = "rms_norm_eps"  # config field
     inner: Callable[[Any], int] = lambda config: config.intermediate_size  # numbers within an MLP
+    taps: str = "conv_L_cache"  # config field: rows that a convolution mixes
 
 
 def _every(values: Values, period: int) -> None:
@@ -150,6 +152,12 @@ def _convolutions(values: Values) -> None:
         chosen = values["full_attn_idxs"]
         values["full_attn_idxs"] = [*layers] if chosen is None else chosen
         _kinds(values, [FULL if layer in values["full_attn_idxs"] else "conv" for layer in layers])
+
+
+def _states_between(values: Values) -> None:
+    """Qwen3.5: each fourth layer has attention."""
+    every = values.pop("full_attention_interval")
+    _kinds(values, ["linear_attention" if (i + 1) % every else FULL for i in range(values["num_hidden_layers"])])
 
 
 def _adjusted(config: Any) -> int:
@@ -227,6 +235,24 @@ _LFM2 = {
     "layer_types": None,
 }
 _LFM2_LACKS = frozenset({"rms_norm_eps", "attention_dropout"})
+_QWEN35 = {
+    **_SILU,
+    **_BIAS,
+    "vocab_size": 248320,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 32768,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+}
 _ROUTED = {
     "output_router_logits": False,
     "num_experts_per_tok": 8,
@@ -442,6 +468,14 @@ FACTS: dict[str, FamilyFacts] = {
         sparse=lambda config: range(config.num_dense_layers, config.num_hidden_layers),
         router_bias="use_expert_bias",
         eps="norm_eps",
+    ),
+    "qwen3_5_text": FamilyFacts(
+        "Qwen3_5ForCausalLM",
+        _QWEN35 | {"intermediate_size": 12288, "num_key_value_heads": 4},
+        also_read=frozenset({"get"}),  # of a dict in `modeling_qwen3_5.py` that is called config
+        biases=_BIASED,
+        complete=_states_between,
+        taps="linear_conv_kernel_dim",
     ),
     "arcee": FamilyFacts(
         "ArceeForCausalLM",

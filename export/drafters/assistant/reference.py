@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from streamspec.export.drafters.assistant.spec import HEAD, AssistantSpec, lender
-from streamspec.export.drafters.draft_layer.reference import drafted_after, level_paths, level_rows
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.draft_reference import (
+    Compared,
+    DraftedTree,
+    DraftReference,
+    ExpectedDrafts,
+    TreePass,
+    drafted_after,
+    level_paths,
+    level_rows,
+)
 from streamspec.export.reference.pytorch_reference import ReferenceModel, ReferenceOutput
 from streamspec.export.runners.graph_runner import AnyRunner
 from streamspec.export.weights.model_spec import describe
@@ -41,7 +49,7 @@ class AssistantReference(DraftReference):
         }
         for start, paths in level_paths(self.spec.levels, out):
             logits = [self._after([root, *path], main.final[:, rows[-1:]], keys, len(rows)) for path in paths]
-            yield from level_rows(out, start, torch.cat(logits))
+            yield from level_rows(out, start, torch.cat(logits).numpy())
 
     def _after(self, tokens: list[int], state: Tensor, keys: dict[str, tuple[Tensor, Tensor]], position: int) -> Tensor:
         """Logits [1, V] after draft `tokens`, each run at the same `position`, the first one beside `state`

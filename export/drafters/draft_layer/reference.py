@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.draft_reference import (
+    Compared,
+    DraftedTree,
+    DraftReference,
+    ExpectedDrafts,
+    TreePass,
+    drafted_after,
+    level_paths,
+    level_rows,
+)
 from streamspec.export.reference.pytorch_reference import ReferenceModel
-from streamspec.export.runners.graph_runner import AnyRunner, stepper
-from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
+from streamspec.export.runners.graph_runner import AnyRunner
 
 
 class DraftLayerReference(DraftReference):
@@ -39,74 +46,6 @@ class _LayerDrafts(ExpectedDrafts):
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
         for path, root, out in drafted_after(session, case):
             yield from self.layer.drafts(np.concatenate([case.context, case.drafted[path]]), root, out)
-
-
-class StatesLayer(Protocol):
-    """A draft layer that reads states of the target."""
-
-    def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
-        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
-        `root` and whose states are `states` [T, ..]."""
-
-
-@dataclass(frozen=True)
-class DraftsOfStates(ExpectedDrafts):
-    """`states` [T + n, ..]: the target's, of a context and a tree."""
-
-    layer: StatesLayer
-    states: Tensor
-
-    def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
-        length = len(case.context)
-        for path, root, out in drafted_after(session, case):
-            rows = [*range(length), *(length + node for node in path)]
-            text = np.concatenate([case.context, case.drafted[path]])
-            yield from self.layer.drafts(text, root, self.states[rows], out)
-
-
-def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:
-    """Yields what a graph drafts at a few nodes of a tree: the path to the node, the token after it, the outputs."""
-    tree, tokens, context = case.tree, case.drafted, case.context
-    fresh = stepper(session, len(context) + len(tokens))
-    fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
-    for node, root in case.samples():
-        path = list(tree.path(node))
-        following = np.full(len(tree), -1)
-        following[path] = [*tokens[path[1:]], root]
-        out = fresh.step(
-            tokens,
-            np.asarray(tree.depths),
-            tree.mask(),
-            parents=np.asarray(tree.parents),
-            streams=1,
-            forced_node=node,
-            forced_root=root,
-            next_ids=following,
-        )
-        yield path, root, out
-
-
-def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[int, list[list[int]]]]:
-    """Yields of each level its first row in `out`, and of each of its rows the candidates that it follows."""
-    paths: list[list[int]] = []
-    start, candidates = 0, out[CANDIDATES].shape[1]
-    for depth, count in enumerate(levels):
-        before, paths = paths, []
-        for origin in out[ORIGINS][start : start + count].tolist():
-            parent, rank = divmod(origin, candidates)
-            token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
-            paths.append([*before[parent], token] if depth else [])
-        yield start, paths
-        start += count
-
-
-def level_rows(out: dict[str, Array], start: int, logits: Tensor) -> Iterator[Compared]:
-    """Yields the rows of a level, from row `start` of `out` on, beside the reference's `logits` [rows, V]; of both the
-    largest is 0."""
-    rows = slice(start, start + len(logits))
-    ours = out[CANDIDATE_LOGITS][rows]
-    theirs = (logits - logits.max(dim=1, keepdim=True).values).numpy()
-    yield from zip(out[CANDIDATES][rows], ours - ours.max(axis=1, keepdims=True), theirs, strict=True)
 
 
 class TrainedDraftLayer:
@@ -140,4 +79,4 @@ class TrainedDraftLayer:
             logits[:, slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
                 states, torch.full((count,), depth), vocabulary
             ).float()
-            yield from level_rows(out, start, logits)
+            yield from level_rows(out, start, logits.numpy())

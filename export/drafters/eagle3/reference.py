@@ -8,11 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamspec.export.drafters.draft_layer.reference import DraftsOfStates, level_paths, level_rows
 from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, LAYER, Eagle3Spec
 from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.draft_reference import (
+    Compared,
+    DraftedTree,
+    DraftReference,
+    DraftsOfStates,
+    ExpectedDrafts,
+    TreePass,
+    level_paths,
+    level_rows,
+)
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
@@ -54,7 +62,7 @@ class PublishedHead(LayerReference):
             logits = torch.full((count, len(self.embedding)), -torch.inf)
             chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
             logits[:, chosen] = self.logits(feature)
-            yield from level_rows(out, start, logits)
+            yield from level_rows(out, start, logits.numpy())
 
     def _after(self, path: list[int], feature: Tensor, past: Heads, length: int) -> Tensor:
         """The feature [H] after the draft tokens `path`; `feature` [1, H] and `past` are those before them."""

@@ -13,11 +13,19 @@ from torch import Tensor, nn
 from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import additive_mask
-from streamspec.export.drafters.draft_layer.reference import DraftsOfStates, level_paths, level_rows
 from streamspec.export.drafters.layer_reference import tapped_states
 from streamspec.export.drafters.mtp.spec import LAYER, MAP, NORM, PAIR, MtpSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import Compared, DraftedTree, DraftReference, ExpectedDrafts, TreePass
+from streamspec.export.reference.draft_reference import (
+    Compared,
+    DraftedTree,
+    DraftReference,
+    DraftsOfStates,
+    ExpectedDrafts,
+    TreePass,
+    level_paths,
+    level_rows,
+)
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 
 
@@ -54,7 +62,7 @@ class MtpReference(DraftReference):
         following = torch.as_tensor(np.append(text[1:], root))
         for start, paths in level_paths(self.spec.levels, out):
             after = torch.stack([self._after(path, following, states) for path in paths])
-            yield from level_rows(out, start, self.decoder.logits(after))
+            yield from level_rows(out, start, self.decoder.logits(after).numpy())
 
     def _after(self, path: list[int], following: Tensor, states: Tensor) -> Tensor:
         """The finished state [H] after the draft tokens `path`."""

@@ -20,6 +20,7 @@ from streamspec import load
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError
 from streamspec.export import ExportOptions, export_bundle
 from streamspec.export.bundle_parts import load_parts
@@ -28,6 +29,7 @@ from streamspec.export.drafters.published.read import SHIPPED_TOKENS, read_shipp
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.weights.model_spec import describe
 from tests.export.drafters.test_eagle3 import row_of
+from tests.export.test_without_torch import without
 from tests.support.gguf_cases import made, rounded_file
 from tests.support.gguf_files import stored, write_gguf
 from tests.support.multimodal import tiny_multimodal
@@ -232,6 +234,23 @@ def test_a_gguf_file_drafts_by_its_own_layer(tmp_path: Path, monkeypatch: pytest
     session = load(tmp_path / "bundle", threads=1, ngram=False, recycling=False)
     plain, drafted = (session.generate([5, 6, 7] * 9, max_new_tokens=90, speculate=each) for each in (False, True))
     assert plain.token_ids == drafted.token_ids and drafted.stats.sources["drafter"].drafted > 0
+
+
+def test_without_pytorch_the_layer_drafts_as_numpy_computes_it(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_5_text", max_position_embeddings=256, layer_types=LAYERS)
+    base, numpy, torch_ = (
+        add_mtp(save_base(tmp_path / "base", model).path, model),
+        tmp_path / "numpy",
+        tmp_path / "torch",
+    )
+    ran = without(["export", "--base", base, "--precision", "fp32", "--out", numpy])
+    assert ran.returncode == 0, ran.stderr
+    manifests = read_manifest(numpy), export_bundle(base, None, torch_, "fp32", progress=lambda _: None)
+    assert manifests[0].method == manifests[1].method == "mtp"
+    assert manifests[0].parity["reference"] == "numpy" and "reference" not in manifests[1].parity
+    mine, own = (manifest.parity["streams"] for manifest in manifests)
+    assert mine["relative"] < 1e-5 and mine["argmax"] == own["argmax"]
+    assert (numpy / "model.onnx.data").read_bytes() == (torch_ / "model.onnx.data").read_bytes()
 
 
 def test_what_is_not_computed_is_left_out_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
