@@ -17,6 +17,7 @@ from streamspec.adapters.base_models.without_torch.config import MOST_EXPERTS, r
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
+from streamspec.model_families.family import Mixture
 
 HEAD = "lm_head.weight"
 GATE, UP, DOWN, BOTH = "gate_proj", "up_proj", "down_proj", "gate_up_proj"  # of experts
@@ -32,6 +33,11 @@ def head_size(config: Any) -> int:
 def sparse_layers(config: Any) -> tuple[int, ...]:
     """Numbers of the layers with a mixture of experts in the MLP's place."""
     return tuple(facts_of(config.model_type).sparse(config)) if FAMILIES[config.model_type].mixes(config) else ()
+
+
+def mixed_by(config: Any) -> Mixture | None:
+    """Names of the mixtures of experts of some layers; None without any."""
+    return FAMILIES[config.model_type].mixture if sparse_layers(config) else None
 
 
 def convolving_layers(config: Any) -> tuple[int, ...]:
@@ -82,6 +88,10 @@ def map_widths(config: Any) -> dict[str, tuple[int, int]]:
     widths |= dict.fromkeys(family.out, (hidden, queries))
     if convolving_layers(config):
         widths |= convolution_widths(config)
+    if mixture := mixed_by(config):
+        shared = getattr(config, facts_of(config.model_type).shared, 0)
+        sides = zip(mixture.shared, ((shared, hidden), (hidden, shared)), strict=True)
+        widths |= {name: size for names, size in sides for name in names if shared}
     if len(sparse_layers(config)) == config.num_hidden_layers:
         return widths
     return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
@@ -99,9 +109,13 @@ def layer_shapes(config: Any, sparse: bool, convolves: bool = False) -> dict[str
     }
     if convolves:
         shapes |= convolution_shapes(config)
-    if (mixture := family.mixture) is not None and sparse:
-        for name in (*family.up, *family.down):
-            shapes.pop(f"{name}.weight", None)
+    mixture = family.mixture
+    beside = [name for side in mixture.shared for name in side] if mixture is not None else []
+    for name in (*family.up, *family.down) if sparse else beside:
+        shapes.pop(f"{name}.weight", None)
+    if mixture is not None and sparse:
+        if mixture.shared_gate is not None and facts.shared:
+            shapes[f"{mixture.shared_gate}.weight"] = (1, hidden)
         count, inner = getattr(config, mixture.count), getattr(config, mixture.width)
         shapes[f"{mixture.router}.weight"] = (count, hidden)
         shapes[f"{mixture.experts}.gate_up_proj"] = (count, 2 * inner, hidden)
@@ -133,7 +147,7 @@ def head_norms(config: Any) -> tuple[str, ...]:
 
 
 def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's parameters, and of a router's bias, which is none in transformers, as they are there
+    """Names and shapes of a model's parameters, and of a router's bias, which is none there, as transformers has them
     but for experts, each of whom has maps of its own; an output map that is the embedding is none. Raises
     BaseModelError for a family that needs PyTorch."""
     family, table = FAMILIES[config.model_type], (config.vocab_size, config.hidden_size)

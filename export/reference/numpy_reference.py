@@ -166,15 +166,16 @@ class NumpyReference:
         update = self._named_norm(layer, compute(layer, normed), family.mlp_out_norm)
         return hidden + update * np.float32(spec.residual_scale)
 
-    def _mlp(self, layer: int, normed: Array) -> Array:
-        family = self.spec.family
-        inner = ACTIVATIONS[self.spec.activation](self._map(layer, family.up[0], normed))
-        if family.gated:
-            inner *= self._map(layer, family.up[1], normed)
-        return self._map(layer, family.down[0], inner)
+    def _mlp(self, layer: int, normed: Array, up: Sequence[str] = (), down: Sequence[str] = ()) -> Array:
+        """An MLP of the maps `up` and `down`, or of the layer's own."""
+        first, *gated = up or self.spec.family.up
+        inner = ACTIVATIONS[self.spec.activation](self._map(layer, first, normed))
+        for name in gated:
+            inner *= self._map(layer, name, normed)
+        return self._map(layer, (down or self.spec.family.down)[0], inner)
 
     def _experts(self, layer: int, normed: Array) -> Array:
-        """The sum of what the likeliest experts of each row give, by their scores."""
+        """The sum of what the likeliest experts of each row give, by their scores, and of the MLP for all rows."""
         mixture, rows = self.spec.mixture, normed.reshape(-1, normed.shape[-1])
         assert mixture is not None
         names = mixture.names
@@ -189,9 +190,10 @@ class NumpyReference:
         for number in np.unique(chosen):
             own, place = np.nonzero(chosen == number)
             gate, up, down = (mixture.expert(number, part) for part in (GATE, UP, DOWN))
-            inner = ACTIVATIONS[self.spec.activation](self._map(layer, gate, rows[own]))
-            inner *= self._map(layer, up, rows[own])
-            update[own] += self._map(layer, down, inner) * shares[own, place][:, None]
+            update[own] += self._mlp(layer, rows[own], (gate, up), (down,)) * shares[own, place][:, None]
+        if mixture.shared:
+            share = _sigmoid(self._map(layer, names.shared_gate, rows)) if names.shared_gate else 1
+            update += self._mlp(layer, rows, *names.shared) * share
         return update.reshape(normed.shape)
 
     def _short_convolution(self, layer: int, normed: Array, before: Array) -> Array:

@@ -28,6 +28,7 @@ from streamspec.adapters.base_models.parameters import (
     head_size,
     layer_shapes,
     map_widths,
+    mixed_by,
     router_bias,
     sparse_layers,
     state_sizes,
@@ -104,17 +105,17 @@ def _state(config: Any) -> StateSizes | None:
 
 def _mixture(config: Any) -> MixtureSpec | None:
     """The mixtures of experts of some layers; None without any."""
-    family, layers = FAMILIES[config.model_type], sparse_layers(config)
-    if (names := family.mixture) is None or not layers:
+    if (names := mixed_by(config)) is None:
         return None
     return MixtureSpec(
         names=names,
-        layers=layers,
+        layers=sparse_layers(config),
         count=getattr(config, names.count),
         active=names.chosen(config),
         width=getattr(config, names.width),
         outer=config.hidden_size,
         biased=router_bias(config) is not None,
+        shared=getattr(config, facts_of(config.model_type).shared, 0),
         normalized=switched(config, names.normalized),
         scale=factor(config, names.scale),
     )

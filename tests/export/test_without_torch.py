@@ -317,7 +317,7 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
     """In a process that cannot import torch and transformers: all files but for what is measured."""
     tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}
     tried |= {"qwen3_moe": ("int8",), "olmoe": ("int4",), "lfm2": ("int8",), "lfm2_moe": ("int4",)}
-    tried |= {"qwen3_5_text": ("int8",)}
+    tried |= {"qwen3_5_text": ("int8",), "qwen3_5_moe_text": ("int4",)}
     for family in tried:
         save_base(tmp_path / family, saved(tmp_path / family, family))
     outs = [(family, kind, f"{family}-{kind}") for family, precisions in tried.items() for kind in precisions]

@@ -70,6 +70,7 @@ CHECKS: dict[str, Check] = {
         f"a whole number from 1 to {MOST_LAYERS}",
     ),
     **dict.fromkeys(("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"), _SIZE),
+    "shared_expert_intermediate_size": _SIZE,
     **dict.fromkeys(("conv_L_cache", "block_multiple_of", "full_attention_interval", "linear_conv_kernel_dim"), _SIZE),
     **dict.fromkeys((f"linear_{kind}_head_dim" for kind in ("key", "value")), _SIZE),
     **dict.fromkeys((f"linear_num_{kind}_heads" for kind in ("key", "value")), _SIZE),

@@ -74,6 +74,7 @@ class FamilyFacts:
     local_theta: tuple[str, float] | None = None  # of layers with a window: config field, and default
     complete: Callable[[Values], None] = lambda values: None  # fills in fields that follow from others
     sparse: Callable[[Any], Sequence[int]] = lambda config: ()  # layers with a mixture of experts, by a whole config
+    shared: str = ""  # config field: inner numbers of the MLP beside experts that all rows run through
     router_bias: bool | str = False  # added where experts are chosen: always, or by a config switch
     eps: str = "rms_norm_eps"  # config field
     inner: Callable[[Any], int] = lambda config: config.intermediate_size  # numbers within an MLP
@@ -475,6 +476,29 @@ FACTS: dict[str, FamilyFacts] = {
         also_read=frozenset({"get"}),  # of a dict in `modeling_qwen3_5.py` that is called config
         biases=_BIASED,
         complete=_states_between,
+        taps="linear_conv_kernel_dim",
+    ),
+    "qwen3_5_moe_text": FamilyFacts(
+        "Qwen3_5MoeForCausalLM",
+        _QWEN35
+        | {
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "num_experts": 256,
+            "output_router_logits": False,
+            "router_aux_loss_coef": 0.001,
+        },
+        lacks=frozenset({"intermediate_size"}),
+        also_read=frozenset({"get", "initializer_range"}),  # of a dict that is called config; as experts are made
+        biases=_BIASED,
+        complete=_states_between,
+        sparse=lambda config: range(config.num_hidden_layers),
+        shared="shared_expert_intermediate_size",
+        inner=lambda config: 0,
         taps="linear_conv_kernel_dim",
     ),
     "arcee": FamilyFacts(

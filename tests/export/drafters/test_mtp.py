@@ -236,8 +236,9 @@ def test_a_gguf_file_drafts_by_its_own_layer(tmp_path: Path, monkeypatch: pytest
     assert plain.token_ids == drafted.token_ids and drafted.stats.sources["drafter"].drafted > 0
 
 
-def test_without_pytorch_the_layer_drafts_as_numpy_computes_it(tmp_path: Path) -> None:
-    model = tiny_model("qwen3_5_text", max_position_embeddings=256, layer_types=LAYERS)
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_without_pytorch_the_layer_drafts_as_numpy_computes_it(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, max_position_embeddings=256, layer_types=LAYERS)
     base, numpy, torch_ = (
         add_mtp(save_base(tmp_path / "base", model).path, model),
         tmp_path / "numpy",
