@@ -156,7 +156,7 @@ MAKERS: dict[str, Callable[[str, Path, Path], None]] = {
 def make(family: str, tool: str, work: Path) -> None:
     """Exports one model and lets the tool's runtime answer. Whatever fails ends the process."""
     base, folder = work / "bases" / tool.partition("-")[0] / family, work / tool / family
-    if not base.exists():
+    if not (base / "tokenizer.json").exists():  # written last
         write_base(family, base)
     MAKERS[tool](family, base, folder)
     answers = (answers_of_genai if tool.startswith("genai") else answers_of_optimum)(folder)
@@ -167,7 +167,7 @@ def make(family: str, tool: str, work: Path) -> None:
 
 
 def exported(arguments: argparse.Namespace, family: str, tool: str) -> str:
-    """Makes a folder that is not there yet; returns the last line of what the tool said where it failed."""
+    """Makes a folder that is not there yet; returns the end of what the tool said where it failed."""
     folder = arguments.work / tool / family
     if (folder / TRUTH).exists():
         return ""

@@ -36,7 +36,7 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     tokens and on fields of the generation config that are left alone.
     """
     config = read_config(folder)
-    if modules := left_out(folder, config.model_type) if has_torch() else ():
+    if modules := left_out(folder, config.model_type):
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     _check_fields(folder, config, say)
     check_tensors(folder, config)

@@ -258,12 +258,15 @@ def _wrong_states(config: BaseConfig, family: Family) -> list[str]:
     if family.recurrent is None or not family.remembers(config):
         return []
     keys, values = (int(getattr(config, name)) for name in family.recurrent.widths)
+    key_heads, heads = (int(getattr(config, name)) for name in family.recurrent.heads)
     function = getattr(config, family.recurrent.activation)
     faults = [] if function == CONVOLVED else [f"convolutions under `{function}` (only {CONVOLVED} is supported)"]
     most = STATE_KEYS[family.recurrent.kind]
     if keys > most or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
         sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {most}"
         faults.append(f"recurrent states of {keys} x {values} (only {sizes} are supported)")
+    if key_heads < 1 or heads % key_heads:
+        faults.append(f"{heads} states for {key_heads} heads of keys (only as many for each are supported)")
     return faults
 
 

@@ -6,23 +6,27 @@ tests/export/test_without_torch.py compares them with the modules of transformer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.config_fields import read_field
-from streamspec.adapters.base_models.weight_files import SafeTensor, stored_tensors
-from streamspec.adapters.base_models.without_torch.config import MOST_EXPERTS, read_completed
+from streamspec.adapters.base_models.weight_files import HEAD, SafeTensor, stored_tensors
+from streamspec.adapters.base_models.without_torch.config import MOST_EXPERTS, read_completed, text_part
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
 from streamspec.model_families.family import Mixture
+from streamspec.model_families.text_parts import text_name
 
-HEAD = "lm_head.weight"
 GATE, UP, DOWN, BOTH = "gate_proj", "up_proj", "down_proj", "gate_up_proj"  # of experts
 IN_TRANSFORMERS = {BOTH: (GATE, UP), UP: (UP,), DOWN: (DOWN,)}  # maps of each expert in a tensor of all of them
-OLDER = {"w1": GATE, "w3": UP, "w2": DOWN}  # names of an expert's maps in files
+# Names of an expert's maps in the files of LFM2-MoE.
+OLDER = {"w1": GATE, "w3": UP, "w2": DOWN}
+NUMBERED = re.compile(rf"(.*\.feed_forward\.experts\.\d+\.)({'|'.join(OLDER)})(\.weight)")
 
 
 def head_size(config: Any) -> int:
@@ -52,19 +56,18 @@ def convolution_widths(config: Any) -> dict[str, tuple[int, int]]:
     family, hidden = FAMILIES[config.model_type], config.hidden_size
     if family.recurrent is None:
         return dict.fromkeys(family.conv_in, (3 * hidden, hidden)) | dict.fromkeys(family.conv_out, (hidden, hidden))
-    (_, heads), mixed, values = state_sizes(config)
-    sizes = mixed, values, heads, heads
+    key_heads, heads, key, value = state_sizes(config)
+    values = heads * value
+    sizes = 2 * key_heads * key + values, values, heads, heads
     return dict(zip(family.conv_in, ((size, hidden) for size in sizes), strict=True)) | dict.fromkeys(
         family.conv_out, (hidden, values)
     )
 
 
-def state_sizes(config: Any) -> tuple[tuple[int, int], int, int]:
-    """Heads of keys and of values of a recurrent state; numbers of a row that its convolution mixes; of its values."""
+def state_sizes(config: Any) -> list[int]:
+    """Heads of keys, heads of values, and the width of each, of a recurrent state."""
     names = FAMILIES[config.model_type].recurrent
-    assert names is not None
-    key_heads, heads, key, value = (int(getattr(config, name)) for name in (*names.heads, *names.widths))
-    return (key_heads, heads), 2 * key_heads * key + heads * value, heads * value
+    return [] if names is None else [int(getattr(config, name)) for name in (*names.heads, *names.widths)]
 
 
 def convolution_shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -73,8 +76,9 @@ def convolution_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     taps, names, within = getattr(config, facts.taps), family.recurrent, f"{family.conv}."
     if names is None:
         return {f"{within}conv.weight": (config.hidden_size, 1, taps)}
-    (_, heads), mixed, values = state_sizes(config)
-    shapes = {f"{within}{names.taps}.weight": (mixed, 1, taps), f"{within}{names.norm}.weight": (values // heads,)}
+    key_heads, heads, key, value = state_sizes(config)
+    mixed = 2 * key_heads * key + heads * value
+    shapes = {f"{within}{names.taps}.weight": (mixed, 1, taps), f"{within}{names.norm}.weight": (value,)}
     return shapes | {f"{within}{name}": (heads,) for name in (names.decay, names.decay_bias)}
 
 
@@ -147,9 +151,9 @@ def head_norms(config: Any) -> tuple[str, ...]:
 
 
 def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's parameters, and of a router's bias, which is none there, as transformers has them
-    but for experts, each of whom has maps of its own; an output map that is the embedding is none. Raises
-    BaseModelError for a family that needs PyTorch."""
+    """Names and shapes of a model's parameters, and of a router's bias, a buffer in transformers; as there but for
+    experts, each of whom has maps of its own. An output map that is the embedding is none. Raises BaseModelError for a
+    family that needs PyTorch."""
     family, table = FAMILIES[config.model_type], (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {
         f"{family.stack}.{family.embedding}.weight": table,
@@ -157,10 +161,9 @@ def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     }
     sparse, convolving = set(sparse_layers(config)), set(convolving_layers(config))
     count, bias = getattr(config, family.mixture.count, 0) if family.mixture else 0, router_bias(config)
+    of = cache(lambda *kind: layer_shapes(config, *kind))
     for layer in range(config.num_hidden_layers):
-        inner = layer_shapes(config, layer in sparse, layer in convolving)
-        if layer in sparse and bias:
-            inner[bias] = (count,)
+        inner = of(layer in sparse, layer in convolving) | ({bias: (count,)} if layer in sparse and bias else {})
         shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner.items()}
     return unstacked(shapes if config.tie_word_embeddings else shapes | {HEAD: table})
 
@@ -182,9 +185,13 @@ def unstacked(shapes: Mapping[str, tuple[int, ...]], turned: bool = False) -> di
 
 
 def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
-    """The tensors of a folder by their names, of experts that lie in one tensor each map by itself. Raises
-    BaseModelError as `stored_tensors`, and where a map is there twice."""
-    parts = [part for tensor in stored_tensors(folder) for part in _apart(tensor)]
+    """The tensors of a folder by their names, of experts that lie in one tensor each map by itself, of a multimodal
+    model those of its text part. Raises BaseModelError as `stored_tensors`, and where a map is there twice."""
+    tensors, whole = stored_tensors(folder), text_part(folder)
+    if whole is not None:
+        named = ((tensor, text_name(tensor.name, whole.stack)) for tensor in tensors)
+        tensors = [replace(tensor, name=name) for tensor, name in named if name]
+    parts = [part for tensor in tensors for part in _apart(tensor)]
     found = {part.name: part for part in parts}
     if len(found) < len(parts):
         raise BaseModelError(
@@ -194,13 +201,9 @@ def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
 
 
 def _apart(tensor: SafeTensor) -> list[SafeTensor]:
-    """The maps in a stack of experts, in the file's order; a tensor that is none, or an odd one, as it is, with
-    transformers' name."""
-    layer, experts, rest = tensor.name.partition(".experts.")
-    number, _, kind = rest.partition(".")
-    if experts and kind.partition(".")[0] in OLDER:
-        part, _, kind = kind.partition(".")
-        return [replace(tensor, name=f"{layer}{experts}{number}.{OLDER[part]}.{kind}")]
+    """The maps in a stack of experts, in the file's order; a tensor that is none, or an odd one, by itself."""
+    if found := NUMBERED.fullmatch(tensor.name):
+        return [replace(tensor, name=f"{found[1]}{OLDER[found[2]]}{found[3]}")]
     stack = tuple(tensor.shape)
     if len(stack) != 3 or not tensor.size or stack[0] > MOST_EXPERTS:
         return [tensor]

@@ -19,9 +19,8 @@ from transformers.utils import logging
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
 from streamspec.model_families import turned_back
-from streamspec.model_families.text_parts import TEXT_PARTS, name_patterns, text_name
+from streamspec.model_families.text_parts import BESIDE, TEXT_PARTS, name_patterns, text_name
 
-BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a multimodal config states of its text part
 AGAIN = "fetch the base again"
 
 

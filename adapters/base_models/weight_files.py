@@ -26,6 +26,7 @@ EXPONENTS = {
     "BF16": ("<u2", 0xFF << 7),
     "F16": ("<u2", 0x1F << 10),
 }
+HEAD = "lm_head.weight"  # the output map, as transformers calls it
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 

@@ -1,4 +1,5 @@
-"""The one table of drafters: how each is read, written as nodes, computed in PyTorch, and where it fits.
+"""The one table of drafters: how each is read, written as nodes, computed without a graph, and where
+it fits.
 
 A further drafter is a folder beside this file and a row here. Its `DraftSpec.info` is what the manifest records.
 """
@@ -43,14 +44,14 @@ from streamspec.export.spec.draft_spec import DraftSpec
 class Drafter:
     """Reads, writes and compares the drafters of one method. `read`, where adapters hold them, takes an adapter's
     section, its tensors, which are as `shapes` says, and the fields that all specs share; `nodes` the decoder, the
-    spec, the number of candidates and how a LoRA of the drafter's own is carried. `in_numpy`: the reference of one over
-    a base that numpy reads. `swappable`: an adapter may bring it
-    to a swappable graph; `whole_model`: its reference needs the whole base in float32, not layer by layer."""
+    spec, the number of candidates and how a LoRA of the drafter's own is carried. `in_numpy`: its reference where numpy
+    reads the base. `swappable`: an adapter may bring it to a swappable graph; `whole_model`: its reference needs the
+    whole base in float32, not layer by layer."""
 
     spec: type[DraftSpec]
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: str  # module and class; the modules need PyTorch
-    in_numpy: str | None = None  # likewise; without PyTorch
+    in_numpy: str | None = None  # likewise
     shapes: Callable[[AdapterSection], Shapes] | None = None
     read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec] | None = None
     swappable: bool = False

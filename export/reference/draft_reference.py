@@ -53,7 +53,7 @@ class TreePass:
 
 
 class ExpectedDrafts(ABC):
-    """PyTorch's drafts at a few nodes of a tree."""
+    """A reference's drafts at a few nodes of a tree."""
 
     @abstractmethod
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
@@ -61,7 +61,7 @@ class ExpectedDrafts(ABC):
 
 
 class DraftReference(ABC):
-    """Runs a drafter in PyTorch."""
+    """Runs a drafter in PyTorch or numpy."""
 
     @abstractmethod
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:

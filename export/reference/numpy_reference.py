@@ -144,12 +144,18 @@ class NumpyReference:
         return [_turns(kind, positions) for kind in self.spec.rotaries]
 
     def attending_layer(self, layer: int, hidden: Array, window: int | None) -> Array:
-        """Texts [B, T, H] after a layer with attention in which they see no more than `window` rows."""
+        """The last rows [B, H] of texts [B, T, H] after a layer in which they attend to no more than `window` rows."""
         positions = np.arange(hidden.shape[1])
         mask = _mask(np.tri(len(positions), dtype=bool), positions, window)
-        return self._layer(layer, hidden, mask, self.turns(positions), np.empty((len(positions), 0), np.int64))
+        mixed = self._mixed(layer, hidden, mask, self.turns(positions), np.empty((len(positions), 0), np.int64))
+        return self._fed_forward(layer, mixed[:, -1:])[:, 0]
 
     def _layer(
+        self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array
+    ) -> Array:
+        return self._fed_forward(layer, self._mixed(layer, hidden, mask, turns, before))
+
+    def _mixed(
         self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array
     ) -> Array:
         spec, family = self.spec, self.spec.family
@@ -160,7 +166,10 @@ class NumpyReference:
             mix = self._delta_rule if spec.state else self._short_convolution
             mixed = self._map(layer, family.conv_out[0], mix(layer, normed, before))
         update = self._named_norm(layer, mixed, family.attention_out_norm)
-        hidden = hidden + update * np.float32(spec.residual_scale)
+        return hidden + update * np.float32(spec.residual_scale)
+
+    def _fed_forward(self, layer: int, hidden: Array) -> Array:
+        spec, family = self.spec, self.spec.family
         normed = self._named_norm(layer, hidden, spec.mlp_norm)
         compute = self._mlp if spec.mlp_kind(layer) == "dense" else self._experts
         update = self._named_norm(layer, compute(layer, normed), family.mlp_out_norm)
@@ -233,12 +242,11 @@ class NumpyReference:
         last_use = {parent: row for row, parent in enumerate(parents)}
         states = {-1: np.zeros((len(v), sizes.heads, sizes.key_width, sizes.width), np.float32)}
         for row, parent in enumerate(parents):
-            state = states[parent] * kept[:, row, :, None, None]
+            state = states.pop(parent) if last_use[parent] == row else states[parent].copy()
+            state *= kept[:, row, :, None, None]
             key, new = k[:, row, :, :, None], v[:, row] - (k[:, row, :, None] @ state)[:, :, 0]
             state += key * (new * step[:, row, :, None])[:, :, None]
             returned[:, row] = (q[:, row, :, None] @ state)[:, :, 0]
-            if last_use[parent] == row:
-                del states[parent]
             if row in last_use:
                 states[row] = state
         finished = self.norm(returned, spec.weight_name(layer, f"{spec.family.conv}.{names.norm}"))
@@ -293,8 +301,10 @@ class NumpyReference:
             seen[module] = x.reshape(-1, x.shape[-1])
         name = self.spec.weight_name(layer, module)
         product = times(x.reshape(-1, x.shape[-1]), self.source.rows_of(f"{name}.weight"))
-        bias = self.source.bias(f"{name}.bias")
-        return (product if bias is None else product + bias).reshape(*x.shape[:-1], -1)
+        bias, order = self.source.bias(f"{name}.bias"), self.spec.row_order(module)
+        if bias is not None:  # in the graph's order
+            product += bias if order is None else bias[np.argsort(order)]
+        return product.reshape(*x.shape[:-1], -1)
 
     def _named_norm(self, layer: int, x: Array, module: str | None) -> Array:
         return x if module is None else self.norm(x, self.spec.weight_name(layer, module))
@@ -343,7 +353,7 @@ def _unit(x: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    return np.asarray(1 / (1 + np.exp(-np.clip(x, -80, None))))
 
 
 SCORES_OF: dict[str, Callable[[Array], Array]] = {"softmax": _softmax, "sigmoid": _sigmoid}  # of experts
@@ -360,7 +370,7 @@ def _turns(kind: Rotary, positions: Array) -> tuple[Array, Array]:
 
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:
-    """Heads [B, heads, T, D], in whose leading part number i turns with the one half of that part after it."""
+    """Heads [B, heads, T, D], of whose leading 2 h numbers i turns with h + i."""
     half = cos.shape[-1]
     first, second, rest = np.split(x, [half, 2 * half], axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

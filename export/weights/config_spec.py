@@ -22,7 +22,6 @@ from streamspec.adapters.base_models.config_fields import (
     rope_parameters,
 )
 from streamspec.adapters.base_models.parameters import (
-    HEAD,
     convolving_layers,
     head_norms,
     head_size,
@@ -33,6 +32,7 @@ from streamspec.adapters.base_models.parameters import (
     sparse_layers,
     state_sizes,
 )
+from streamspec.adapters.base_models.weight_files import HEAD
 from streamspec.adapters.base_models.without_torch import INSTALL
 from streamspec.adapters.base_models.without_torch.families import facts_of
 from streamspec.errors import BaseModelError
@@ -50,8 +50,6 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
     layers, head_dim, widths = range(config.num_hidden_layers), head_size(config), map_widths(config)
     convolving = convolving_layers(config)
-    if len(convolving) == len(layers):
-        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
     last = max(set(layers) - set(convolving))
     rotaries, rotary_of = _rotaries(config)
     ends = model.generation.get("eos_token_id")
@@ -91,16 +89,8 @@ def describe_checkpoint(model: Checkpoint) -> DecoderSpec:
         eos_token_ids=known_tokens(config.eos_token_id if ends is None else ends, config.vocab_size),
         bos_token_id=next(iter(known_tokens(config.bos_token_id, config.vocab_size)), None),
         mixture=_mixture(config),
-        state=_state(config) if convolving else None,
+        state=StateSizes(*state_sizes(config)) if convolving and family.recurrent else None,
     )
-
-
-def _state(config: Any) -> StateSizes | None:
-    """Sizes of recurrent states, where layers keep such."""
-    if FAMILIES[config.model_type].recurrent is None:
-        return None
-    (key_heads, heads), mixed, values = state_sizes(config)
-    return StateSizes(key_heads, heads, (mixed - values) // (2 * key_heads), values // heads)
 
 
 def _mixture(config: Any) -> MixtureSpec | None:
@@ -132,7 +122,7 @@ def _rotaries(config: Any) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | 
     """The rotary frequencies, and which of them each layer has."""
     family, every = FAMILIES[config.model_type], rope_parameters(config)
     kinds = [""] if "" in every else [kind for kind in sorted(set(config.layer_types)) if every.get(kind)]
-    rotaries = tuple(Rotary(_frequencies(every[kind], head_size(config)), 1.0) for kind in kinds)
+    rotaries = tuple(Rotary(_frequencies(every[kind], config), 1.0) for kind in kinds)
     of, without = [], convolving_layers(config)
     for layer in range(config.num_hidden_layers):
         kind = 0 if "" in every else kinds.index(config.layer_types[layer])
@@ -140,15 +130,15 @@ def _rotaries(config: Any) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | 
     return rotaries, tuple(of)
 
 
-def _frequencies(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+def _frequencies(rope: dict[str, Any], config: Any) -> NDArray[np.float32]:
     """float32 [turned / 2], where `turned` are the numbers of a head that turn, as transformers computes them but for
     the last bit of a power here and there."""
     kind = str(rope.get("rope_type"))
-    if kind not in SCALINGS:
-        raise BaseModelError(
-            f"rotary embedding of type `{kind}` without PyTorch", f"one of {', '.join(SCALINGS)}", INSTALL
-        )
-    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    part, whole = rope.get("partial_rotary_factor", 1.0), not facts_of(config.model_type).turns_in_part
+    turned = int(head_size(config) * part)
+    if kind not in SCALINGS or (whole and part != 1.0) or not turned:
+        found = f"rotary embedding of type `{kind}`" if kind not in SCALINGS else f"a head that turns in part ({part})"
+        raise BaseModelError(f"{found} without PyTorch", f"a whole head of type {', '.join(SCALINGS)}", INSTALL)
     share = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     powers = np.power(float(np.float32(rope["rope_theta"])), share.astype(np.float64)).astype(np.float32)
     return SCALINGS[kind](np.float32(1) / powers, rope).astype(np.float32)

@@ -53,6 +53,7 @@ OTHER_PARTS = frozenset(
         "visual",
     }
 )
+BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a whole model's config states of its text part
 WRAPPER = "base_model.model."  # of each name in PEFT's files
 BARE = tuple(  # of tensors that have their names already
     f"{name}."

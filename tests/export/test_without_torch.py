@@ -34,10 +34,12 @@ from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, G
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
+from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support import gguf_cases
 from tests.support.gguf_files import write_gguf
+from tests.support.multimodal import PARTS, tiny_multimodal
 from tests.support.published_configs import CONFIGS
-from tests.support.tiny_exports import save_base, tiny_model
+from tests.support.tiny_exports import save_base, tiny_model, write_tokenizer
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
@@ -62,6 +64,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("llama", {"rope_parameters": rope}) for rope in ROPES.values()),
     ("lfm2", {"block_auto_adjust_ff_dim": True, "block_multiple_of": 40, "block_ffn_dim_multiplier": 1.3}),
     ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7}),
+    ("qwen3_5_text", {"attention_bias": True}),
 ]
 PUBLISHED = {name: published for name, published in CONFIGS.items() if published.get("model_type") in FACTS}
 # What config.json may leave out, or say in an older way.
@@ -85,6 +88,8 @@ SPELLINGS: list[dict[str, Any]] = [
     {"model_type": "lfm2", "full_attn_idxs": [2, 5], "block_ff_dim": 512, "tie_embedding": False},
     {"model_type": "qwen3_5_text", "full_attention_interval": 3, "partial_rotary_factor": 0.5},
 ]
+# Multimodal checkpoints whose text configs are those of such a family.
+TEXT = [name for name, part in TEXT_PARTS.items() if part.family is None and PARTS[name][0]["model_type"] in FACTS]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 today = pytest.mark.skipif(VERSION < (5, 23), reason="older versions have other defaults, and read other fields")
@@ -185,10 +190,17 @@ def test_the_fields_that_a_model_reads_are_known(family: str) -> None:
         ({"model_type": "qwen3_moe", "num_local_experts": 1 << 30}, "num_local_experts is 1073741824"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [True]}, r"mlp_only_layers is \[True\]; expected a list"),
         ({"model_type": "gemma3_text", "rope_parameters": {"factor": 2}}, "rope_parameters of factor"),
-        ({"model_type": "gemma3"}, r"multimodal checkpoint \(gemma3\) without PyTorch.*streamspec\[export\]"),
         ({"model_type": "lfm2", "block_ff_dim": "7"}, "block_ff_dim is 7; expected a whole number from 1, or null"),
         ({"model_type": "lfm2", "full_attn_idxs": 2}, "full_attn_idxs is 2; expected a list of whole numbers"),
         ({"model_type": "lfm2", "norm_eps": -1}, "norm_eps is -1; expected a number from 0"),
+        (
+            {"model_type": "lfm2", "full_attn_idxs": [0], "rope_parameters": {"full_attention": {}}},
+            "rope_parameters of full_attention beside layers of conv; expected one rotary embedding",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "partial_rotary_factor": 1.5},
+            "partial_rotary_factor is 1.5; expected a number",
+        ),
         ({"model_type": "cohere"}, r"family `cohere` without PyTorch.*streamspec\[export\]"),
         ({"model_type": ["llama"]}, "without PyTorch"),
     ],
@@ -230,6 +242,37 @@ def test_config_and_tensors_describe_what_the_modules_do(family: str, changes: d
     mine, own = (side.logits(side.states(tokens, positions, sees)) for side in (left, right))
     assert np.abs(mine - own).max() < 3e-5 * own.std()
     assert left.parameters == right.parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", [*TEXT])
+def test_the_text_part_of_a_multimodal_checkpoint_is_read_without_pytorch(
+    model_type: str, tied: bool, tmp_path: Path, block: Callable[[], None]
+) -> None:
+    whole = tiny_multimodal(model_type, tied)
+    whole.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 64)
+    theirs, model = read_config(tmp_path), tiny_loaded(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    ours = checkpoint.config
+    for name in {*COMMON, *facts_of(ours.model_type).fields} - {"sliding_window_pattern", "tie_word_embeddings"}:
+        assert getattr(ours, name, None) == getattr(theirs, name, None), name
+    assert ours.tie_word_embeddings == tied and target.alike(describe_checkpoint(checkpoint), describe(model))
+    tokens, sees = np.arange(40) % 64, np.tri(40, dtype=bool)
+    mine, own = (
+        side.logits(side.states(tokens, np.arange(40), sees)) for side in map(reference_of, (checkpoint, model))
+    )
+    assert np.abs(mine - own).max() < 5e-4 * own.std()  # Qwen3.5's random layers amplify the order of sums
+    block()
+    said = list[str]()
+    check_folder(tmp_path, said.append)
+    assert said[0].startswith("the text part of a multimodal checkpoint; left out: ")
+
+
+def test_a_text_part_that_transformers_alone_reads_is_refused(tmp_path: Path) -> None:
+    tiny_multimodal("qwen3_vl").save_pretrained(tmp_path)
+    with pytest.raises(BaseModelError, match=r"multimodal checkpoint \(qwen3_vl\) without PyTorch.*streamspec\[export"):
+        Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -307,6 +350,12 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
         lambda: export_bundle(tmp_path / "cohere", None, tmp_path / "out"),
         lambda: describe_checkpoint(Checkpoint(tmp_path / "yarn")),
     ]
+    for part in (0.5, 1e-3):  # llama's code has no such thing; nothing turns
+        turned = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part}
+        save_base(tmp_path / str(part), tiny_model("llama" if part == 0.5 else "qwen3_5_text"))
+        file = tmp_path / str(part) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": turned}))
+        calls.append(lambda folder=file.parent: describe_checkpoint(Checkpoint(folder)))
     for call in calls:
         with pytest.raises(StreamspecError, match=r"without PyTorch.*streamspec\[export\]") as error:
             call()

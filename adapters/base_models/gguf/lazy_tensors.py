@@ -21,8 +21,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConf
 from streamspec.adapters.base_models.generation_config import GENERATION
 from streamspec.adapters.base_models.gguf.converter import read_parameters
 from streamspec.adapters.base_models.gguf.tensors import FolderTensor, Parameter, in_folder
-from streamspec.adapters.base_models.parameters import HEAD
 from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
+from streamspec.adapters.base_models.weight_files import HEAD
 from streamspec.model_families import FAMILIES
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.weight_files import HEAD, stored_tensors
 from streamspec.adapters.base_models.without_torch import INSTALL
 from streamspec.adapters.base_models.without_torch.families import COMMON, FULL, SLIDING, FamilyFacts, Values, facts_of
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
-from streamspec.model_families.text_parts import TEXT_PARTS
+from streamspec.model_families.text_parts import BESIDE, TEXT_PARTS, TextPart, text_name
 
-AGAIN = "fetch the base again"
+CONFIG, AGAIN = "config.json", "fetch the base again"
 LARGEST, MOST_LAYERS, MOST_EXPERTS = (1 << 31) - 1, 1 << 12, 1 << 12
 TO_ROPE = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")  # parts of `rope_parameters`
 WITH_LENGTH = ("llama3", "yarn", "longrope")  # rotary embeddings that depend on the length before they were scaled
@@ -107,7 +108,9 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(TO_ROPE[1:], (_none_or(_positive), "a number above 0, or null")),
 }
 ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-ROPE_CHECKS: dict[str, Check] = dict.fromkeys(ROPE_NUMBERS, (_positive, "a number above 0"))
+ROPE_CHECKS: dict[str, Check] = dict.fromkeys(ROPE_NUMBERS, (_positive, "a number above 0")) | {
+    "partial_rotary_factor": (lambda value: _positive(value) and value <= 1, "a number above 0, to 1")
+}
 
 
 class CompletedConfig:
@@ -123,22 +126,46 @@ class CompletedConfig:
 
 
 def read_completed(folder: Path) -> CompletedConfig:
-    """Reads the config of a Hugging Face folder. Raises BaseModelError for one that cannot be read, and of a family
-    that needs PyTorch."""
-    file = folder / "config.json"
+    """Reads the config of a Hugging Face folder, of a multimodal model that of its text part. Raises BaseModelError for
+    one that cannot be read, and of a family that needs PyTorch."""
+    given = _given(folder)
+    return completed(given if (part := _part(given)) is None else _of_text(folder, given, part), str(folder / CONFIG))
+
+
+def text_part(folder: Path) -> TextPart | None:
+    """Where a folder keeps its text model, if it is one of a multimodal model. Raises BaseModelError for a config that
+    cannot be read."""
+    return _part(_given(folder))
+
+
+def _given(folder: Path) -> Values:
+    file = folder / CONFIG
     try:
         data = file.read_bytes()
     except OSError as error:
         raise BaseModelError(f"{file} cannot be read ({error.strerror})", "a config of transformers", AGAIN) from None
-    return completed(parse_object(data, str(file), BaseModelError, AGAIN, infinite=True), str(file))
+    return parse_object(data, str(file), BaseModelError, AGAIN, infinite=True)
+
+
+def _part(given: Values) -> TextPart | None:
+    return TEXT_PARTS.get(str(given.get("model_type")))
+
+
+def _of_text(folder: Path, given: Values, part: TextPart) -> Values:
+    """The config of the text part, with what the whole model's states of it; its head is the embedding where the files
+    have no other."""
+    text = given.get("text_config")
+    if part.family is not None or not isinstance(text, dict):
+        found = f"the text part of a multimodal checkpoint ({given['model_type']}) without PyTorch"
+        raise BaseModelError(found, "a text model", INSTALL)
+    beside = {name: given[name] for name in BESIDE if given.get(name) is not None}
+    names = {text_name(tensor.name, part.stack) for tensor in stored_tensors(folder)}
+    return {**text, **beside, "tie_word_embeddings": HEAD not in names}
 
 
 def completed(given: Values, where: str = "config.json") -> CompletedConfig:
     """Completes the fields of a config.json. Raises BaseModelError as `read_completed` does."""
     model_type = str(given.get("model_type"))
-    if model_type in TEXT_PARTS:
-        found = f"the text part of a multimodal checkpoint ({model_type}) without PyTorch"
-        raise BaseModelError(found, "a text model", INSTALL)
     facts = facts_of(model_type)
     values: Values = {**_without(COMMON, facts.lacks), **facts.fields, **given}
     known = {*COMMON, *facts.fields, *TO_ROPE, "head_dim"} - facts.lacks
@@ -186,6 +213,9 @@ def _rope(values: Values, facts: FamilyFacts, where: str) -> dict[str, Any]:
     theta, rotated = values.get("rope_theta") or facts.theta, values.get("partial_rotary_factor")
     if not nested:
         return _standard(parameters, theta, values, where, rotated)
+    if others := kinds - {FULL, SLIDING}:
+        found = f"rope_parameters of {', '.join(nested)} beside layers of {', '.join(sorted(others))}"
+        raise BaseModelError(f"{where}: {found}", "one rotary embedding", AGAIN)
     return {kind: _standard(_object(parameters[kind], where), theta, values, where, rotated) for kind in nested}
 
 

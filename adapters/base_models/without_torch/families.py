@@ -79,6 +79,7 @@ class FamilyFacts:
     eps: str = "rms_norm_eps"  # config field
     inner: Callable[[Any], int] = lambda config: config.intermediate_size  # numbers within an MLP
     taps: str = "conv_L_cache"  # config field: rows that a convolution mixes
+    turns_in_part: bool = False  # whether its heads turn in part where `partial_rotary_factor` says so
 
 
 def _every(values: Values, period: int) -> None:
@@ -143,13 +144,19 @@ def _old_gelu(values: Values) -> None:
         values["hidden_act"] = "gelu_pytorch_tanh"
 
 
+def _tied(values: Values) -> None:
+    """LFM2's other name of a field."""
+    if (given := values.pop("tie_embedding")) is not None:
+        values["tie_word_embeddings"] = given
+
+
 def _convolutions(values: Values) -> None:
-    """LFM2: layers by the numbers of those with attention; older names of two fields."""
-    for name, older in (("tie_word_embeddings", "tie_embedding"), ("intermediate_size", "block_ff_dim")):
-        if (given := values.pop(older, None)) is not None:
-            values[name] = given
+    """LFM2: layers by the numbers of those with attention, and an MLP's width by another name."""
+    _tied(values)
+    if (given := values.pop("block_ff_dim")) is not None:
+        values["intermediate_size"] = given
     layers = range(values["num_hidden_layers"])
-    if values["layer_types"] is None and "full_attn_idxs" in values:
+    if values["layer_types"] is None:
         chosen = values["full_attn_idxs"]
         values["full_attn_idxs"] = [*layers] if chosen is None else chosen
         _kinds(values, [FULL if layer in values["full_attn_idxs"] else "conv" for layer in layers])
@@ -465,7 +472,7 @@ FACTS: dict[str, FamilyFacts] = {
         lacks=_LFM2_LACKS,
         also_read=frozenset({"initializer_range"}),  # as experts are made
         theta=1_000_000.0,
-        complete=_convolutions,
+        complete=_tied,
         sparse=lambda config: range(config.num_dense_layers, config.num_hidden_layers),
         router_bias="use_expert_bias",
         eps="norm_eps",
@@ -477,6 +484,7 @@ FACTS: dict[str, FamilyFacts] = {
         biases=_BIASED,
         complete=_states_between,
         taps="linear_conv_kernel_dim",
+        turns_in_part=True,
     ),
     "qwen3_5_moe_text": FamilyFacts(
         "Qwen3_5MoeForCausalLM",
@@ -500,6 +508,7 @@ FACTS: dict[str, FamilyFacts] = {
         shared="shared_expert_intermediate_size",
         inner=lambda config: 0,
         taps="linear_conv_kernel_dim",
+        turns_in_part=True,
     ),
     "arcee": FamilyFacts(
         "ArceeForCausalLM",

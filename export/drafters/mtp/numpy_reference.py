@@ -29,7 +29,7 @@ class MtpNumpyReference(DraftReference):
 
     def __init__(self, model: NumpyReference, spec: MtpSpec) -> None:
         self.spec, self.model = spec, copy.copy(model)
-        self.model.spec, self.model.source = spec.layer_of(model.spec), _Rows(model.source, spec, model.spec)
+        self.model.spec, self.model.source = spec.layer_of(model.spec), _StoredRows(model.source, spec, model.spec)
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
@@ -56,10 +56,10 @@ class MtpNumpyReference(DraftReference):
         joined = np.concatenate([self.model.norm(one, f"{LABEL}{name}") for one, name in pair], axis=-1)
         x = times(joined.reshape(-1, joined.shape[-1]), self.spec.tensors[MAP]).reshape(embedded.shape)
         out = self.model.attending_layer(self.model.spec.layers, x, self.spec.window)
-        return self.model.norm(out[:, -1], f"{LABEL}{NORM}")
+        return self.model.norm(out, f"{LABEL}{NORM}")
 
 
-class _Rows(MtpSource):
+class _StoredRows(MtpSource):
     """The layer's tables are as in the checkpoint, too."""
 
     def rows_of(self, name: str) -> Table:
