@@ -219,8 +219,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("optimum", "genai"):
-        parser.add_argument(f"--{name}", type=Path, default=sys.executable, help="Python of its environment")
+    for option in ("--optimum", "--genai"):
+        parser.add_argument(option, type=Path, default=sys.executable, help="Python of its environment")
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, required=True, help="folder of the models")
     parser.add_argument("--out", type=Path, help="JSON of the table")
