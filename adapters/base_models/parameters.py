@@ -101,29 +101,31 @@ def map_widths(config: Any) -> dict[str, tuple[int, int]]:
     return widths | dict.fromkeys(family.up, (inner, hidden)) | dict.fromkeys(family.down, (hidden, inner))
 
 
+def mixture_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """What a mixture of experts has beside linear maps: its router, and the maps of experts, stacked."""
+    names, hidden = FAMILIES[config.model_type].mixture, config.hidden_size
+    assert names is not None
+    count, inner = getattr(config, names.count), getattr(config, names.width)
+    shapes = {f"{names.router}.weight": (count, hidden)}
+    if names.shared_gate is not None and facts_of(config.model_type).shared:
+        shapes[f"{names.shared_gate}.weight"] = (1, hidden)
+    up, down = f"{names.experts}.{BOTH}", f"{names.experts}.{DOWN}"
+    return shapes | {up: (count, 2 * inner, hidden), down: (count, hidden, inner)}
+
+
 def layer_shapes(config: Any, sparse: bool, convolves: bool = False) -> dict[str, tuple[int, ...]]:
     """The parameters of a layer, or of a `sparse` one, or one that `convolves`, as transformers has them: maps [out,
     in], those of experts stacked."""
     family, facts = FAMILIES[config.model_type], facts_of(config.model_type)
-    widths, hidden = map_widths(config), config.hidden_size
-    mixing, others = (*family.qkv, *family.out), (*family.conv_in, *family.conv_out)
-    left_out = mixing if convolves else others
+    widths, hidden, mixture = map_widths(config), config.hidden_size, family.mixture
+    beside = [name for side in mixture.shared for name in side] if mixture is not None else []
+    others = (*family.qkv, *family.out) if convolves else (*family.conv_in, *family.conv_out)
+    left_out = {*others, *((*family.up, *family.down) if sparse else beside)}
     shapes: dict[str, tuple[int, ...]] = {
         f"{name}.weight": size for name, size in widths.items() if name not in left_out
     }
-    if convolves:
-        shapes |= convolution_shapes(config)
-    mixture = family.mixture
-    beside = [name for side in mixture.shared for name in side] if mixture is not None else []
-    for name in (*family.up, *family.down) if sparse else beside:
-        shapes.pop(f"{name}.weight", None)
-    if mixture is not None and sparse:
-        if mixture.shared_gate is not None and facts.shared:
-            shapes[f"{mixture.shared_gate}.weight"] = (1, hidden)
-        count, inner = getattr(config, mixture.count), getattr(config, mixture.width)
-        shapes[f"{mixture.router}.weight"] = (count, hidden)
-        shapes[f"{mixture.experts}.gate_up_proj"] = (count, 2 * inner, hidden)
-        shapes[f"{mixture.experts}.down_proj"] = (count, hidden, inner)
+    shapes |= convolution_shapes(config) if convolves else {}
+    shapes |= mixture_shapes(config) if sparse else {}
     shapes |= {
         f"{name}.bias": widths[name][:1]
         for name, rule in facts.biases.items()
