@@ -266,7 +266,7 @@ def _wrong_states(config: BaseConfig, family: Family) -> list[str]:
         sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {most}"
         faults.append(f"recurrent states of {keys} x {values} (only {sizes} are supported)")
     if key_heads < 1 or heads % key_heads:
-        faults.append(f"{heads} states for {key_heads} heads of keys (only as many for each are supported)")
+        faults.append(f"{heads} states for {key_heads} heads of keys (only a multiple of these is supported)")
     return faults
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -195,10 +196,8 @@ def stored_parameters(folder: Path) -> dict[str, SafeTensor]:
         tensors = [replace(tensor, name=name) for tensor, name in named if name]
     parts = [part for tensor in tensors for part in _apart(tensor)]
     found = {part.name: part for part in parts}
-    if len(found) < len(parts):
-        raise BaseModelError(
-            f"{folder} holds experts twice", "one tensor of all, or one of each", "take one of them out"
-        )
+    if twice := sorted(name for name, count in Counter(part.name for part in parts).items() if count > 1):
+        raise BaseModelError(f"{folder} holds {twice[0]} twice", "each tensor once", "take one of them out")
     return found
 
 

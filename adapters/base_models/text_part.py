@@ -16,7 +16,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from streamspec.adapters.base_models.weight_files import stored_tensors
+from streamspec.adapters.base_models.weight_files import HEAD, stored_tensors
 from streamspec.errors import BaseModelError
 from streamspec.model_families import turned_back
 from streamspec.model_families.text_parts import BESIDE, TEXT_PARTS, name_patterns, text_name
@@ -72,7 +72,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     if config.model_type in TEXT_PARTS:
         stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
         names = {mapped for tensor in stored_tensors(folder) if (mapped := text_name(tensor.name, stack))}
-        text.tie_word_embeddings = "lm_head.weight" not in names
+        text.tie_word_embeddings = HEAD not in names
         options |= {"config": text, "key_mapping": name_patterns(stack)}
     with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
         model, report = AutoModelForCausalLM.from_pretrained(folder, **options)

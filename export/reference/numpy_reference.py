@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamspec.adapters.base_models.parameters import convolving_layers, layer_shapes, sparse_layers
+from streamspec.adapters.base_models.weight_files import HEAD
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.long_context import LongText
@@ -81,7 +82,7 @@ class NumpyReference:
     def head(self, finished: Array) -> Array:
         """Logits float32 [r, V] of finished states [r, H]."""
         spec = self.spec
-        name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else "lm_head.weight"
+        name = f"{spec.stacked(spec.family.embedding)}.weight" if spec.tied else HEAD
         logits = times(finished, self.source.rows_of(name))
         logits *= np.float32(spec.logit_scale)
         return _capped(logits, spec.logit_cap)
@@ -301,8 +302,8 @@ class NumpyReference:
             seen[module] = x.reshape(-1, x.shape[-1])
         name = self.spec.weight_name(layer, module)
         product = times(x.reshape(-1, x.shape[-1]), self.source.rows_of(f"{name}.weight"))
-        bias, order = self.source.bias(f"{name}.bias"), self.spec.row_order(module)
-        if bias is not None:  # in the graph's order
+        if (bias := self.source.bias(f"{name}.bias")) is not None:  # in the graph's order
+            order = self.spec.row_order(module)
             product += bias if order is None else bias[np.argsort(order)]
         return product.reshape(*x.shape[:-1], -1)
 

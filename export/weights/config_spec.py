@@ -138,7 +138,7 @@ def _frequencies(rope: dict[str, Any], config: Any) -> NDArray[np.float32]:
     turned = int(head_size(config) * part)
     if kind not in SCALINGS or (whole and part != 1.0) or not turned:
         found = f"rotary embedding of type `{kind}`" if kind not in SCALINGS else f"a head that turns in part ({part})"
-        raise BaseModelError(f"{found} without PyTorch", f"a whole head of type {', '.join(SCALINGS)}", INSTALL)
+        raise BaseModelError(f"{found} without PyTorch", f"one of {', '.join(SCALINGS)}, of whole heads", INSTALL)
     share = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     powers = np.power(float(np.float32(rope["rope_theta"])), share.astype(np.float64)).astype(np.float32)
     return SCALINGS[kind](np.float32(1) / powers, rope).astype(np.float32)

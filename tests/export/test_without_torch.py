@@ -22,7 +22,7 @@ from streamspec.adapters.base_models import without_torch
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.parameters import report_tensors
-from streamspec.adapters.base_models.without_torch.config import completed
+from streamspec.adapters.base_models.without_torch.config import completed, read_completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
@@ -222,7 +222,7 @@ def test_a_folder_with_odd_or_doubled_experts_is_no_base(tmp_path: Path) -> None
     whole = load_file(file)
     stacked = np.zeros((2, 128, 64), np.float32)
     save_file(whole | {stack: stacked}, file, metadata={"format": "pt"})
-    with pytest.raises(BaseModelError, match="holds experts twice"):
+    with pytest.raises(BaseModelError, match="holds model.layers.0.mlp.experts.0.gate_proj.weight twice"):
         report_tensors(tmp_path)
     for odd in (stacked[:, :9], stacked[:0]):
         save_file(whole | {stack: odd.copy()}, file, metadata={"format": "pt"})
@@ -267,6 +267,32 @@ def test_the_text_part_of_a_multimodal_checkpoint_is_read_without_pytorch(
     said = list[str]()
     check_folder(tmp_path, said.append)
     assert said[0].startswith("the text part of a multimodal checkpoint; left out: ")
+
+
+def test_what_a_multimodal_config_states_of_its_text_counts_without_pytorch(tmp_path: Path) -> None:
+    """Also where it contradicts the text config, or the files do."""
+    tiny_multimodal("lfm2_vl", tied=False).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config |= {
+        "eos_token_id": [2, 7],
+        "text_config": config["text_config"] | {"eos_token_id": 3, "tie_embedding": True},
+    }
+    file.write_text(json.dumps(config))
+    ours, theirs = read_completed(tmp_path), read_config(tmp_path)
+    assert ours.eos_token_id == theirs.eos_token_id == [2, 7] and not ours.tie_word_embeddings
+    file.write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(BaseModelError, match="quantized already"):
+        check_config(read_completed(tmp_path))
+
+
+def test_states_whose_heads_do_not_divide_are_refused() -> None:
+    config = {"model_type": "qwen3_5_text", "linear_num_key_heads": 4, "linear_num_value_heads": 6}
+    for whole in (completed(config), AutoConfig.for_model(**config)):
+        with pytest.raises(
+            BaseModelError, match=r"6 states for 4 heads of keys \(only a multiple of these is supported\)"
+        ):
+            check_config(whole)
 
 
 def test_a_text_part_that_transformers_alone_reads_is_refused(tmp_path: Path) -> None:

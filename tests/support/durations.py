@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +30,9 @@ def record(reports: Iterable[pytest.TestReport]) -> None:
     files = {_file(function) for function in taken}
     kept = {function: seconds for function, seconds in read().items() if _file(function) not in files}
     new = {function: round(seconds, 1) for function, seconds in taken.items() if seconds >= RECORDED}
-    PATH.write_text(json.dumps(kept | new, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    written = PATH.with_suffix(f".{os.getpid()}")  # tests that run pytest record, too
+    written.write_text(json.dumps(kept | new, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    written.replace(PATH)
 
 
 def longest_files_first(items: list[pytest.Item]) -> None:

@@ -109,7 +109,7 @@ CHECKS: dict[str, Check] = {
 }
 ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 ROPE_CHECKS: dict[str, Check] = dict.fromkeys(ROPE_NUMBERS, (_positive, "a number above 0")) | {
-    "partial_rotary_factor": (lambda value: _positive(value) and value <= 1, "a number above 0, to 1")
+    "partial_rotary_factor": (lambda value: _positive(value) and value <= 1, "a number above 0 and at most 1")
 }
 
 
@@ -155,12 +155,12 @@ def _of_text(folder: Path, given: Values, part: TextPart) -> Values:
     """The config of the text part, with what the whole model's states of it; its head is the embedding where the files
     have no other."""
     text = given.get("text_config")
-    if part.family is not None or not isinstance(text, dict):
+    if part.family is not None or not isinstance(text, dict) or "model_type" not in text:
         found = f"the text part of a multimodal checkpoint ({given['model_type']}) without PyTorch"
         raise BaseModelError(found, "a text model", INSTALL)
     beside = {name: given[name] for name in BESIDE if given.get(name) is not None}
     names = {text_name(tensor.name, part.stack) for tensor in stored_tensors(folder)}
-    return {**text, **beside, "tie_word_embeddings": HEAD not in names}
+    return {**_without(text, {"tie_embedding"}), **beside, "tie_word_embeddings": HEAD not in names}
 
 
 def completed(given: Values, where: str = "config.json") -> CompletedConfig:
