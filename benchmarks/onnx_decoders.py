@@ -65,7 +65,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128},
 }
-TOOLS = ("optimum", "optimum-int8", "genai-fp32", "genai-int4")
 TRUTH = "answers.json"  # of the tool's own runtime
 
 
@@ -205,7 +204,7 @@ def compared(folder: Path) -> dict[str, Any]:
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from streamspec.errors import StreamspecError
 
-    for tool in TOOLS:
+    for tool in MAKERS:
         for family in FAMILIES:
             row: dict[str, Any] = {"tool": tool, "family": family}
             if failure := exported(arguments, family, tool):

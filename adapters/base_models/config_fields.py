@@ -384,9 +384,11 @@ def fields_read(model_type: str) -> dict[str, list[Any]]:
 
 
 def _fields_in(nodes: list[ast.AST]) -> Iterator[tuple[str, list[Any]]]:
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}  # methods
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_config(node.value):
-            yield node.attr, []
+            if id(node) not in called:
+                yield node.attr, []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             holder, name, *default = node.args
             if _is_config(holder) and isinstance(name, ast.Constant):

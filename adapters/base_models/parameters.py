@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -77,8 +77,8 @@ def convolution_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     taps, names, within = getattr(config, facts.taps), family.recurrent, f"{family.conv}."
     if names is None:
         return {f"{within}conv.weight": (config.hidden_size, 1, taps)}
-    key_heads, heads, key, value = state_sizes(config)
-    mixed = 2 * key_heads * key + heads * value
+    _, heads, _, value = state_sizes(config)
+    mixed, _ = convolution_widths(config)[family.conv_in[0]]
     shapes = {f"{within}{names.taps}.weight": (mixed, 1, taps), f"{within}{names.norm}.weight": (value,)}
     return shapes | {f"{within}{name}": (heads,) for name in (names.decay, names.decay_bias)}
 
@@ -140,6 +140,13 @@ def layer_shapes(config: Any, sparse: bool, convolves: bool = False) -> dict[str
     return shapes
 
 
+def shapes_by_layer(config: Any) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The parameters of one layer after the other, as `layer_shapes` has them."""
+    sparse, convolving = set(sparse_layers(config)), set(convolving_layers(config))
+    of = cache(lambda *kind: layer_shapes(config, *kind))
+    return (dict(of(layer in sparse, layer in convolving)) for layer in range(config.num_hidden_layers))
+
+
 def router_bias(config: Any) -> str | None:
     """What is added to the scores where experts are chosen, if anything."""
     mixture = FAMILIES[config.model_type].mixture
@@ -162,11 +169,10 @@ def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         f"{family.stack}.{family.embedding}.weight": table,
         f"{family.stack}.{family.final_norm}.weight": table[1:],
     }
-    sparse, convolving = set(sparse_layers(config)), set(convolving_layers(config))
+    sparse = set(sparse_layers(config))
     count, bias = getattr(config, family.mixture.count, 0) if family.mixture else 0, router_bias(config)
-    of = cache(lambda *kind: layer_shapes(config, *kind))
-    for layer in range(config.num_hidden_layers):
-        inner = of(layer in sparse, layer in convolving) | ({bias: (count,)} if layer in sparse and bias else {})
+    for layer, inner in enumerate(shapes_by_layer(config)):
+        inner |= {bias: (count,)} if layer in sparse and bias else {}
         shapes |= {f"{family.stack}.{family.layers}.{layer}.{name}": size for name, size in inner.items()}
     return unstacked(shapes if config.tie_word_embeddings else shapes | {HEAD: table})
 

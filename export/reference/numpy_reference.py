@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.adapters.base_models.parameters import convolving_layers, layer_shapes, sparse_layers
+from streamspec.adapters.base_models.parameters import shapes_by_layer
 from streamspec.adapters.base_models.weight_files import HEAD
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
@@ -115,9 +115,7 @@ class NumpyReference:
     @property
     def parameters(self) -> int:
         """Numbers in the layers."""
-        sparse, convolving = sparse_layers(self.config), convolving_layers(self.config)
-        of = (layer_shapes(self.config, layer in sparse, layer in convolving) for layer in range(self.spec.layers))
-        return sum(math.prod(shape) for shapes in of for shape in shapes.values())
+        return sum(math.prod(shape) for shapes in shapes_by_layer(self.config) for shape in shapes.values())
 
     def _run(
         self, tokens: Array, positions: Array, sees: Array, around: Around | None, skipped: Skipped | None = None

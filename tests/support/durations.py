@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from streamspec.atomic import write_text
 
 # Seconds of a test function, all its cases together, and of a file, of what its tests share.
 PATH = Path(__file__).parents[1] / "durations.json"
@@ -30,9 +31,7 @@ def record(reports: Iterable[pytest.TestReport]) -> None:
     files = {_file(function) for function in taken}
     kept = {function: seconds for function, seconds in read().items() if _file(function) not in files}
     new = {function: round(seconds, 1) for function, seconds in taken.items() if seconds >= RECORDED}
-    written = PATH.with_suffix(f".{os.getpid()}")  # tests that run pytest record, too
-    written.write_text(json.dumps(kept | new, indent=0, sort_keys=True) + "\n", encoding="utf-8")
-    written.replace(PATH)
+    write_text(PATH, json.dumps(kept | new, indent=0, sort_keys=True) + "\n")  # whole: tests run pytest, too
 
 
 def longest_files_first(items: list[pytest.Item]) -> None:

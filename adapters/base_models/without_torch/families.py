@@ -39,7 +39,6 @@ READ: Mapping[str, Any] = {  # further fields that every family's model reads, a
     "is_causal": True,
     "_attn_implementation": None,
     "per_layer_config": None,
-    "standardize_rope_params": None,
 }
 UNREAD = frozenset(  # by the model: fields of `COMMON` and of families that matter to training and to defaults alone
     {
@@ -480,7 +479,6 @@ FACTS: dict[str, FamilyFacts] = {
     "qwen3_5_text": FamilyFacts(
         "Qwen3_5ForCausalLM",
         _QWEN35 | {"intermediate_size": 12288, "num_key_value_heads": 4},
-        also_read=frozenset({"get"}),  # of a dict in `modeling_qwen3_5.py` that is called config
         biases=_BIASED,
         complete=_states_between,
         taps="linear_conv_kernel_dim",
@@ -501,7 +499,7 @@ FACTS: dict[str, FamilyFacts] = {
             "router_aux_loss_coef": 0.001,
         },
         lacks=frozenset({"intermediate_size"}),
-        also_read=frozenset({"get", "initializer_range"}),  # of a dict that is called config; as experts are made
+        also_read=frozenset({"initializer_range"}),  # as experts are made
         biases=_BIASED,
         complete=_states_between,
         sparse=lambda config: range(config.num_hidden_layers),
