@@ -21,6 +21,7 @@ from streamspec.adapters.base_models.config_fields import activation
 from streamspec.adapters.base_models.experts import experts_of
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.model_families import switched
+from streamspec.model_families.family import Mixture
 
 PARTS = ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")  # beside the MLP's weights
 Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
@@ -62,35 +63,38 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     family, config = decoder.family, decoder.model.config
     whole, mixture = decoder.layers[decoder.last_attention], family.mixture
     experts = experts_of(whole, mixture.experts) if mixture else None
-    around = mixture.around if mixture and experts is not None else None
     layer = copy.deepcopy(whole, {} if experts is None else {id(experts): nn.Identity()})
     plain_maps(layer)
     layer.float().requires_grad_(True)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
-    if mixture and experts is not None and not around:
-        maps = _drawn(decoder, mixture.chosen(config) * getattr(config, mixture.width))
-    else:
-        maps = [
-            _affine(layer.get_submodule(name), decoder.map_factor(name)[1]) for name in (*family.up, family.down[0])
-        ]
-    *up, down = maps
-    if around:  # the norm of its output is nothing to that of their sum, but for the weight
-        down = (down[0] * layer.get_submodule(around[0]).weight[:, None], down[1])
-    if family.gated and len(up) == 1:
-        (weight, bias), halves = up[0], (None, None)
-        if bias is not None:
-            halves = bias.chunk(2)
-        up = list(zip(weight.chunk(2), halves, strict=True))
-    mlp = MlpWeights(
-        gate=up[0] if family.gated else None,
-        up=up[-1],
-        down=down,
-        activation=_activation(decoder, layer),
-    )
     parts = {part: layer.get_submodule(name) for part, name in named.items()}
     parts |= {part: weighted(module, decoder) for part, module in parts.items() if part.startswith("norm")}
+    mlp = _mlp(decoder, layer, mixture if experts is not None else None)
     return LayerCopy(parts, mlp, switched(config, family.parallel))
+
+
+def _mlp(decoder: HFDecoder, layer: nn.Module, mixture: Mixture | None) -> MlpWeights:
+    """The layer's MLP; with a `mixture` that between its norms, or where it has none the one in its place."""
+    family = decoder.family
+    if mixture and not mixture.around:
+        config = decoder.model.config
+        maps = _drawn(decoder, mixture.chosen(config) * getattr(config, mixture.width))
+    else:
+        named = (*family.up, family.down[0])
+        maps = [_affine(layer.get_submodule(name), decoder.map_factor(name)[1]) for name in named]
+    *up, down = maps
+    if mixture and mixture.around:  # the norm of its output is nothing to that of their sum, but for the weight
+        down = (down[0] * layer.get_submodule(mixture.around[0]).weight[:, None], down[1])
+    if family.gated and len(up) == 1:
+        up = _halves(*up[0])
+    return MlpWeights(up[0] if family.gated else None, up[-1], down, _activation(decoder, layer))
+
+
+def _halves(weight: Tensor, bias: Tensor | None) -> list[Affine]:
+    """The maps gate and up of a fused one."""
+    biases = (None, None) if bias is None else bias.chunk(2)
+    return list(zip(weight.chunk(2), biases, strict=True))
 
 
 def _drawn(decoder: HFDecoder, channels: int) -> list[Affine]:

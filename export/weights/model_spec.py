@@ -208,7 +208,6 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
     layer, experts = decoder.layers[numbers[0]], found[numbers[0]]
     count, *sides = experts.down_proj.shape
     outer, width = reversed(sides) if getattr(experts, "is_transposed", False) else sides
-    groups = tuple(int(getattr(config, name)) for name in names.groups or ())
     holder, _, bias = (names.bias or "").rpartition(".")
     widths = _mlp_widths([layer], decoder.family)
     return MixtureSpec(
@@ -219,7 +218,7 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         width=width,
         outer=outer,
         gated=decoder.family.gated,
-        groups=(groups[0], groups[1]) if groups and groups[0] > groups[1] else None,
+        groups=_expert_groups(config, names.groups),
         biased=bool(bias) and hasattr(layer.get_submodule(holder), bias),
         latent=bool(names.latent_maps) and names.latent_maps[0] in widths,
         shared=widths[names.shared[1][0]][1] if names.shared[1] and names.shared[1][0] in widths else 0,
@@ -228,6 +227,12 @@ def _mixture(decoder: HFDecoder) -> MixtureSpec | None:
         least=factor(config, names.least) if names.least else 0.0,
         scale=factor(config, names.scale),
     )
+
+
+def _expert_groups(config: Any, names: tuple[str, str] | None) -> tuple[int, int] | None:
+    """How many groups the experts lie in, and how many of them are chosen; None where all are."""
+    count, chosen = (int(getattr(config, name)) for name in names) if names else (1, 1)
+    return (count, chosen) if count > chosen else None
 
 
 def _mlp_widths(layers: Iterable[Any], family: Family) -> dict[str, tuple[int, int]]:

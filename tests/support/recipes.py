@@ -135,6 +135,8 @@ class Recipe:
 GEMMA_4_TOKENS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|think|>": 98, "<|channel>": 100}
 GEMMA_4_TOKENS |= {"<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
 GEMMA_4_SAYS = GEMMA_4_TOKENS, "<bos>", "<eos>", [1, 106], GEMMA_4, True  # what the files of all sizes do
+LFM2_TOKENS = {"<|pad|>": 0, "<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_start|>": 6, "<|im_end|>": 7}
+LFM2_SAYS = LFM2_TOKENS, "<|startoftext|>", "<|im_end|>", [7], CHATML, True
 RECIPES = (
     Recipe(
         "Qwen3 0.6B",
@@ -244,12 +246,7 @@ RECIPES = (
         "LFM2 1.2B",
         "LFM2-1.2B",
         "lfm2-1.2b",
-        {"<|pad|>": 0, "<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_start|>": 6, "<|im_end|>": 7},
-        "<|startoftext|>",
-        "<|im_end|>",
-        [7],
-        CHATML,
-        adds_bos=True,
+        *LFM2_SAYS,
         gguf=(
             "lfm2",
             {"attention.head_count_kv": [0, 0, 2, 0, 2, 0], "shortconv.l_cache": 3}
@@ -294,12 +291,7 @@ RECIPES = (
         "LFM2 8B-A1B",
         "LFM2-8B-A1B",
         "lfm2-8b-a1b",
-        {"<|pad|>": 0, "<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_start|>": 6, "<|im_end|>": 7},
-        "<|startoftext|>",
-        "<|im_end|>",
-        [7],
-        CHATML,
-        adds_bos=True,
+        *LFM2_SAYS,
         gguf=(
             "lfm2moe",
             {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3, "rope.freq_base": 1e6}
