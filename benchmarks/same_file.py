@@ -3,6 +3,7 @@
 
     python benchmarks/same_file.py FILE.gguf --work peers --books books/train.jsonl.gz [--out same.json]
         [--parts start steps perplexity] [--precision P] [--contexts 64 2048 7800] [--repetitions 3] [--threads N]
+        [--alone]
 
 `--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp; what this needs of it besides
 is built once. Passages of books are the prompts, as the same token ids on both sides, in turns; streamspec decodes
@@ -10,7 +11,8 @@ plainly, as nothing of a file drafts.
 
 - start: from the command to the first token, with nothing in streamspec's cache and then again; the most memory of the
   processes that no file backs; bytes that stay on disk.
-- steps: tokens a second of reading each context, ms a token after it.
+- steps: tokens a second of reading each context, ms a token after it. `--alone`, where memory does not hold the weights
+  of both: in each repetition one side is loaded, has a warm-up and answers, then the other.
 - perplexity: that of llama.cpp's own program, over the second halves of chunks of 512 tokens, and over the same tokens
   of streamspec's graph; `--chunks` of them.
 """
@@ -38,6 +40,7 @@ from peer_engines.process import Worker
 HERE = Path(__file__).resolve().parent
 PERPLEXITY, CHUNK = "llama-perplexity", 512
 LIMIT = 24  # tokens of an answer whose steps are timed
+WARM = 512  # of a text that brings a whole file into memory
 FINAL = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
 
 
@@ -146,24 +149,30 @@ def measure_steps(arguments: argparse.Namespace, bundle: Path, cache: Path) -> l
     room = max(arguments.contexts) + LIMIT + 8
     config = {"engine": "streamspec", "model": str(bundle), "threads": arguments.threads}
     log = arguments.work / "logs" / "same-file-streamspec.log"
-    ours = Worker([sys.executable, str(HERE / "peer_engines" / "worker.py"), json.dumps(config)], {}, log)
-    sides = {"streamspec": ours, "llama.cpp": llama(arguments, room)}
-    rows = []
-    for context in arguments.contexts:
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-        for prompt in [[], *passages(arguments, bundle, context, arguments.repetitions)]:
-            for name, side in sides.items():
-                if not prompt:  # warm up
-                    side.warm(passages(arguments, bundle, 32, 1)[0], 4, "plain", {})
-                    continue
-                answer = side.answer(prompt, LIMIT, "plain", {})
+    own = [sys.executable, str(HERE / "peer_engines" / "worker.py"), json.dumps(config)]
+    begins = {"streamspec": lambda: Worker(own, {}, log), "llama.cpp": lambda: llama(arguments, room)}
+    together = {} if arguments.alone else {name: warmed(begin(), arguments, bundle) for name, begin in begins.items()}
+    prompts = {context: passages(arguments, bundle, context, arguments.repetitions) for context in arguments.contexts}
+    rows = [{"context": context, "times": {name: [] for name in begins}} for context in arguments.contexts]
+    for repetition in range(arguments.repetitions):
+        for name, begin in begins.items():
+            side = together.get(name) or warmed(begin(), arguments, bundle)
+            for row in rows:
+                answer = side.answer(prompts[row["context"]][repetition], LIMIT, "plain", {})
                 tokens = max(1, len(answer["tokens"]) - 1)
-                times[name].append((context / answer["first"], 1e3 * answer["decode"] / tokens))
-        rows.append({"context": context, "times": times})
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    for side in sides.values():
+                row["times"][name].append((row["context"] / answer["first"], 1e3 * answer["decode"] / tokens))
+            if not together:
+                side.close()
+        print(json.dumps(rows), file=sys.stderr, flush=True)
+    for side in together.values():
         side.close()
     return rows
+
+
+def warmed(side: Worker, arguments: argparse.Namespace, bundle: Path) -> Worker:
+    """A side that has answered; alone on the machine, after a text whose rows choose all experts."""
+    side.warm(passages(arguments, bundle, WARM if arguments.alone else 32, 1)[0], 4, "plain", {})
+    return side
 
 
 def measure_perplexity(arguments: argparse.Namespace, bundle: Path, cache: Path) -> dict[str, Any]:
@@ -268,6 +277,7 @@ def main() -> None:
     parser.add_argument("--precision", help="of streamspec's bundle; default: what `chat` takes for such a file")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 2048, 7800])
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="one side in memory at a time")
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -18,11 +18,12 @@ from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
 from streamspec.captured.packed_call import captured_features
 from streamspec.export.bundle_graphs import DATA
 from streamspec.export.bundle_parts import Parts
+from streamspec.export.native.file_weights import FileWeights
 from streamspec.export.ops.builder import Array
 from streamspec.export.options import Progress
 from streamspec.export.reference.blas_threads import one_blas_thread
 from streamspec.export.runners.captured_runner import CapturedGraph
-from streamspec.export.runners.graph_runner import open_session
+from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.runners.layerwise import LayerwiseGraph
 from streamspec.export.validate.parity import (
     PROBE_ROWS,
@@ -70,7 +71,7 @@ class BundleReference:
         manifest = self.measure(manifest, folder, session)
         del session
         if native and manifest.probe is not None and self.chooses:
-            manifest = replace(manifest, probe=agreed(manifest.probe, self._standard(folder)))
+            manifest = replace(manifest, probe=agreed(manifest.probe, self._rounded_otherwise(manifest, folder)))
         parity = dict(manifest.parity)
         if native:
             of_native = {name: value for name, value in parity.items() if name not in self.texts}
@@ -85,6 +86,15 @@ class BundleReference:
         parity |= {} if self.by == TORCH else {"reference": self.by}
         size = (folder / DATA).stat().st_size
         return replace(manifest, parity=parity, probe=make_probe(session, self.tokens), weights_bytes=size)
+
+    def _rounded_otherwise(self, manifest: Manifest, folder: Path) -> Array:
+        """Logits [n, V] of the probe's rows as the graph of standard operators rounds them. A file's own weights it
+        multiplies in float32, as the reference does, which spares turning all experts back."""
+        context, ids = self.expected.case.context, self.tokens[:PROBE_ROWS]
+        if manifest.precision == FileWeights.name:
+            return self.expected.logits[: min(len(context), PROBE_ROWS)]
+        logits: Array = stepper(self._standard(folder), len(ids)).prefill(ids, forced_node=len(ids) - 1)["logits"]
+        return logits
 
     def _standard(self, folder: Path) -> Any:
         """The graph of standard operators, a few layers at a time where no drafts depend on its own; a large whole one

@@ -241,15 +241,14 @@ def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
     )
 
 
-def agreed(probe: ProbeInfo, graph: Any) -> ProbeInfo:
-    """The rows of a probe before the first at which another `graph` of the bundle is off: where two experts nearly tie,
-    graphs that round differently choose different ones."""
-    ids, choices = np.asarray(probe.input_ids, np.int64), list(probe.choices)
-    logits = stepper(graph, len(ids)).prefill(ids, forced_node=len(ids) - 1)["logits"]
-    top = logits[np.arange(len(ids)), choices]
-    off = np.maximum(np.abs(top - probe.top_logits), logits.max(axis=1) - top)
+def agreed(probe: ProbeInfo, logits: Array) -> ProbeInfo:
+    """The rows of a probe before the first whose `logits` [rows, V], rounded otherwise, are off: where two experts
+    nearly tie, other roundings choose others."""
+    choices, recorded = list(probe.choices)[: len(logits)], np.asarray(probe.top_logits)[: len(logits)]
+    top = logits[np.arange(len(choices)), choices]
+    off = np.maximum(np.abs(top - recorded), logits.max(axis=1) - top)
     apart = np.flatnonzero(off > TOLERANCE / 2 * np.abs(probe.top_logits).max())
-    count = int(apart[0]) if len(apart) else len(ids)
+    count = int(apart[0]) if len(apart) else len(choices)
     return ProbeInfo(probe.input_ids[:count], probe.choices[:count], probe.top_logits[:count])
 
 
