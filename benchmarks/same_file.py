@@ -2,7 +2,7 @@
 """Compares streamspec with llama.cpp on one GGUF file: beginning, steps and prefill by context, perplexity.
 
     python benchmarks/same_file.py FILE.gguf --work peers --books books/train.jsonl.gz [--out same.json]
-        [--parts start steps perplexity] [--precision P] [--contexts 64 2048 7800] [--repetitions 3] [--threads N]
+        [--parts start steps rows perplexity] [--precision P] [--contexts 64 2048 7800] [--repetitions 3] [--threads N]
         [--alone]
 
 `--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp; what this needs of it besides
@@ -13,6 +13,8 @@ plainly, as nothing of a file drafts.
   processes that no file backs; bytes that stay on disk.
 - steps: tokens a second of reading each context, ms a token after it. `--alone`, where memory does not hold the weights
   of both: in each repetition one side is loaded, has a warm-up and answers, then the other.
+- rows: ms of a step of one row of streamspec's, and what steps of several cost, in plain steps: medians of interleaved
+  rounds. The rows are of different tokens; random routers choose experts for them without regard to the text.
 - perplexity: that of llama.cpp's own program, over the second halves of chunks of 512 tokens, and over the same tokens
   of streamspec's graph; `--chunks` of them.
 """
@@ -40,6 +42,7 @@ from peer_engines.process import Worker
 HERE = Path(__file__).resolve().parent
 PERPLEXITY, CHUNK = "llama-perplexity", 512
 LIMIT = 24  # tokens of an answer whose steps are timed
+ROWS = 2, 4, 8, 16
 WARM = 512  # of a text that brings a whole file into memory
 FINAL = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
 
@@ -175,6 +178,25 @@ def warmed(side: Worker, arguments: argparse.Namespace, bundle: Path) -> Worker:
     return side
 
 
+def measure_rows(arguments: argparse.Namespace, bundle: Path, cache: Path) -> list[dict[str, Any]]:
+    from streamspec import load
+    from streamspec.runtime.engine.ort_runner import OrtRunner
+    from streamspec.runtime.tuning.step_costs import measure
+
+    session = load(bundle, tree="plain", threads=arguments.threads)
+    assert isinstance(session.runner, OrtRunner)
+    chain = [(max(number - 1, 0), 0, 0.0) for number in range(max(ROWS))]
+    found = []
+    for context in arguments.contexts:
+        costs, _ = measure(session.runner, chain, budget=60.0, context=context, rounds=20, rows=ROWS)
+        found.append(
+            {"context": context, "ms": 1e3 * costs[1], "over": {str(rows): costs[rows] / costs[1] for rows in ROWS}}
+        )
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    session.close()
+    return found
+
+
 def measure_perplexity(arguments: argparse.Namespace, bundle: Path, cache: Path) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
@@ -224,7 +246,7 @@ def own_perplexity(bundle: Path, ids: list[int], arguments: argparse.Namespace) 
     return float(np.exp(losses_of(rows, graph_scorer(session, rows)).mean()))
 
 
-PARTS = {"start": measure_start, "steps": measure_steps, "perplexity": measure_perplexity}
+PARTS = {"start": measure_start, "steps": measure_steps, "rows": measure_rows, "perplexity": measure_perplexity}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -254,6 +276,12 @@ def table(found: dict[str, Any]) -> str:
                 f"| {row['context']:,} | {step[0]:.1f}, {step[1]:.1f} | {ratios[1]} |"
                 f" {speed[0]:,.0f}, {speed[1]:,.0f} | {ratios[0]} |"
             ]
+        lines += [""]
+    if rows := found.get("rows"):
+        lines += [f"| context | 1 row, ms | {' | '.join(f'{count} rows' for count in ROWS)} |", "|---" * 6 + "|"]
+        for row in rows:
+            over = " | ".join(f"{row['over'][str(count)]:.2f}" for count in ROWS)
+            lines += [f"| {row['context']:,} | {row['ms']:.1f} | {over} |"]
         lines += [""]
     if perplexity := found.get("perplexity"):
         ratio = perplexity["streamspec"] / perplexity["llama.cpp"]

@@ -18,6 +18,7 @@ from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MODEL
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
+from streamspec.export.validate import bundle_parity
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.load_weights import ModelSource, load_model
@@ -152,6 +153,17 @@ def test_in_its_own_weights_a_family_that_pytorch_reads_answers_alike(case: str,
     session = load(tmp_path / "bundle", threads=1)
     plain, drafted = (session.generate([5, 6, 7] * 4, max_new_tokens=60, speculate=each) for each in (False, True))
     assert plain.token_ids == drafted.token_ids
+
+
+@pytest.mark.parametrize("case", ["olmoe", "qwen3.5 with experts"])
+def test_no_experts_are_turned_back_for_the_self_test(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_parity, "LayerwiseGraph", None)
+    file = rounded(tmp_path / "model.gguf", case, "Q8_0")
+    export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=quiet)
+    for provider in ("cpu", "native"):
+        load(tmp_path / "bundle", threads=1, provider=provider, cache_dir=tmp_path / provider).close()
 
 
 @pytest.mark.parametrize("case", ["gemma 4", "gemma 4, keys as values"])

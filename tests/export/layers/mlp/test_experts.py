@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
 from streamspec.export.runners.graph_runner import GraphRunner, open_session
-from streamspec.export.validate.parity import PROBE_ROWS
+from streamspec.export.validate.parity import PROBE_ROWS, agreed
 from streamspec.runtime import Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, products_saturate
@@ -190,6 +191,20 @@ def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path:
     assert len(manifest.probe.input_ids) > 1 or not rows_are_exact()  # else int4 differs from the first token on
     for provider in ("cpu", "native"):
         load(tmp_path / "bundle", threads=1, provider=provider, cache_dir=tmp_path / provider).close()
+
+
+@pytest.mark.parametrize(("row", "token", "logit"), [(2, 0, 3.8), (2, 0, 4.2), (1, 2, 4.2)])
+def test_a_probe_ends_before_the_row_that_another_rounding_computes_otherwise(
+    row: int, token: int, logit: float
+) -> None:
+    choices = (0, 1, 0, 2)
+    probe = ProbeInfo((5, 6, 7, 8), choices, (4.0,) * 4)
+    logits = np.zeros((4, 3), np.float32)
+    logits[np.arange(4), list(choices)] = 4.0
+    assert agreed(probe, logits) == probe
+    assert agreed(probe, logits[:3]).input_ids == (5, 6, 7)
+    logits[row, token] = logit
+    assert agreed(probe, logits) == ProbeInfo((5, 6, 7, 8)[:row], choices[:row], (4.0,) * row)
 
 
 @pytest.mark.parametrize(
