@@ -54,7 +54,7 @@ class Parts:
 
 def load_parts(described: DescribedBase, head: Published | None, options: ExportOptions, say: Progress) -> Parts:
     """Reads the target and its drafter, `head` where that is a published one, and fits them to the options."""
-    parts = replace(read_parts(described, head), embeddings=options.embeddings)
+    parts = replace(read_parts(described, head, options.base_alone), embeddings=options.embeddings)
     if parts.streams is None and options.drafter is None and options.self_draft is None:
         parts = _with_published(parts, read_shipped(described, parts.spec, say))
     parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype))
@@ -67,11 +67,11 @@ def load_parts(described: DescribedBase, head: Published | None, options: Export
     return captured_parts(parts, options.target) if options.target.capture else parts
 
 
-def read_parts(described: DescribedBase, head: Published | None = None) -> Parts:
-    """Reads the target and its drafter as they are."""
+def read_parts(described: DescribedBase, head: Published | None, base_alone: bool) -> Parts:
+    """Reads the target and its drafter as they are. `base_alone`: of `ExportOptions`."""
     adapter = described.adapter
     whole = adapter is not None and described.drafts and DRAFTERS[adapter.method].whole_model
-    target = read_target(described.base, adapter, whole)
+    target = read_target(described.base, adapter, whole, alone=base_alone and adapter is None)
     spec = target.spec
     if adapter is None or not described.drafts:
         plain = Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))

@@ -17,6 +17,7 @@ import numpy as np
 from streamspec import __version__
 from streamspec.adapters.base_models.parameters import parameter_shapes
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.weight_files import weight_files
 from streamspec.adapters.base_models.without_torch import INSTALL, has_torch
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.errors import BaseModelError, ConfigError
@@ -25,6 +26,8 @@ from streamspec.export.spec.weight_source import Source
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, GgufCheckpoint, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.model_spec import describe
+from streamspec.model_families import FAMILIES
+from streamspec.runtime.hardware.cpu import available
 
 TOOLS = ("onnxruntime", "onnx", "torch", "transformers")
 TORCH, NUMPY = "PyTorch", "numpy"
@@ -56,9 +59,10 @@ def need_torch(what: str | None) -> None:
         raise ConfigError(f"{what} without PyTorch", "a base alone, in a bundle of this runtime", INSTALL)
 
 
-def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
-    """Reads a base and its adapter. Raises BaseModelError for what is not computed correctly, or needs PyTorch."""
-    if base.gguf is not None or not has_torch():
+def read_target(base: Base, adapter: Adapter | None, whole: bool, alone: bool = False) -> ReadTarget:
+    """Reads a base and its adapter. `alone`: nothing is asked for that needs PyTorch's model. Raises BaseModelError for
+    what is not computed correctly, or needs PyTorch."""
+    if base.gguf is not None or not has_torch() or (alone and _beyond_memory(base)):
         checkpoint = open_checkpoint(base)
         return ReadTarget(checkpoint, checkpoint, describe_checkpoint(checkpoint))
     from streamspec.export.weights.load_weights import load_model
@@ -69,6 +73,19 @@ def read_target(base: Base, adapter: Adapter | None, whole: bool) -> ReadTarget:
     if (adapter is None or drafts_alone) and (numpy_target := _checkpoint(base, spec)) is not None:
         return ReadTarget(model, *numpy_target)
     return ReadTarget(model, model, spec)
+
+
+def _beyond_memory(base: Base) -> bool:
+    """Whether memory has no room for a mixture of experts, which transformers stacks there while it maps other weights,
+    and numpy can read it, an expert at a time."""
+    room = available()
+    if FAMILIES[base.model_type].mixture is None or base.made_of is not None or room is None:
+        return False
+    try:
+        describe_checkpoint(open_checkpoint(base))
+    except BaseModelError:
+        return False
+    return sum(file.stat().st_size for file in weight_files(base.path)) > room
 
 
 def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:

@@ -22,6 +22,7 @@ from streamspec.adapters.base_models import without_torch
 from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.parameters import report_tensors
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.without_torch.config import completed, read_completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
@@ -415,6 +416,24 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
             assert ours.parity[part]["relative"] == pytest.approx(theirs.parity[part]["relative"], rel=1e-3)
         assert ours.parity["text"]["pytorch"] == pytest.approx(theirs.parity["text"]["pytorch"], rel=1e-5)
         assert "Compared with numpy in float32" in (mine / "README.md").read_text()
+
+
+def test_a_mixture_beyond_memory_is_read_an_expert_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch: the same files; other bases are mapped whatever there is, and some options need its model."""
+    families = "qwen3_moe", "lfm2_moe", "llama"
+    for family in families:
+        save_base(tmp_path / family, saved(tmp_path / family, family))
+    hashes = {}
+    for room in (None, 1 << 40, 1):
+        monkeypatch.setattr(target, "available", lambda room=room: room)
+        for family in families:
+            base, out = tmp_path / family, tmp_path / f"{family}-{room}"
+            manifest = export_bundle(base, None, out, measure=False, progress=lambda line: None)
+            assert manifest.parity.get("reference") == ("numpy" if room == 1 and family != "llama" else None)
+            assert hashes.setdefault(family, manifest.files["model.onnx.data"]) == manifest.files["model.onnx.data"]
+    base = resolve_base(tmp_path / "qwen3_moe")
+    models = [target.read_target(base, None, False, alone=alone).model for alone in (True, False)]
+    assert [isinstance(model, Checkpoint) for model in models] == [True, False]
 
 
 @pytest.mark.parametrize(
