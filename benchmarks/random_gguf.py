@@ -27,10 +27,9 @@ from big_models import make
 from peer_engines.install import call, program
 
 GEMMA = "gemma4_text"  # whose converter takes no other tokenizer
-WITH_MTP = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # whose MTP layers the converter expects otherwise
-
-
 LAYER = re.compile(r"blk\.(\d+)\.")  # how names of a layer's tensors begin
+PER_LAYER = re.compile(r"[\w-]+\.(attention\.|feed_forward_length)")  # keys whose arrays have a number for each layer
+WITH_MTP = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # whose MTP layers the converter expects otherwise
 
 
 def layers_to_copy(name: str, made: int) -> list[int]:
@@ -62,7 +61,7 @@ def copy_layers(source: Path, target: Path, layers: list[int]) -> None:
             continue
         if key == count:
             value = len(layers)
-        elif kind == GGUFValueType.ARRAY and key.startswith(architecture) and len(value) == made:
+        elif kind == GGUFValueType.ARRAY and PER_LAYER.match(key) and len(value) == made:
             value = [value[layer] for layer in layers]
         writer.add_key_value(key, value, kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
     for tensor in read.tensors:

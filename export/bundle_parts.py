@@ -54,7 +54,7 @@ class Parts:
 
 def load_parts(described: DescribedBase, head: Published | None, options: ExportOptions, say: Progress) -> Parts:
     """Reads the target and its drafter, `head` where that is a published one, and fits them to the options."""
-    parts = replace(read_parts(described, head, options.base_alone), embeddings=options.embeddings)
+    parts = replace(read_parts(described, head, options.weights_alone), embeddings=options.embeddings)
     if parts.streams is None and options.drafter is None and options.self_draft is None:
         parts = _with_published(parts, read_shipped(described, parts.spec, say))
     parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype))
@@ -67,11 +67,11 @@ def load_parts(described: DescribedBase, head: Published | None, options: Export
     return captured_parts(parts, options.target) if options.target.capture else parts
 
 
-def read_parts(described: DescribedBase, head: Published | None, base_alone: bool) -> Parts:
-    """Reads the target and its drafter as they are. `base_alone`: of `ExportOptions`."""
+def read_parts(described: DescribedBase, head: Published | None, weights_alone: bool) -> Parts:
+    """Reads the target and its drafter as they are. `weights_alone`: of `ExportOptions`."""
     adapter = described.adapter
     whole = adapter is not None and described.drafts and DRAFTERS[adapter.method].whole_model
-    target = read_target(described.base, adapter, whole, alone=base_alone and adapter is None)
+    target = read_target(described.base, adapter, whole, alone=weights_alone and adapter is None)
     spec = target.spec
     if adapter is None or not described.drafts:
         plain = Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))
@@ -194,6 +194,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manif
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
             per_layer_width=spec.per_layer_width,
+            idle_share=0.0,  # until the graph is there
             embeddings=parts.embeddings,
             **dict(zip(SKIPPED, parts.skipped, strict=True)),
         ),

@@ -147,7 +147,12 @@ class ExportOptions:
     @property
     def base_alone(self) -> bool:
         """Whether nothing is asked for that takes the base's folder with its weights, or the hash of these."""
-        return not (self.head or self.held_out or self.store or self.self_draft)
+        return self.weights_alone and not self.store
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether nothing is asked for that takes PyTorch's model of the base."""
+        return not (self.head or self.held_out or self.self_draft)
 
     def check(self) -> None:
         """Raises ConfigError for options that no export has or that do not go together."""

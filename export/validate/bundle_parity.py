@@ -16,7 +16,7 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.bundle.cache_section import CAPTURED
 from streamspec.bundle.manifest import MODEL, NATIVE, Manifest
 from streamspec.captured.packed_call import captured_features
-from streamspec.export.bundle_graphs import DATA
+from streamspec.export.bundle_graphs import DATA, idle_share
 from streamspec.export.bundle_parts import Parts
 from streamspec.export.native.file_weights import FileWeights
 from streamspec.export.ops.builder import Array
@@ -25,6 +25,7 @@ from streamspec.export.reference.blas_threads import one_blas_thread
 from streamspec.export.runners.captured_runner import CapturedGraph
 from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.runners.layerwise import LayerwiseGraph
+from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.export.validate.parity import (
     PROBE_ROWS,
     TREE_ROWS,
@@ -51,14 +52,14 @@ IN_FLOAT32 = "how the graph of standard operators rounds: it was run in float32,
 @dataclass(frozen=True)
 class BundleReference:
     """The reference's results over `tokens` and over texts (`measure_all`), to compare graphs with; `by`: of what.
-    `chooses`: whether rows choose experts."""
+    `mixture`: the experts that rows choose, if any."""
 
     by: str
     tokens: Array
     expected: Expected
     texts: Mapping[str, Measured]
     brief: bool = False
-    chooses: bool = False
+    mixture: MixtureSpec | None = None
 
     def compare(self, manifest: Manifest, folder: Path, say: Progress) -> Manifest:
         """The manifest with the parity of every graph in `folder`; and perplexity, probe and size of the one that runs
@@ -70,8 +71,11 @@ class BundleReference:
         session = open_session(folder / (NATIVE if native else MODEL), static=manifest.static is not None)
         manifest = self.measure(manifest, folder, session)
         del session
-        if native and manifest.probe is not None and self.chooses:
-            manifest = replace(manifest, probe=agreed(manifest.probe, self._rounded_otherwise(manifest, folder)))
+        if native and manifest.probe is not None and self.mixture:
+            manifest = replace(manifest, probe=agreed(manifest.probe, self._otherwise(manifest, folder)))
+        if self.mixture and (folder / NATIVE).exists():
+            share = idle_share(folder / NATIVE, self.mixture)
+            manifest = replace(manifest, model=replace(manifest.model, idle_share=share))
         parity = dict(manifest.parity)
         if native:
             of_native = {name: value for name, value in parity.items() if name not in self.texts}
@@ -87,12 +91,13 @@ class BundleReference:
         size = (folder / DATA).stat().st_size
         return replace(manifest, parity=parity, probe=make_probe(session, self.tokens), weights_bytes=size)
 
-    def _rounded_otherwise(self, manifest: Manifest, folder: Path) -> Array:
-        """Logits [n, V] of the probe's rows as the graph of standard operators rounds them. A file's own weights it
-        multiplies in float32, as the reference does, which spares turning all experts back."""
-        context, ids = self.expected.case.context, self.tokens[:PROBE_ROWS]
-        if manifest.precision == FileWeights.name:
-            return self.expected.logits[: min(len(context), PROBE_ROWS)]
+    def _otherwise(self, manifest: Manifest, folder: Path) -> Array:
+        """Logits [n, V] of the probe's rows, rounded otherwise than by native operators: by the graph of standard ones.
+        Where nothing else runs that, the reference, which does not round rows, stands for it with a file's own weights:
+        turning all experts back would take most of the time and the memory of the whole export."""
+        ids = self.tokens[:PROBE_ROWS]
+        if self.brief and manifest.precision == FileWeights.name:
+            return self.expected.logits[: min(len(self.expected.case.context), len(ids))]
         logits: Array = stepper(self._standard(folder), len(ids)).prefill(ids, forced_node=len(ids) - 1)["logits"]
         return logits
 
@@ -136,5 +141,4 @@ def compute_reference(
     say(f"computing the reference in {computed_by(model)}")
     with one_blas_thread() if brief else nullcontext():
         expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
-    mixed = spec.mixture is not None
-    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief, chooses=mixed)
+    return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief, spec.mixture)

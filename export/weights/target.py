@@ -1,5 +1,6 @@
 """Reads the target that is exported: the weights and the description of a base alone by numpy where its family allows
-it, all others by PyTorch; what a graph is compared with is PyTorch's model wherever PyTorch is installed.
+it, all others by PyTorch; what the graph of a Hugging Face folder is compared with is PyTorch's model where PyTorch is
+installed, and memory has room for a mixture of experts.
 
 So a base alone becomes the same bundle with PyTorch and without. tests/export/test_without_torch.py covers it.
 """
@@ -26,11 +27,11 @@ from streamspec.export.spec.weight_source import Source
 from streamspec.export.weights.checkpoint import Checkpoint, CheckpointSource, GgufCheckpoint, open_checkpoint
 from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.model_spec import describe
-from streamspec.model_families import FAMILIES
 from streamspec.runtime.hardware.cpu import available
 
 TOOLS = ("onnxruntime", "onnx", "torch", "transformers")
 TORCH, NUMPY = "PyTorch", "numpy"
+STACKED = 1.2  # of a mixture's files: what transformers takes of memory to stack the experts
 LAST_BITS = 3e-7  # of rotary frequencies: PyTorch's powers are not always rounded correctly
 
 
@@ -62,9 +63,11 @@ def need_torch(what: str | None) -> None:
 def read_target(base: Base, adapter: Adapter | None, whole: bool, alone: bool = False) -> ReadTarget:
     """Reads a base and its adapter. `alone`: nothing is asked for that needs PyTorch's model. Raises BaseModelError for
     what is not computed correctly, or needs PyTorch."""
-    if base.gguf is not None or not has_torch() or (alone and _beyond_memory(base)):
+    if base.gguf is not None or not has_torch():
         checkpoint = open_checkpoint(base)
         return ReadTarget(checkpoint, checkpoint, describe_checkpoint(checkpoint))
+    if alone and (found := _by_experts(base)) is not None:
+        return found
     from streamspec.export.weights.load_weights import load_model
 
     model = load_model(base, adapter, whole=whole)
@@ -75,17 +78,20 @@ def read_target(base: Base, adapter: Adapter | None, whole: bool, alone: bool = 
     return ReadTarget(model, model, spec)
 
 
-def _beyond_memory(base: Base) -> bool:
-    """Whether memory has no room for a mixture of experts, which transformers stacks there while it maps other weights,
-    and numpy can read it, an expert at a time."""
+def _by_experts(base: Base) -> ReadTarget | None:
+    """A mixture of experts that memory has no room for, as transformers stacks it there while it maps other weights:
+    numpy reads an expert at a time. None for other bases, and for those that need PyTorch."""
     room = available()
-    if FAMILIES[base.model_type].mixture is None or base.made_of is not None or room is None:
-        return False
+    if base.made_of is not None or room is None:
+        return None
+    if STACKED * sum(file.stat().st_size for file in weight_files(base.path)) <= room:
+        return None
     try:
-        describe_checkpoint(open_checkpoint(base))
+        checkpoint = Checkpoint(base.path)
+        spec = describe_checkpoint(checkpoint)
     except BaseModelError:
-        return False
-    return sum(file.stat().st_size for file in weight_files(base.path)) > room
+        return None
+    return ReadTarget(checkpoint, checkpoint, spec) if spec.mixture and _under_its_names(checkpoint) else None
 
 
 def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:
@@ -108,8 +114,12 @@ def _checkpoint(base: Base, spec: DecoderSpec) -> tuple[Checkpoint, DecoderSpec]
         described = describe_checkpoint(checkpoint)
     except BaseModelError:
         return None
-    there = parameter_shapes(checkpoint.config).keys() <= checkpoint.tensors.keys()  # under these very names
-    return (checkpoint, described) if there and alike(described, spec) else None
+    return (checkpoint, described) if _under_its_names(checkpoint) and alike(described, spec) else None
+
+
+def _under_its_names(checkpoint: Checkpoint) -> bool:
+    """Whether the tensors have the names of transformers' parameters; it also takes others."""
+    return parameter_shapes(checkpoint.config).keys() <= checkpoint.tensors.keys()
 
 
 def alike(first: DecoderSpec, second: DecoderSpec) -> bool:

@@ -5,6 +5,7 @@ The figures were fitted to what sessions took on CPUs (docs/guides/embed-in-an-a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
 from streamspec.bundle.onnx_check import shortened
 from streamspec.draft_tree import MAX_GAMMA
-from streamspec.errors import ConfigError, ResourceError
+from streamspec.errors import ConfigError, ResourceError, StreamspecWarning
 from streamspec.layer_cache import DTYPES
 from streamspec.runtime.costs.draft_depth import MAX_DEPTH
 from streamspec.runtime.draft_sources import lookahead, recycling
@@ -64,12 +65,14 @@ class MemoryEstimate:
     - `cache`: keys and values.
     - `work`: tokenizer, ONNX Runtime, the buffers of a call, and what sessions remember to draft from.
     - `total`: their sum. `str()` gives all of them in MB.
+    - `idle`: the part of `weights` that a step of one row does not read, of experts that it does not choose.
     """
 
     weights: int
     packed: int
     cache: int
     work: int
+    idle: int = 0
 
     @property
     def total(self) -> int:
@@ -118,20 +121,25 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
     limit the context, `SURE` tokens count.
 
     Raises as `estimate_memory`, and ResourceError where it takes more than `options.memory`, by default what the
-    machine has to give. A machine that does not say what it has is taken to have enough.
+    machine has to give; there experts that a row does not choose may be left in the file, with a StreamspecWarning. A
+    machine that does not say what it has is taken to have enough.
     """
     context = min(SURE, manifest.model.context_length) if options.context is None else options.context
     estimate = _estimate(manifest, context, 1, options.provider, options.window, options.short)
     needed = estimate.with_adapter(folder, manifest)
     limit = options.memory
     room = cpu.available() if limit is None else limit
-    if room is not None and needed.total > room:
-        raise ResourceError(
-            f"the bundle needs {needed}",
-            f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
-            "give a smaller context, export with precision int8 or int4, or raise memory",
-        )
-    return needed
+    if room is None or needed.total <= room:
+        return needed
+    if limit is None and needed.total - needed.idle <= room:
+        found = f"the bundle needs {needed} and this machine has {megabytes(room)} MB free"
+        warnings.warn(f"{found}: experts are read from the disk again and again", StreamspecWarning, stacklevel=2)
+        return needed
+    raise ResourceError(
+        f"the bundle needs {needed}",
+        f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
+        "give a smaller context, export with precision int8 or int4, or raise memory",
+    )
 
 
 def _estimate(
@@ -170,6 +178,7 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
         cache=caches
         * sum(group.bytes(group.cache.slots(context) + second) + kept_bytes(group, context) for group in groups),
         work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
+        idle=int(mapped * model.idle_share) if native else 0,
     )
 
 

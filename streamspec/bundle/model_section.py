@@ -19,6 +19,7 @@ IF_ANY = {
     "caches",
     "heads",
     "per_layer_width",
+    "idle_share",
     "embeddings",
     *SKIPPED,
 }  # left out where they say nothing, as they once were
@@ -27,7 +28,8 @@ IF_ANY = {
 @dataclass(frozen=True)
 class ModelInfo:
     """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
-    `per_layer_width`: numbers of each layer's own input for a token, 0: there is none;
+    `per_layer_width`: numbers of each layer's own input for a token, 0: there is none; `idle_share`: the part of all
+    weights' bytes that is of experts which a row does not choose;
     `skipped_layers`: those that the short graph leaves out, rising, `skipped_attention` and `skipped_mlps`: of which it
     leaves a half out; all empty: there is none. `embeddings`: the step graph gives the states that the head reads.
     """
@@ -43,6 +45,7 @@ class ModelInfo:
     caches: tuple[LayerCache, ...] = ()
     heads: int = 0
     per_layer_width: int = 0
+    idle_share: float = 0.0
     skipped_layers: tuple[int, ...] = ()
     skipped_attention: tuple[int, ...] = ()
     skipped_mlps: tuple[int, ...] = ()
@@ -79,6 +82,7 @@ def read_model(raw: Fields) -> ModelInfo:
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
         heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
         per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
+        idle_share=raw.number("idle_share", 0.0, 1.0) if raw.optional("idle_share") else 0.0,
         embeddings=raw.optional("embeddings") and raw.flag("embeddings"),
         **{name: raw.integers(name, 0, layers - 1, layers) for name in SKIPPED if raw.optional(name)},
     )

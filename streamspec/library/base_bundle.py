@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from streamspec import __version__
 from streamspec.adapters.base_models.download import SHA256
@@ -24,11 +25,12 @@ from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS,
 from streamspec.background import Background
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
-from streamspec.errors import BaseModelError, BundleError, ConfigError, meant, names_in
+from streamspec.errors import BaseModelError, BundleError, ConfigError, ResourceError, meant, names_in
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
+from streamspec.runtime.hardware.cpu import available
 from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
@@ -102,7 +104,9 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
         if path.is_file():
             if precision == OWN:
                 _check_embedding(path)
-            say(_announcement(path, precision))
+            costs = _costs(path, precision)
+            _check_room(path, costs)
+            say(_announcement(path, precision, costs))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
@@ -121,21 +125,47 @@ def _check_embedding(file: Path) -> None:
         raise ConfigError(f"an embedding of type {table.kind_name}", f"one of {', '.join(KINDS)}", "use int8")
 
 
-def _announcement(file: Path, precision: str) -> str:
+class _Costs(NamedTuple):
+    """What the bundle of a GGUF file takes, roughly. `read`: gigabytes of it that a step of one row reads."""
+
+    disk: float
+    memory: float
+    seconds: float
+    read: float
+
+
+def _costs(file: Path, precision: str) -> _Costs:
+    content, experts = read_gguf(file), Counter[str]()  # weights of each layer's
+    counts = {name: math.prod(tensor.shape) for name, tensor in content.tensors.items()}
+    for name in filter(lambda name: "_exps." in name, counts):
+        experts[name.split(".")[1]] += counts[name]
+    weights = sum(counts.values()) / 1e9
+    size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
+    disk = weights * BYTES[precision] if precision in BYTES else size
+    turned_back = 0 if precision == OWN else max(experts.values(), default=0)
+    memory = FIXED + (max(counts.values()) * OF_LARGEST + turned_back * OF_EXPERTS) / 1e9
+    keys = content.below(content.architecture)
+    chosen = keys.whole("expert_used_count") / keys.whole("expert_count") if experts else 1
+    idle = counts.get("per_layer_token_embd.weight", 0) + sum(experts.values()) * (1 - chosen)
+    read = disk * (1 - idle / 1e9 / weights)
+    return _Costs(disk, memory, max(10, weights * SECONDS.get(precision, SECONDS[PRECISION])), read)
+
+
+def _check_room(file: Path, costs: _Costs) -> None:
+    """Raises ResourceError, before any work, for a file whose bundle `load` would refuse for memory."""
+    room = available()
+    if room is not None and costs.read * 1e9 > room:
+        found = f"{file.name}: a step reads {costs.read:.1f} GB of weights"
+        expected = f"at most the {room / 1e9:.1f} GB of memory that this machine has free"
+        raise ResourceError(found, expected, "end other programs, or use a smaller model or one of fewer bits")
+
+
+def _announcement(file: Path, precision: str, costs: _Costs) -> str:
     """Says before the work what the bundle of a GGUF file takes."""
     size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
-    tensors = read_gguf(file).tensors.values()
-    weights, largest = (choose(math.prod(tensor.shape) for tensor in tensors) / 1e9 for choose in (sum, max))
-    disk = weights * BYTES[precision] if precision in BYTES else size
-    experts = Counter[str]()  # weights of each layer's
-    for tensor in tensors:
-        if "_exps." in tensor.name:
-            experts[tensor.name.split(".")[1]] += math.prod(tensor.shape)
-    memory = FIXED + largest * OF_LARGEST + max(experts.values(), default=0) / 1e9 * OF_EXPERTS
-    seconds = max(10, weights * SECONDS.get(precision, SECONDS[PRECISION]))
     return (
-        f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about {disk:.1f} GB of "
-        f"disk, {memory:.1f} GB of memory and {seconds:.0f} s"
+        f"{file.name} ({size:.1f} GB) becomes a bundle in {precision} in {cache_dir()}, once: about "
+        f"{costs.disk:.1f} GB of disk, {costs.memory:.1f} GB of memory and {costs.seconds:.0f} s"
     )
 
 

@@ -55,6 +55,7 @@ HELD = {
     "model.caches.": GRAPH,
     "model.heads": "memory estimates read it; " + STATED,
     "model.per_layer_width": "memory estimates read it; " + STATED,
+    "model.idle_share": "memory estimates read it; " + STATED,
     "model.embeddings": GRAPH,
     "model.skipped_layers": GRAPH + " without them; and " + STATED,
     "model.skipped_attention": GRAPH + " without it; and " + STATED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 import streamspec.export
 from streamspec.adapters.base_models import resolve
+from streamspec.adapters.base_models.gguf.file import read_gguf
 from streamspec.atomic import sha256_file
 from streamspec.bundle.files import read_manifest
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, ResourceError
 from streamspec.library import base_bundle
 from streamspec.library.base_bundle import bundle_of
 from streamspec.runtime import load
@@ -92,8 +94,28 @@ def test_a_gguf_file_keeps_its_weights_where_native_operators_take_them(
 
 def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = gguf_cases.rounded(tmp_path / "model.gguf", "olmoe", "Q8_0")
+    own = base_bundle._costs(file, "gguf")
     monkeypatch.setattr(base_bundle, "OF_EXPERTS", 1e6)
-    assert "110.8 GB of memory" in base_bundle._announcement(file, "gguf")  # 6 of 3 * 64 * 96 weights
+    assert base_bundle._costs(file, "int8").memory == pytest.approx(110.8, abs=0.1)  # 6 of 3 * 64 * 96 weights
+    assert base_bundle._costs(file, "gguf") == own and own.memory < 1  # read one by one
+    experts = 6 * 3 * 64 * 96 * 2  # in two layers, of which a row chooses 2 of 6
+    whole = sum(math.prod(tensor.shape) for tensor in read_gguf(file).tensors.values())
+    assert own.read / own.disk == pytest.approx(1 - experts * (4 / 6) / whole)
+
+
+def test_a_file_of_which_a_step_reads_more_than_memory_has_is_refused_before_any_work(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "")
+    file = gguf_cases.rounded(tmp_path / "model.gguf", "olmoe", "Q8_0")
+    read = int(base_bundle._costs(file, "gguf").read * 1e9)
+    assert read < file.stat().st_size
+    monkeypatch.setattr(base_bundle, "available", lambda: read - 1)
+    with pytest.raises(ResourceError, match="a step reads 0.0 GB of weights; expected at most the 0.0 GB of memory"):
+        bundle_of(str(file), None, quiet)
+    assert not exports
+    monkeypatch.setattr(base_bundle, "available", lambda: read + 1)
+    assert read_manifest(bundle_of(str(file), None, quiet)).precision == "gguf"
 
 
 def test_the_reference_base_is_the_same_by_name_and_by_file(

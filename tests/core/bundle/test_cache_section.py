@@ -74,8 +74,8 @@ def test_layers_that_keep_everything_are_not_mentioned() -> None:
     """Saved conversations are keyed by the manifest's text."""
     text = complete(()).to_json()
     assert "caches" not in text and '"heads"' not in text and Manifest.from_json(text).model.caches == ()
-    assert "per_layer_width" not in text
-    wide = replace(complete(()), model=replace(manifest().model, heads=4, per_layer_width=8))
+    assert "per_layer_width" not in text and "idle_share" not in text
+    wide = replace(complete(()), model=replace(manifest().model, heads=4, per_layer_width=8, idle_share=0.5))
     assert Manifest.from_json(wide.to_json()) == wide
 
 

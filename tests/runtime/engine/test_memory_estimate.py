@@ -15,7 +15,7 @@ import pytest
 
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
-from streamspec.errors import ConfigError, ResourceError
+from streamspec.errors import ConfigError, ResourceError, StreamspecWarning
 from streamspec.layer_cache import LayerCache
 from streamspec.runtime import LoadOptions, load
 from streamspec.runtime import estimate_memory as estimate
@@ -137,6 +137,24 @@ def test_a_session_of_native_operators_maps_its_weights_and_takes_no_more_than_f
 def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         estimate(described(), **options)  # type: ignore[arg-type]
+
+
+def test_experts_that_a_row_does_not_choose_may_stay_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    library(monkeypatch)
+    dense = with_native()
+    mixture = with_native(model=replace(dense.model, idle_share=0.75))
+    needed = estimate(mixture, context=128)
+    assert (needed.idle, needed.total) == (3 * WEIGHTS // 4, estimate(dense, context=128).total)
+    assert estimate(mixture, context=128, provider="cpu").idle == 0  # all are turned back there
+    monkeypatch.setattr(cpu, "available", lambda: needed.total - needed.idle)
+    with pytest.warns(StreamspecWarning, match=r"has \d+ MB free: experts are read from the disk again"):
+        check(mixture)
+    for one, limit in ((dense, None), (mixture, needed.total - 1)):  # a limit is one of all that is mapped
+        with pytest.raises(ResourceError):
+            check(one, limit)
+    monkeypatch.setattr(cpu, "available", lambda: needed.total - needed.idle - 1)
+    with pytest.raises(ResourceError, match="which this machine has free"):
+        check(mixture)
 
 
 def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
