@@ -10,10 +10,11 @@ from pathlib import Path
 
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GROUPS, _GROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_GROUP_FILES = (  # version 2, version 1: limit, use, and which of the use are pages of files that can be dropped
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+_GROUP_FILES = (  # version 2, version 1: limit, use, and before the names of what can be dropped of it
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
+_DROPPABLE = "inactive_file", "active_file"  # pages of files, such as a model's, also those read twice
 # those that make matrix products faster
 _INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 
@@ -92,12 +93,12 @@ def _group_limits() -> list[int]:
     return out
 
 
-def _group_room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
+def _group_room(folder: Path, limit: str, use: str, prefix: str) -> int | None:
     try:
         maximum = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
         used = int((folder / use).read_text())
         counted = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, maximum - used + int(counted.get(droppable, 0)))
+        return max(0, maximum - used + sum(int(counted.get(prefix + name, 0)) for name in _DROPPABLE))
     except (OSError, ValueError):
         return None
 

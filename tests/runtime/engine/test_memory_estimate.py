@@ -261,20 +261,21 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: d
 
 
 def test_limits_of_containers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"app/memory.max": "500\n", "app/memory.current": "200", "app/memory.stat": "anon 100\ninactive_file 50\n"}
+    stat = "anon 100\ninactive_file 50\nactive_file 30\n"
+    files = {"app/memory.max": "500\n", "app/memory.current": "200", "app/memory.stat": stat}
     files |= {"app/inner/memory.max": "max\n", "app/inner/memory.current": "1", "app/inner/memory.stat": ""}
     groups(tmp_path, monkeypatch, "0::/app/inner\n", files)
-    assert cpu.available() == 350
+    assert cpu.available() == 380
 
 
 def test_limits_of_older_groups_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "memory/app/memory.limit_in_bytes": "600",
         "memory/app/memory.usage_in_bytes": "500",
-        "memory/app/memory.stat": "total_inactive_file 20\n",
+        "memory/app/memory.stat": "inactive_file 7\ntotal_inactive_file 20\ntotal_active_file 40\n",
     }
     groups(tmp_path, monkeypatch, "4:cpuset:/app\n3:memory:/app\n0::/\nno line of a group\n", files)
-    assert cpu.available() == 120
+    assert cpu.available() == 160
 
 
 @pytest.mark.parametrize("lines", ["", "0::/../..\n", "0::/gone\n"])
