@@ -23,7 +23,7 @@ from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.sampling import choice_graph
-from streamspec.export.native.operators import MAPS, native_ops
+from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.options import DELTA, Progress
 from streamspec.export.quantization import smoothing as smooth
@@ -111,19 +111,10 @@ def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts,
 
 def idle_share(native: Path, mixture: MixtureSpec) -> float:
     """Of the bytes of the weights of a graph of native operators, those of experts that a row does not choose."""
-    graph = onnx.load(native, load_external_data=False).graph
-    sizes = {
-        tensor.name: int(entry.value)
-        for tensor in graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "length"
-    }
-    stacks = set[str]()
-    for node in graph.node:
-        if any(attribute.name == MAPS and attribute.i == mixture.count for attribute in node.attribute):
-            stacks.update(sizes.keys() & set(node.input))
-    idle = sum(sizes[name] for name in stacks) * (1 - mixture.active / mixture.count)
-    return round(idle / max(1, sum(sizes.values())), 4)
+    tensors = onnx.load(native, load_external_data=False).graph.initializer
+    sizes = {one.name: int(entry.value) for one in tensors for entry in one.external_data if entry.key == "length"}
+    stacks = sum(size for name, size in sizes.items() if f".{mixture.names.experts}." in name)
+    return round(stacks * (1 - mixture.active / mixture.count) / max(1, sum(sizes.values())), 4)
 
 
 def _write_native_and_short(folder: Path, graph: StepGraph, parts: Parts, store: WeightStore) -> None:

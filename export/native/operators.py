@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
-MAPS = "maps"  # the attribute with the number of a stack's parts
 TAPS = 8  # of a short convolution, at most
 RULES = {RECURRENT: "GatedDeltaRule", STATE_SPACE: "StateSpace"}  # of layers with a recurrent state
 
@@ -110,7 +109,7 @@ class NativeOps:
             biases = g.op("Reshape", bias, g.ints(len(stack.parts), -1)) if bias else ""
             return g.op("Add", whole, g.op("Gather", biases, chosen, axis=0)) if bias else whole
         kind, inputs, own = self.precision.of(stack).operator(g.store, stack)
-        attributes: dict[str, Any] = {"mix": stack.mix} | own | {MAPS: len(stack.parts)}
+        attributes: dict[str, Any] = {"mix": stack.mix} | own | {"maps": len(stack.parts)}
         attributes |= dict(zip(("alpha", "limit"), clamp, strict=True)) if clamp and activation else {}
         kind = kind.replace("Linear", "Experts")
         return self._map(g, kind, x, (chosen, shares, *inputs), stack.parts[0], bias, activation, None, **attributes)

@@ -55,7 +55,8 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
     room = cpu.available() if options.memory is None else options.memory
     if room is not None:
         context = min(options.context or SURE, manifest.model.context_length, draft.model.context_length)
-        check_load(other, draft, replace(options, context=context, memory=max(1, room - needed.total)))
+        held = needed.total - (needed.idle if options.memory is None else 0)
+        check_load(other, draft, replace(options, context=context, memory=max(1, room - held)))
     return draft
 
 

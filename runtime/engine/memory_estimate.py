@@ -135,8 +135,9 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
         found = f"the bundle needs {needed} and this machine has {megabytes(room)} MB free"
         warnings.warn(f"{found}: experts are read from the disk again and again", StreamspecWarning, stacklevel=2)
         return needed
+    least = f", {megabytes(needed.total - needed.idle)} MB of it at a time" if needed.idle and limit is None else ""
     raise ResourceError(
-        f"the bundle needs {needed}",
+        f"the bundle needs {needed}{least}",
         f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
         "give a smaller context, export with precision int8 or int4, or raise memory",
     )

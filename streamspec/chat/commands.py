@@ -81,7 +81,7 @@ def model(chat: TerminalChat, argument: str) -> None:
         return
     if chat.load is None:
         raise ConfigError(f"/model {argument}", "a chat that can load another", "begin one with it")
-    folder, before = bundle_of(os.path.expanduser(argument), say=chat.say), chat.session
+    folder, before = bundle_of(os.path.expanduser(argument), say=chat.say, to_load=False), chat.session
     before.unload()
     session = chat.load(folder)
     try:

@@ -57,7 +57,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Describe a bundle or an adapter."""
-    title, rows = describe(Path(path) if _is_adapter(Path(path)) else folder_of(path, precision))
+    title, rows = describe(Path(path) if _is_adapter(Path(path)) else folder_of(path, precision, to_load=False))
     # File content is quoted here: its control characters must not reach the terminal.
     rows = [(one_line(name), one_line(value)) for name, value in rows]
     if as_json:

@@ -25,7 +25,7 @@ def command(
     """Write a bundle as one file, its files listed with size and sha256."""
     from streamspec.library.archive import pack
 
-    folder = folder_of(bundle, precision)
+    folder = folder_of(bundle, precision, to_load=False)
     target = file or Path(folder.resolve().name + ENDING)
     done = pack(folder, target, force)
     facts = {"file": str(target), "bytes": done.bytes, "sha256": done.sha256}

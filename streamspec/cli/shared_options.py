@@ -14,7 +14,7 @@ from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.options import SELF, WINDOW
 
 
-def folder_of(bundle: str, precision: str | None) -> Path:
+def folder_of(bundle: str, precision: str | None, to_load: bool = True) -> Path:
     """Returns the folder of a bundle from its path, from the name of an installed one, or from a base, which is
     exported where it is new. A path works also in a package without the parts that the others take.
     """
@@ -23,7 +23,7 @@ def folder_of(bundle: str, precision: str | None) -> Path:
         return path
     from streamspec.library.base_bundle import bundle_of
 
-    return bundle_of(bundle, precision)
+    return bundle_of(bundle, precision, to_load=to_load)
 
 
 def folders_of(bundles: Sequence[str], precision: str | None) -> list[Path]:

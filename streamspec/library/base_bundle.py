@@ -34,6 +34,7 @@ from streamspec.runtime.hardware.cpu import available
 from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
+NATIVE_PRECISIONS = PRECISION, "int4", OWN  # whose weights stay in the file
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor and for one of a layer's experts.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
@@ -42,13 +43,16 @@ FIXED, OF_LARGEST, OF_EXPERTS = 0.2, 2, 2.5
 EXTRA = 'run: pip install "streamspec[cpu]", or give a bundle'
 
 
-def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None] | None = None) -> Path:
+def bundle_of(
+    name: str, precision: str | None = None, say: Callable[[str], None] | None = None, to_load: bool = True
+) -> Path:
     """Returns the folder of the bundle called `name`: itself where it is one, or the one installed under this
     name; else of a base (a Hugging Face folder, a GGUF file, a hub id, `smollm2-135m`) the bundle in the cache,
     exported first where it is not there.
 
     `precision`: of the export, by default gguf for a GGUF file where native operators are there and take it, else int8.
-    `say` gets one line per step of it (default: stderr). Raises ConfigError for a name of nothing, for the `precision`
+    `say` gets one line per step of it (default: stderr). `to_load`: False makes it also where memory has no room to
+    load it. Raises ResourceError where it has not, ConfigError for a name of nothing, for the `precision`
     of what is a bundle already, and where the libraries are missing that an export takes; BaseModelError for a base
     that cannot be used.
     """
@@ -67,10 +71,10 @@ def bundle_of(name: str, precision: str | None = None, say: Callable[[str], None
     *first, last = wanted
     for one in first:
         try:
-            return _export(name, path, targets[one], one, say)
+            return _export(name, path, targets[one], one, say, to_load)
         except ConfigError as error:  # such as for a quantization that the precision does not take
             say(f"{error.found}: {last} instead")
-    return _export(name, path, targets[last], last, say)
+    return _export(name, path, targets[last], last, say, to_load)
 
 
 def _precisions(path: Path) -> tuple[str, ...]:
@@ -96,16 +100,17 @@ def _whole(target: Path) -> bool:
         return False
 
 
-def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None]) -> Path:
+def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool) -> Path:
     shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
     try:
         from streamspec.export import export_bundle
 
-        if path.is_file():
+        if path.is_file() and read_gguf(path).tensors:
             if precision == OWN:
                 _check_embedding(path)
             costs = _costs(path, precision)
-            _check_room(path, costs)
+            if to_load:
+                _check_room(path, costs)
             say(_announcement(path, precision, costs))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
@@ -126,7 +131,7 @@ def _check_embedding(file: Path) -> None:
 
 
 class _Costs(NamedTuple):
-    """What the bundle of a GGUF file takes, roughly. `read`: gigabytes of it that a step of one row reads."""
+    """What the bundle of a GGUF file takes, roughly. `read`: gigabytes of it that `load` wants in memory."""
 
     disk: float
     memory: float
@@ -135,27 +140,31 @@ class _Costs(NamedTuple):
 
 
 def _costs(file: Path, precision: str) -> _Costs:
-    content, experts = read_gguf(file), Counter[str]()  # weights of each layer's
+    content = read_gguf(file)
     counts = {name: math.prod(tensor.shape) for name, tensor in content.tensors.items()}
-    for name in filter(lambda name: "_exps." in name, counts):
-        experts[name.split(".")[1]] += counts[name]
-    weights = sum(counts.values()) / 1e9
-    size = sum(part.stat().st_size for part in parts_of(file)) / 1e9
-    disk = weights * BYTES[precision] if precision in BYTES else size
-    turned_back = 0 if precision == OWN else max(experts.values(), default=0)
-    memory = FIXED + (max(counts.values()) * OF_LARGEST + turned_back * OF_EXPERTS) / 1e9
-    keys = content.below(content.architecture)
-    chosen = keys.whole("expert_used_count") / keys.whole("expert_count") if experts else 1
-    idle = counts.get("per_layer_token_embd.weight", 0) + sum(experts.values()) * (1 - chosen)
-    read = disk * (1 - idle / 1e9 / weights)
-    return _Costs(disk, memory, max(10, weights * SECONDS.get(precision, SECONDS[PRECISION])), read)
+    sizes = {name: tensor.size for name, tensor in content.tensors.items()}
+    if precision != OWN:
+        sizes = {name: int(count * BYTES[precision]) for name, count in counts.items()}
+    experts = [name for name in counts if "_exps." in name]
+    of_layers = Counter[str]()  # weights of a layer's experts, which are turned back unless they stay the file's
+    for name in experts if precision != OWN else ():
+        of_layers[name.split(".")[1]] += counts[name]
+    idle = sizes.get("per_layer_token_embd.weight", 0.0)
+    if experts and precision in NATIVE_PRECISIONS and not native_library.why_not():
+        keys = content.below(content.architecture)
+        chosen = keys.whole("expert_used_count") / keys.whole("expert_count")
+        idle += sum(sizes[name] for name in experts) * (1 - chosen)
+    disk, weights = sum(sizes.values()), sum(counts.values())
+    memory = FIXED + (max(counts.values()) * OF_LARGEST + max(of_layers.values(), default=0) * OF_EXPERTS) / 1e9
+    seconds = max(10, weights / 1e9 * SECONDS.get(precision, SECONDS[PRECISION]))
+    return _Costs(disk / 1e9, memory, seconds, (disk - idle) / 1e9)
 
 
 def _check_room(file: Path, costs: _Costs) -> None:
     """Raises ResourceError, before any work, for a file whose bundle `load` would refuse for memory."""
     room = available()
     if room is not None and costs.read * 1e9 > room:
-        found = f"{file.name}: a step reads {costs.read:.1f} GB of weights"
+        found = f"{file.name}, of which a step reads {costs.read:.1f} GB"
         expected = f"at most the {room / 1e9:.1f} GB of memory that this machine has free"
         raise ResourceError(found, expected, "end other programs, or use a smaller model or one of fewer bits")
 

@@ -37,7 +37,7 @@ def train(config: TrainConfig, began: float | None = None, load: Callable[..., A
 def checked(config: TrainConfig) -> TrainConfig:
     """Refuses what can be refused without a model library. Returns the options with `answers_from` as a folder."""
     if config.answers_from is not None and not is_server(config.answers_from):
-        config = replace(config, answers_from=str(base_bundle.bundle_of(config.answers_from, None)))
+        config = replace(config, answers_from=str(base_bundle.bundle_of(config.answers_from, None, to_load=False)))
     check_early(config)
     return config
 
@@ -59,7 +59,7 @@ def own_bundle(config: TrainConfig) -> str | None:
     try:
         if why := native_library.why_not():
             raise ConfigError(why, "native operators", "see `streamspec doctor`")
-        return str(base_bundle.bundle_of(config.base, OWN_WEIGHTS))
+        return str(base_bundle.bundle_of(config.base, OWN_WEIGHTS, to_load=False))
     except ConfigError as error:
         print(f"PyTorch computes the target: {error.found}", file=sys.stderr)
         return None

@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     session = SimpleNamespace(stream=lambda text, options: seen.append(text) or iter(()))
     monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **__: session)
-    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision: Path(name))
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision, **_: Path(name))
     return seen
 
 

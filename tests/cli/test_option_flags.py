@@ -95,7 +95,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[LoadOptions]:
         seen.append(options)
         raise Loads
 
-    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision: Path(name))
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision, **_: Path(name))
     monkeypatch.setattr(streamspec.runtime, "load", load)
     monkeypatch.setattr(streamspec.serve, "serve", load)
     monkeypatch.setattr(streamspec.bench, "bench", lambda bundle, *_, options, **__: load(bundle, options))

@@ -93,14 +93,20 @@ def test_a_gguf_file_keeps_its_weights_where_native_operators_take_them(
 
 
 def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "")
     file = gguf_cases.rounded(tmp_path / "model.gguf", "olmoe", "Q8_0")
     own = base_bundle._costs(file, "gguf")
     monkeypatch.setattr(base_bundle, "OF_EXPERTS", 1e6)
     assert base_bundle._costs(file, "int8").memory == pytest.approx(110.8, abs=0.1)  # 6 of 3 * 64 * 96 weights
     assert base_bundle._costs(file, "gguf") == own and own.memory < 1  # read one by one
-    experts = 6 * 3 * 64 * 96 * 2  # in two layers, of which a row chooses 2 of 6
-    whole = sum(math.prod(tensor.shape) for tensor in read_gguf(file).tensors.values())
-    assert own.read / own.disk == pytest.approx(1 - experts * (4 / 6) / whole)
+    tensors = read_gguf(file).tensors
+    whole, experts = (sum(one.size for name, one in tensors.items() if of in name) for of in ("", "_exps."))
+    assert own.read == pytest.approx((whole - experts * 4 / 6) / 1e9)  # a row chooses 2 of 6
+    fp32 = base_bundle._costs(file, "fp32")
+    assert fp32.read == fp32.disk == pytest.approx(4e-9 * sum(math.prod(one.shape) for one in tensors.values()))
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
+    int8 = base_bundle._costs(file, "int8")
+    assert int8.read == int8.disk  # all are turned back
 
 
 def test_a_file_of_which_a_step_reads_more_than_memory_has_is_refused_before_any_work(
@@ -111,9 +117,11 @@ def test_a_file_of_which_a_step_reads_more_than_memory_has_is_refused_before_any
     read = int(base_bundle._costs(file, "gguf").read * 1e9)
     assert read < file.stat().st_size
     monkeypatch.setattr(base_bundle, "available", lambda: read - 1)
-    with pytest.raises(ResourceError, match="a step reads 0.0 GB of weights; expected at most the 0.0 GB of memory"):
+    with pytest.raises(ResourceError, match="of which a step reads 0.0 GB; expected at most the 0.0 GB of memory"):
         bundle_of(str(file), None, quiet)
     assert not exports
+    bundle_of(str(file), "fp32", quiet, to_load=False)  # for another machine
+    assert len(exports) == 1
     monkeypatch.setattr(base_bundle, "available", lambda: read + 1)
     assert read_manifest(bundle_of(str(file), None, quiet)).precision == "gguf"
 

@@ -153,7 +153,7 @@ def test_experts_that_a_row_does_not_choose_may_stay_in_the_file(monkeypatch: py
         with pytest.raises(ResourceError):
             check(one, limit)
     monkeypatch.setattr(cpu, "available", lambda: needed.total - needed.idle - 1)
-    with pytest.raises(ResourceError, match="which this machine has free"):
+    with pytest.raises(ResourceError, match=r"\), \d+ MB of it at a time; expected at most \d+ MB, which this machine"):
         check(mixture)
 
 

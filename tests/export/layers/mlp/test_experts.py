@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from transformers import PreTrainedModel
 
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import BaseModelError
@@ -191,6 +193,18 @@ def test_the_self_test_ends_before_a_choice_in_which_two_graphs_differ(tmp_path:
     assert len(manifest.probe.input_ids) > 1 or not rows_are_exact()  # else int4 differs from the first token on
     for provider in ("cpu", "native"):
         load(tmp_path / "bundle", threads=1, provider=provider, cache_dir=tmp_path / provider).close()
+
+
+@pytest.mark.parametrize(("family", "chosen"), [("qwen3_moe", 3 / 8), ("lfm2_moe", 3 / 8)])
+def test_a_bundle_states_which_share_a_step_does_not_read(family: str, chosen: float, tmp_path: Path) -> None:
+    base = base_of(family, tmp_path / "base")
+    manifest = export_bundle(base, None, tmp_path / "bundle", measure=False, progress=lambda line: None)
+    initializers = onnx.load(tmp_path / "bundle" / "native.onnx", load_external_data=False).graph.initializer
+    sizes = {one.name: int(entry.value) for one in initializers for entry in one.external_data if entry.key == "length"}
+    experts = sum(size for name, size in sizes.items() if "experts" in name)
+    assert 0.3 < experts / sum(sizes.values()) < 0.95
+    assert manifest.model.idle_share == pytest.approx(experts * (1 - chosen) / sum(sizes.values()), abs=1e-4)
+    assert read_manifest(tmp_path / "bundle") == manifest
 
 
 @pytest.mark.parametrize(("row", "token", "logit"), [(2, 0, 3.8), (2, 0, 4.2), (1, 2, 4.2)])
