@@ -73,7 +73,7 @@ def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
     """They ask `bundle_of`, with the precision that a base gets."""
     asked: list[tuple[str, str]] = []
 
-    def asks(name: str, precision: str) -> Path:
+    def asks(name: str, precision: str, **_: bool) -> Path:
         asked.append((name, precision))
         if name == ("more" if "more" in more else "tiny"):
             raise ConfigError("asked for all")
@@ -96,7 +96,7 @@ def test_every_command_with_a_bundle_takes_a_folder_a_name_or_a_base(
 def test_every_flag_that_names_a_bundle_takes_what_commands_take(
     given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asks(name: str, precision: str | None) -> Path:
+    def asks(name: str, precision: str | None, **_: bool) -> Path:
         raise ConfigError(f"asked for {name}, {precision}")
 
     monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", asks)
