@@ -14,6 +14,7 @@ from streamspec.layer_cache import NONE, LayerCache
 SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_layers`, over the data of `model.onnx`
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 AGAIN = "export the bundle again"  # the fix for most defects of a bundle
+NATIVE_PRECISIONS = "int8", "int4", "gguf"  # that native operators exist for
 SKIPPED = ("skipped_layers", "skipped_attention", "skipped_mlps")
 IF_ANY = {
     "caches",
@@ -95,7 +96,7 @@ def check_model(model: ModelInfo, precision: str, files: Container[str], native:
     `native`, the name of the graph of native operators. Native operators exist for three
     precisions only. Bundles with embeddings lack the file `choice`, which belongs to graphs of fixed shapes.
     """
-    if native in files and precision not in ("int8", "int4", "gguf"):
+    if native in files and precision not in NATIVE_PRECISIONS:
         raise BundleError(f"native operators in {precision}", "int8, int4 or gguf", AGAIN)
     if model.embeddings and choice in files:
         raise BundleError("manifest.model.embeddings beside fixed shapes", "shapes that change", AGAIN)

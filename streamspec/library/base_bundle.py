@@ -25,6 +25,7 @@ from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS,
 from streamspec.background import Background
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
+from streamspec.bundle.model_section import NATIVE_PRECISIONS
 from streamspec.errors import BaseModelError, BundleError, ConfigError, ResourceError, meant, names_in
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
@@ -34,7 +35,6 @@ from streamspec.runtime.hardware.cpu import available
 from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
-NATIVE_PRECISIONS = PRECISION, "int4", OWN  # whose weights stay in the file
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor and for one of a layer's experts.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
@@ -143,7 +143,7 @@ def _costs(file: Path, precision: str) -> _Costs:
     content = read_gguf(file)
     counts = {name: math.prod(tensor.shape) for name, tensor in content.tensors.items()}
     sizes = {name: tensor.size for name, tensor in content.tensors.items()}
-    if precision != OWN:
+    if precision in BYTES:
         sizes = {name: int(count * BYTES[precision]) for name, count in counts.items()}
     experts = [name for name in counts if "_exps." in name]
     of_layers = Counter[str]()  # weights of a layer's experts, which are turned back unless they stay the file's

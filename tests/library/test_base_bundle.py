@@ -107,6 +107,8 @@ def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monke
     monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
     int8 = base_bundle._costs(file, "int8")
     assert int8.read == int8.disk  # all are turned back
+    with pytest.raises(ConfigError, match="precision"):
+        bundle_of(str(file), "int5", quiet)
 
 
 def test_a_file_of_which_a_step_reads_more_than_memory_has_is_refused_before_any_work(
