@@ -88,11 +88,11 @@ def bytes_in(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def first_word(file: Path, precision: str | None, cache: Path, work: Path) -> tuple[float, int]:
+def first_word(arguments: argparse.Namespace, cache: Path) -> tuple[float, int]:
     """Seconds and memory of `streamspec generate` of one token."""
-    command = [sys.executable, "-m", "streamspec", "generate", file, "Hello", "--max-new-tokens", "1"]
-    command += ["--precision", precision] if precision else []
-    log = (work / "logs" / "same-file-start.log").open("wb")
+    command = [sys.executable, "-m", "streamspec", "generate", arguments.file, "Hello", "--max-new-tokens", "1"]
+    command += ["--precision", arguments.precision] if arguments.precision else []
+    log = (arguments.work / "logs" / "same-file-start.log").open("wb")
     process = subprocess.Popen(
         [*map(str, command)], env={**os.environ, "STREAMSPEC_CACHE": str(cache)}, stdout=log, stderr=log
     )
@@ -115,8 +115,8 @@ def llama(arguments: argparse.Namespace, context: int) -> Worker:
 
 
 def measure_start(arguments: argparse.Namespace, bundle: Path, cache: Path) -> dict[str, Any]:
-    took, memory = first_word(arguments.file, arguments.precision, cache, arguments.work)
-    again, memory_again = first_word(arguments.file, arguments.precision, cache, arguments.work)
+    took, memory = first_word(arguments, cache)
+    again, memory_again = first_word(arguments, cache)
     began = time.perf_counter()
     server = llama(arguments, 512)
     server.answer([1], 1, "plain", {})
@@ -315,7 +315,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         if "start" not in arguments.parts:
-            first_word(arguments.file, arguments.precision, cache, arguments.work)
+            first_word(arguments, cache)
         else:
             found["start"] = measure_start(arguments, cache, cache)
         [manifest] = cache.glob("bundles/*/manifest.json")

@@ -55,7 +55,7 @@ def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: M
     room = cpu.available() if options.memory is None else options.memory
     if room is not None:
         context = min(options.context or SURE, manifest.model.context_length, draft.model.context_length)
-        held = needed.total - (needed.idle if options.memory is None else 0)
+        held = needed.at_once if options.memory is None else needed.total
         check_load(other, draft, replace(options, context=context, memory=max(1, room - held)))
     return draft
 

@@ -78,6 +78,11 @@ class MemoryEstimate:
     def total(self) -> int:
         return self.weights + self.packed + self.cache + self.work
 
+    @property
+    def at_once(self) -> int:
+        """What of `total` a step of one row takes."""
+        return self.total - self.idle
+
     def with_adapter(self, folder: Path, manifest: Manifest) -> MemoryEstimate:
         """With the largest adapter of the bundle in `folder`, where it can swap them."""
         return self if manifest.swappable is None else replace(self, weights=self.weights + largest_adapter(folder))
@@ -131,11 +136,11 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
     room = cpu.available() if limit is None else limit
     if room is None or needed.total <= room:
         return needed
-    if limit is None and needed.total - needed.idle <= room:
+    if limit is None and needed.at_once <= room:
         found = f"the bundle needs {needed} and this machine has {megabytes(room)} MB free"
         warnings.warn(f"{found}: experts are read from the disk again and again", StreamspecWarning, stacklevel=2)
         return needed
-    least = f", {megabytes(needed.total - needed.idle)} MB of it at a time" if needed.idle and limit is None else ""
+    least = f", {megabytes(needed.at_once)} MB of it at a time" if needed.idle and limit is None else ""
     raise ResourceError(
         f"the bundle needs {needed}{least}",
         f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
