@@ -171,7 +171,7 @@ class LoadedModel:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
         try:
-            with HugePages() as pages:
+            with HugePages(self.folder) as pages:
                 session = self.ort.InferenceSession(
                     str(path),
                     options,

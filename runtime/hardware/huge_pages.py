@@ -1,8 +1,11 @@
 """Puts a model's weights into huge pages, where Linux gives them on request, and returns freed memory to the system.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
-`MADV_COLLAPSE` (Linux 6.1) moves what is there into pages of 2 MiB, without more memory, at about half a gigabyte a
-second: a thread does it while the model is already used. Elsewhere nothing happens.
+Weights that are mapped from a file are read from the disk into pages of 2 MiB, where the file system has such (ext4
+since Linux 6.16, XFS, Btrfs), by `MADV_HUGEPAGE`; those that Linux holds already stay in the pages they were written
+with (`bundle.write_files.LargeFile`). What lies in memory of its own is moved by `MADV_COLLAPSE` (Linux 6.1), without
+more memory, at about half a gigabyte a second: a thread does it while the model is already used. Elsewhere nothing
+happens.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from streamspec.background import Background
+from streamspec.bundle.write_files import HUGE_PAGE
 
-HUGE = 2 << 20  # bytes
-MADV_COLLAPSE = 25
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAPPINGS, MEMORY = Path("/proc/self/maps"), Path("/proc/self/smaps")
@@ -25,10 +28,11 @@ Range = tuple[int, int]
 
 class HugePages:
     """A context: what its body allocates in large pieces, and has filled by its end, is moved into huge pages after
-    it."""
+    it. What it maps of files in `folder` is read into such pages from then on."""
 
-    def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled and offered()
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._enabled = offered()
         self._before: list[Range] = []
         self._moving: Background[None] | None = None
 
@@ -39,9 +43,10 @@ class HugePages:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._enabled and error is None:
-            large = any(end - start >= HUGE for start, end in without(anonymous(), self._before))
+            advise(files_in(self._folder), MADV_HUGEPAGE)
+            large = any(end - start >= HUGE_PAGE for start, end in without(anonymous(), self._before))
             added = without(filled(), self._before) if large else []
-            self._moving = Background(lambda: move(added))
+            self._moving = Background(lambda: advise(added, MADV_COLLAPSE))
 
     def wait(self) -> None:
         """Waits until all is moved."""
@@ -49,13 +54,12 @@ class HugePages:
             self._moving.result()
 
 
-def move(ranges: list[Range]) -> None:
-    """Moves what lies in these ranges, as far as it fills huge pages."""
+def advise(ranges: list[Range], advice: int) -> None:
+    """Gives the system this advice for these ranges. A refusal, for want of free huge pages, of support, or of the
+    range, leaves everything as it was.
+    """
     for start, end in ranges:
-        start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
-        if start < end:
-            # A refusal, for want of free huge pages, of support, or of the range, leaves everything as it was.
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def trim() -> None:
@@ -96,13 +100,27 @@ def filled() -> list[Range]:
     return out
 
 
+def files_in(folder: Path) -> list[Range]:
+    """Lists this process's mappings of files in `folder`, in ascending order."""
+    out, within = [], f"{folder.resolve()}{os.sep}"
+    for line in MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, *_, name = line.split(maxsplit=5)
+        if name.startswith(within):
+            out.append(_range(addresses))
+    return out
+
+
+def _range(addresses: str) -> Range:
+    start, end = (int(x, 16) for x in addresses.split("-"))
+    return start, end
+
+
 def _anonymous(line: str) -> Range | None:
     """Returns the range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be
     written."""
     addresses, rights, _, _, inode, *name = line.split()
     private = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
-    start, end = (int(x, 16) for x in addresses.split("-"))
-    return (start, end) if rights == "rw-p" and private else None
+    return _range(addresses) if rights == "rw-p" and private else None
 
 
 def without(ranges: list[Range], taken: list[Range]) -> list[Range]:

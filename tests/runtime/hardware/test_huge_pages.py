@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamspec.bundle.write_files import HUGE_PAGE as HUGE
 from streamspec.runtime.hardware import huge_pages as pages
-from streamspec.runtime.hardware.huge_pages import HUGE, HugePages, offered, without
+from streamspec.runtime.hardware.huge_pages import HugePages, offered, without
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=6).map(
     lambda some: [(a, a + n) for i, (a, n) in enumerate(sorted(some)) if all(a >= b + m for b, m in sorted(some)[:i])]
@@ -37,7 +38,7 @@ def test_without_is_the_difference_of_sets(ranges: list[tuple[int, int]], taken:
 
 
 @pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
-def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_body_allocates_is_asked_for_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     class Library:
@@ -49,53 +50,67 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pyte
 
     earlier = mapped(8 * HUGE)
     monkeypatch.setattr(pages.ctypes, "CDLL", Library)
-    with HugePages() as moved:
+    with HugePages(tmp_path) as moved:
         new = mapped(9 * HUGE)
     moved.wait()
     monkeypatch.undo()
     inside = [(a, b) for a, b in asked if a < new.ctypes.data + new.nbytes and new.ctypes.data < b]
     assert sum(b - a for a, b in inside) >= 7 * HUGE
-    assert all(a % HUGE == b % HUGE == 0 for a, b in asked)
     assert not any(a < earlier.ctypes.data + earlier.nbytes and earlier.ctypes.data < b for a, b in asked)
 
 
 @pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
-def test_what_fills_no_huge_page_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_no_huge_page_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "filled", lambda: pytest.fail("looked at every page"))
-    with HugePages() as moved:
+    with HugePages(tmp_path) as moved:
         held = mapped(HUGE // 4)
     moved.wait()
     assert held.all()
 
 
-def test_contents_stay_what_they_were() -> None:
-    with HugePages() as moved:
+@pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
+def test_a_files_mappings_are_advised_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, beside = tmp_path / "a bundle", tmp_path / "a bundle of another"
+    asked = list[tuple[int, int, int]]()
+    monkeypatch.setattr(pages, "advise", lambda ranges, advice: asked.extend((*each, advice) for each in ranges))
+    with HugePages(folder) as moved:
+        found = []
+        for path in (folder, beside):
+            path.mkdir()
+            (path / "weights").write_bytes(bytes(3 * HUGE))
+            found.append(np.memmap(path / "weights", np.uint8, "r"))
+    moved.wait()
+    at, other = (array.ctypes.data for array in found)
+    assert (at, at + 3 * HUGE, pages.MADV_HUGEPAGE) in asked
+    assert not any(start <= other < end for start, end, _ in asked)
+
+
+def test_contents_stay_what_they_were(tmp_path: Path) -> None:
+    with HugePages(tmp_path) as moved:
         held = np.arange(4 * HUGE, dtype=np.uint32)
     np.testing.assert_array_equal(held, np.arange(4 * HUGE, dtype=np.uint32))  # while it is moved
     moved.wait()
     np.testing.assert_array_equal(held, np.arange(4 * HUGE, dtype=np.uint32))
 
 
-def test_what_fails_to_open_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "move", lambda ranges: pytest.fail("moved"))
-    with pytest.raises(KeyError), HugePages() as moved:
+def test_what_fails_to_open_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "advise", lambda ranges, advice: pytest.fail("moved"))
+    with pytest.raises(KeyError), HugePages(tmp_path) as moved:
         raise KeyError
     moved.wait()
 
 
 def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for look in ("anonymous", "filled"):
+    for look in ("anonymous", "filled", "files_in"):
         monkeypatch.setattr(pages, look, lambda: pytest.fail("looked at memory"))
     for text in ("always madvise [never]", None):
         switch = tmp_path / "enabled"
         if text is not None:
             switch.write_text(text)
         monkeypatch.setattr(pages, "SWITCH", switch if text is not None else tmp_path / "missing")
-        with HugePages() as moved:
+        with HugePages(tmp_path) as moved:
             pass
         moved.wait()
-    with HugePages(False):
-        pass
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc only")
