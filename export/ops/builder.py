@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from streamspec.bundle.write_files import LargeFile
+from streamspec.bundle.write_files import HugePageFile
 from streamspec.step_graph import GraphTensor
 
 OPSET, IR_VERSION = 24, 10  # opset 24 for TensorScatter; onnxruntime 1.31 reads it under IR 10
@@ -40,7 +40,7 @@ class WeightStore:
         self.prelude: list[onnx.NodeProto] = []  # nodes at the head of the main graph, over initializers alone
         self.made: set[str] = set()  # their values
         self.protos: dict[str, TensorProto] = {}
-        self._file: BinaryIO | None = LargeFile(path) if path is not None else None
+        self._file: BinaryIO | None = HugePageFile(path) if path is not None else None
 
     def __contains__(self, name: str) -> bool:
         return name in self.protos

@@ -22,6 +22,7 @@ from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.paths import PassedChecks
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
+from streamspec.runtime.engine.memory_estimate import read_in_pieces_below
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.folder_forms import form_of
 from streamspec.runtime.hardware.cpu import physical_cores
@@ -171,7 +172,7 @@ class LoadedModel:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
         try:
-            with HugePages(self.folder) as pages:
+            with HugePages(self.folder, read_in_pieces_below(self.manifest)) as pages:
                 session = self.ort.InferenceSession(
                     str(path),
                     options,

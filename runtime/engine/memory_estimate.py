@@ -5,6 +5,7 @@ The figures were fitted to what sessions took on CPUs (docs/guides/embed-in-an-a
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,6 +224,15 @@ def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
     row = 0 if manifest.static else STORED[manifest.precision] * model.layers * model.per_layer_width
     table, pages = row * model.vocab_size, PAGE * (-(-row // PAGE) + 1)
     return table, min(table, tokens * pages)
+
+
+def read_in_pieces_below(manifest: Manifest) -> float:
+    """Returns the size in bytes below which mapped tensors are better read in large pieces than by the page: that of a
+    table of per-layer inputs, whose rows are looked up; none where memory has no room for all weights, and what a
+    piece brings along would take that of others."""
+    table, _ = per_layer_table(manifest, 0)
+    room = cpu.available()
+    return (table or math.inf) if room is None or manifest.data_bytes - table <= room else 0
 
 
 def heads(model: ModelInfo) -> int:

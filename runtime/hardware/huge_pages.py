@@ -2,15 +2,16 @@
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
 Weights that are mapped from a file are read from the disk into pages of 2 MiB, where the file system has such (ext4
-since Linux 6.16, XFS, Btrfs), by `MADV_HUGEPAGE`; those that Linux holds already stay in the pages they were written
-with (`bundle.write_files.LargeFile`). What lies in memory of its own is moved by `MADV_COLLAPSE` (Linux 6.1), without
-more memory, at about half a gigabyte a second: a thread does it while the model is already used. Elsewhere nothing
-happens.
+since Linux 6.16, XFS), by `MADV_HUGEPAGE`. Those that Linux holds already stay in the pages that they were written with
+(`bundle.write_files.HugePageFile`), or first read with. What lies in memory of its own is moved by `MADV_COLLAPSE`
+(Linux 6.1), without more memory, at about half a gigabyte a second: a thread does it while the model is already used.
+Elsewhere nothing happens.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from pathlib import Path
@@ -21,17 +22,18 @@ from streamspec.bundle.write_files import HUGE_PAGE
 
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
-SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SWITCHES = Path("/sys/kernel/mm/transparent_hugepage")
 MAPPINGS, MEMORY = Path("/proc/self/maps"), Path("/proc/self/smaps")
 Range = tuple[int, int]
 
 
 class HugePages:
     """A context: what its body allocates in large pieces, and has filled by its end, is moved into huge pages after
-    it. What it maps of files in `folder` is read into such pages from then on."""
+    it. Files in `folder` are read into such pages from then on where they are mapped in pieces of less than `below`
+    bytes: a fault reads 4 MiB."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, below: float = math.inf) -> None:
+        self._folder, self._below = folder, below
         self._enabled = offered()
         self._before: list[Range] = []
         self._moving: Background[None] | None = None
@@ -43,8 +45,8 @@ class HugePages:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._enabled and error is None:
-            advise(files_in(self._folder), MADV_HUGEPAGE)
-            large = any(end - start >= HUGE_PAGE for start, end in without(anonymous(), self._before))
+            advise([span for span in files_in(self._folder) if size(span) < self._below], MADV_HUGEPAGE)
+            large = any(size(span) >= HUGE_PAGE for span in without(anonymous(), self._before))
             added = without(filled(), self._before) if large else []
             self._moving = Background(lambda: advise(added, MADV_COLLAPSE))
 
@@ -55,11 +57,13 @@ class HugePages:
 
 
 def advise(ranges: list[Range], advice: int) -> None:
-    """Gives the system this advice for these ranges. A refusal, for want of free huge pages, of support, or of the
-    range, leaves everything as it was.
+    """Gives the system this advice for those of the ranges that hold a huge page. A refusal, for want of free ones, of
+    support, or of the range, leaves everything as it was.
     """
+    madvise = ctypes.CDLL(None).madvise
     for start, end in ranges:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+        if end - start >= HUGE_PAGE:
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def trim() -> None:
@@ -73,17 +77,18 @@ def trim() -> None:
 
 
 def offered() -> bool:
-    """Tells whether this system gives huge pages on request, and lets a process look at its own memory."""
+    """Tells whether this system gives huge pages of `HUGE_PAGE` bytes on request, and lets a process look at its own
+    memory."""
     try:
-        return sys.platform == "linux" and "[never]" not in SWITCH.read_text() and os.access(MEMORY, os.R_OK)
-    except OSError:
+        bytes_of_one, given = ((SWITCHES / name).read_text() for name in ("hpage_pmd_size", "enabled"))
+        return int(bytes_of_one) == HUGE_PAGE and "[never]" not in given and os.access(MEMORY, os.R_OK)
+    except (OSError, ValueError):
         return False
 
 
 def anonymous() -> list[Range]:
     """Lists this process's writable private mappings that belong to no file, in ascending order."""
-    lines = MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [span for span in map(_anonymous, lines) if span is not None]
+    return [span for span in map(_anonymous, lines_of(MAPPINGS)) if span is not None]
 
 
 def filled() -> list[Range]:
@@ -91,11 +96,11 @@ def filled() -> list[Range]:
     PyTorch that takes 50 ms."""
     out: list[Range] = []
     span: Range | None = None
-    for line in MEMORY.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines_of(MEMORY):
         key, *rest = line.split()
         if "-" in key:
             span = _anonymous(line)
-        elif span is not None and key == "Rss:" and 1024 * int(rest[0]) > FILLED * (span[1] - span[0]):
+        elif span is not None and key == "Rss:" and 1024 * int(rest[0]) > FILLED * size(span):
             out.append(span)
     return out
 
@@ -103,11 +108,21 @@ def filled() -> list[Range]:
 def files_in(folder: Path) -> list[Range]:
     """Lists this process's mappings of files in `folder`, in ascending order."""
     out, within = [], f"{folder.resolve()}{os.sep}"
-    for line in MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines_of(MAPPINGS):
         addresses, *_, name = line.split(maxsplit=5)
         if name.startswith(within):
             out.append(_range(addresses))
     return out
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file of /proc: the names in it escape line feeds alone."""
+    return os.fsdecode(file.read_bytes()).removesuffix("\n").split("\n")
+
+
+def size(span: Range) -> int:
+    """Bytes of a range."""
+    return span[1] - span[0]
 
 
 def _range(addresses: str) -> Range:

@@ -70,10 +70,10 @@ def _check_replaceable(target: Path, force: bool) -> None:
         raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")
 
 
-class LargeFile(io.BufferedWriter):
-    """A file that is written from its beginning to its end. Each call to the system writes one whole huge page: the
-    page cache takes, up to the largest of the file system (ext4 since Linux 6.16, XFS, Btrfs), pages of a call's size.
-    """
+class HugePageFile(io.BufferedWriter):
+    """A file that is written from its beginning to its end, a whole huge page in each call to the system: the page
+    cache takes, up to the largest of the file system (2 MiB of ext4 since Linux 6.16 and of XFS), pages of the size
+    of the call that fills them."""
 
     def __init__(self, path: Path, mode: str = "wb") -> None:
         super().__init__(io.FileIO(path, mode), HUGE_PAGE)
@@ -82,6 +82,6 @@ class LargeFile(io.BufferedWriter):
         """Writes `data`, bytes-like, and returns how many bytes."""
         left = memoryview(data).cast("B")
         size = len(left)
-        while left:  # a piece that overfilled the buffer would send out what it holds, less than a page
+        while left:  # what does not fit would send out a page that is not full: pieces end where huge pages do
             left = left[super().write(left[: HUGE_PAGE - self.tell() % HUGE_PAGE]) :]
         return size

@@ -15,7 +15,7 @@ from streamspec.atomic import sha256_file
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest, plain_name
-from streamspec.bundle.write_files import LargeFile
+from streamspec.bundle.write_files import HugePageFile
 from streamspec.errors import BundleError, ResourceError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.progress import region
@@ -105,7 +105,7 @@ def receive(source: BinaryIO, target: Path, name: str, info: FileInfo, add: Call
     """
     digest, left = hashlib.sha256(), info.bytes
     target.parent.mkdir(parents=True, exist_ok=True)
-    with LargeFile(target, "xb") as out:
+    with HugePageFile(target, "xb") as out:
         while left:
             data = source.read(min(left, AT_ONCE))
             if not data:

@@ -68,7 +68,7 @@ def test_odd_machines_are_unknown_not_failures(monkeypatch: pytest.MonkeyPatch, 
     def nothing(name: str) -> int:
         raise OSError(name)
 
-    for module, name in ((cpu, "_CPUINFO"), (cpu, "_MEMINFO"), (pages, "SWITCH"), (pages, "MEMORY")):
+    for module, name in ((cpu, "_CPUINFO"), (cpu, "_MEMINFO"), (pages, "SWITCHES"), (pages, "MEMORY")):
         monkeypatch.setattr(module, name, tmp_path / "none")
     monkeypatch.setattr(cpu.os, "sysconf", nothing, raising=False)
     monkeypatch.delattr(cpu.os, "sched_getaffinity", raising=False)

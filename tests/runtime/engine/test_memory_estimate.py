@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from streamspec.layer_cache import LayerCache
 from streamspec.runtime import LoadOptions, load
 from streamspec.runtime import estimate_memory as estimate
 from streamspec.runtime.draft_sources import lookahead, recycling
+from streamspec.runtime.engine import loaded_model
 from streamspec.runtime.engine import memory_estimate as memory
-from streamspec.runtime.engine.memory_estimate import check_load, prompt_rows
+from streamspec.runtime.engine.memory_estimate import check_load, per_layer_table, prompt_rows, read_in_pieces_below
 from streamspec.runtime.hardware import cpu, native_library
+from streamspec.runtime.hardware.huge_pages import HugePages
 from streamspec.runtime.kv_cache import host_cache as kv
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from tests.support.manifests import manifest, plain_groups
@@ -137,6 +140,37 @@ def test_a_session_of_native_operators_maps_its_weights_and_takes_no_more_than_f
 def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         estimate(described(), **options)  # type: ignore[arg-type]
+
+
+def test_weights_are_read_in_large_pieces_where_all_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = described()
+    model = replace(bundle.model, per_layer_width=256)
+    looked_up = replace(bundle, model=model)
+    table, _ = per_layer_table(looked_up, 0)
+    monkeypatch.setattr(cpu, "available", lambda: None)
+    assert (read_in_pieces_below(bundle), read_in_pieces_below(looked_up)) == (math.inf, table)
+    monkeypatch.setattr(cpu, "available", lambda: bundle.data_bytes)
+    assert read_in_pieces_below(bundle) == math.inf
+    monkeypatch.setattr(cpu, "available", lambda: bundle.data_bytes - 1)
+    assert read_in_pieces_below(bundle) == 0
+    assert read_in_pieces_below(looked_up) == table > 0  # whose rows are not read in such
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_session_asks_for_its_own_weights(room: bool, bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Noted(HugePages):
+        def __init__(self, folder: Path, below: float) -> None:
+            asked.append((folder, below))
+            super().__init__(folder, below)
+
+    bundle = bundles("int8")
+    manifest = read_manifest(bundle)
+    monkeypatch.setattr(cpu, "available", lambda: None if room else manifest.data_bytes - 1)
+    monkeypatch.setattr(loaded_model, "HugePages", Noted)
+    loaded_model.LoadedModel(bundle / manifest.model_file, manifest)
+    assert asked == [(bundle, math.inf if room else 0)]
 
 
 def test_experts_that_a_row_does_not_choose_may_stay_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

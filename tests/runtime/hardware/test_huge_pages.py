@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(tmp_path: Path, m
         def __init__(self, name: str | None) -> None: ...
 
         def madvise(self, start: object, size: object, advice: int) -> int:
+            assert advice == pages.MADV_COLLAPSE
             asked.append((start.value, start.value + size.value))  # type: ignore[attr-defined]
             return -1
 
@@ -56,6 +58,7 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(tmp_path: Path, m
     monkeypatch.undo()
     inside = [(a, b) for a, b in asked if a < new.ctypes.data + new.nbytes and new.ctypes.data < b]
     assert sum(b - a for a, b in inside) >= 7 * HUGE
+    assert all(b - a >= HUGE for a, b in asked)
     assert not any(a < earlier.ctypes.data + earlier.nbytes and earlier.ctypes.data < b for a, b in asked)
 
 
@@ -69,20 +72,25 @@ def test_what_fills_no_huge_page_is_not_looked_at(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
-def test_a_files_mappings_are_advised_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, beside = tmp_path / "a bundle", tmp_path / "a bundle of another"
-    asked = list[tuple[int, int, int]]()
-    monkeypatch.setattr(pages, "advise", lambda ranges, advice: asked.extend((*each, advice) for each in ranges))
-    with HugePages(folder) as moved:
-        found = []
-        for path in (folder, beside):
-            path.mkdir()
-            (path / "weights").write_bytes(bytes(3 * HUGE))
-            found.append(np.memmap(path / "weights", np.uint8, "r"))
+def test_a_folders_files_are_read_into_them_and_no_others(tmp_path: Path) -> None:
+    folder, beside, link = tmp_path / "a bundle\x0b", tmp_path / "a bundle\x0b of another", tmp_path / "link"
+    sizes = {folder / "weights": 4 * HUGE, folder / "table": 8 * HUGE, folder / "small": HUGE // 2}
+    found = {}
+    link.symlink_to(folder)
+    with HugePages(link, 8 * HUGE) as moved:
+        for path, size in {**sizes, beside / "weights": 4 * HUGE}.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(bytes(size))
+            found[path] = np.memmap(path, np.uint8, "r")
     moved.wait()
-    at, other = (array.ctypes.data for array in found)
-    assert (at, at + 3 * HUGE, pages.MADV_HUGEPAGE) in asked
-    assert not any(start <= other < end for start, end, _ in asked)
+    advised = [path for path, array in found.items() if "hg" in flags_at(array.ctypes.data)]
+    assert advised == [folder / "weights"]
+
+
+def flags_at(address: int) -> list[str]:
+    """What Linux notes of the mapping that begins there."""
+    _, _, rest = os.fsdecode(pages.MEMORY.read_bytes()).partition(f"\n{address:x}-")
+    return rest.partition("VmFlags: ")[2].partition("\n")[0].split()
 
 
 def test_contents_stay_what_they_were(tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_contents_stay_what_they_were(tmp_path: Path) -> None:
 
 
 def test_what_fails_to_open_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "advise", lambda ranges, advice: pytest.fail("moved"))
+    monkeypatch.setattr(pages, "advise", lambda *_: pytest.fail("moved"))
     with pytest.raises(KeyError), HugePages(tmp_path) as moved:
         raise KeyError
     moved.wait()
@@ -102,12 +110,12 @@ def test_what_fails_to_open_is_not_moved(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for look in ("anonymous", "filled", "files_in"):
-        monkeypatch.setattr(pages, look, lambda: pytest.fail("looked at memory"))
-    for text in ("always madvise [never]", None):
-        switch = tmp_path / "enabled"
-        if text is not None:
-            switch.write_text(text)
-        monkeypatch.setattr(pages, "SWITCH", switch if text is not None else tmp_path / "missing")
+        monkeypatch.setattr(pages, look, lambda *_: pytest.fail("looked at memory"))
+    monkeypatch.setattr(pages, "SWITCHES", tmp_path)
+    for enabled, size in (None, HUGE), ("always madvise [never]", HUGE), ("[madvise]", 16 * HUGE), ("[madvise]", ""):
+        (tmp_path / "hpage_pmd_size").write_text(f"{size}\n")
+        if enabled is not None:
+            (tmp_path / "enabled").write_text(enabled)
         with HugePages(tmp_path) as moved:
             pass
         moved.wait()
