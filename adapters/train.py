@@ -42,6 +42,7 @@ VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answe
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
 
 
+@processes.together()
 def train(
     config: TrainConfig,
     began: float | None = None,
@@ -58,13 +59,6 @@ def train(
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
-    with processes.together():
-        return _train(config, began, load, lower_layers)
-
-
-def _train(
-    config: TrainConfig, began: float | None, load: Callable[..., Any] | None, lower_layers: Opener | None
-) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     budget = start_budget(config, began)

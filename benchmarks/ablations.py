@@ -93,13 +93,8 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     )
     run = prepare(shared)
     model = models.load_target(run, shared.target_lora)
-    rows, val_rows = (
-        recipe_stages.own_answers(run, model, some, count, name)
-        for some, count, name in (
-            (run.prompts, shared.regenerate_rows, "train"),
-            (run.val_prompts, shared.val_rows, "val"),
-        )
-    )
+    rows = recipe_stages.own_answers(run, model, run.prompts, shared.regenerate_rows, "train")
+    val_rows = recipe_stages.own_answers(run, model, run.val_prompts, shared.val_rows, "val")
     # From here on everything is the variant's.
     own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
     changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}

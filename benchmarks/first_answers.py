@@ -3,9 +3,9 @@
 `python benchmarks/first_answers.py BUNDLE --books train.jsonl.gz [--contexts 100 1000 7800] [--texts 20]`.
 
 Each text, a passage of a book, is read once and then answered plainly and with drafts, in turns; every answer begins
-with what a new process knows: what steps cost on this machine, nothing of texts. `--cold`: not even that. With
-`--temperature` answers surprise, and drafts fail. Shown are speed-ups of decoding: median, worst, and the share of
-answers that are slower than plain decoding by more than two hundredths.
+with what a new process knows: what steps cost on this machine, nothing of texts. With `--temperature` answers
+surprise, and drafts fail. Shown are speed-ups of decoding: median, worst, and the share of answers that are slower than
+plain decoding by more than two hundredths.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import argparse
 import gzip
 import json
 import random
-import tempfile
 from pathlib import Path
 from statistics import median
 
 from streamspec.progress import track
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.options import LoadOptions
-from streamspec.runtime.tuning.choose_policy import choose_policy
 
 SLOWER = 0.98
 
@@ -59,7 +56,6 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--cold", action="store_true", help="each answer also learns what steps cost")
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     session = load(given.bundle, threads=given.threads)
@@ -73,11 +69,9 @@ def main() -> None:
         for number, prompt in enumerate(track(prompts, f"{context} tokens", len(prompts))):
             sampling = Sampling(temperature=given.temperature, seed=number)
             session.generate(prompt, max_new_tokens=1)  # reads it
-            with tempfile.TemporaryDirectory() as empty:
-                options = LoadOptions(threads=given.threads, cache_dir=Path(empty))
-                drafts = choose_policy(session.runner, session.manifest, options) if given.cold else own.unlearned()
-                sides = [plain, drafts] if number % 2 else [drafts, plain]
-                found = {id(side): answer(session, prompt, given.max_new_tokens, sampling, side) for side in sides}
+            drafts = own.unlearned()
+            sides = [plain, drafts] if number % 2 else [drafts, plain]
+            found = {id(side): answer(session, prompt, given.max_new_tokens, sampling, side) for side in sides}
             (tokens, slow, _), (others, fast, tau) = found[id(plain)], found[id(drafts)]
             if tokens != others:
                 raise SystemExit(f"context {context}, text {number}: other tokens with drafts than without")

@@ -26,9 +26,6 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
-    parser.add_argument("--size", default="1280x960", help="of the window")
-    parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--ask", action="append", help="a message; may be given again")
     options = parser.parse_args()
     server = Server(load(options.bundle), port=0, name=options.bundle.name)
     thread = threading.Thread(target=server.run)
@@ -38,12 +35,9 @@ def main() -> None:
             browser = playwright.chromium.launch(
                 executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"]
             )
-            width, height = map(int, options.size.split("x"))
-            page = browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme="dark" if options.dark else "light"
-            )
+            page = browser.new_page(viewport={"width": 1280, "height": 960}, color_scheme="light")
             page.goto(f"{server.url}/#token={server.token}")
-            for question in options.ask or QUESTIONS:
+            for question in QUESTIONS:
                 converse(page, question)
             options.out.parent.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=options.out)

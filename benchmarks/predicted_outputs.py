@@ -24,6 +24,8 @@ import re
 from pathlib import Path
 from statistics import median
 
+from drafters import spread
+
 from streamspec.progress import track
 from streamspec.runtime import Completion, Session, load
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
@@ -88,10 +90,6 @@ def answer(
     """A first answer; the prompt lies in the cache."""
     with session.decode_with(policy, AdaptiveState(policy)):
         return session.generate(prompt, max_new_tokens=limit, prediction=prediction)
-
-
-def spread(values: list[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
 
 
 def main() -> None:

@@ -42,24 +42,8 @@ from streamspec.runtime.decoding.step_plan import StepPlan
 from streamspec.runtime.options import GenerationOptions
 
 TREES = (
-    "4",
-    "8",
-    "12",
-    "16",
-    "24",
-    "12:8",
-    "16:8",
-    "24:12",
-    "16:0.05",
-    "8f",
-    "16f",
-    "24f",
-    "1x3",
-    "2x2",
-    "2x3",
-    "3x2",
-    "4x2",
-    "2x3c",
+    *("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05"),
+    *("8f", "16f", "24f", "1x3", "2x2", "2x3", "3x2", "4x2", "2x3c"),
 )
 MOST = 64  # rows of any tree
 
@@ -170,10 +154,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--provider", default="auto")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
-    session = load(arguments.bundle, threads=arguments.threads, provider=arguments.provider, tree=2)
+    session = load(arguments.bundle, threads=arguments.threads, tree=2)
     if not (session.manifest.streams and session.manifest.streams.pruning):
         arguments.trees = [name for name in arguments.trees if ":" not in name]  # there is no early exit
     prompts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]

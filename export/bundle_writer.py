@@ -28,7 +28,6 @@ from streamspec.export.answer_store import add_store
 from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_graphs import DATA, build_graph, write_graphs
 from streamspec.export.bundle_parts import (
-    Parts,
     describe_bundle,
     load_parts,
     say_of_open_turns,
@@ -88,7 +87,10 @@ def export_bundle(
         say("loading the base")
         tokenizer = described.copy_tokenizer(folder)
         parts = with_tokens(load_parts(described, head, options, say), tokenizer)
-        rows = _held_out_rows(parts, options)
+        rows = list[TokenRow]()
+        if options.held_out is not None:
+            about, length = described.format, parts.spec.context_length
+            rows = options.held_out.rows(described.base, about, length, described.adapter_path)
         if options.self_draft is not None:
             texts = rows or text_rows(tokenizer, parts.spec, slow=True)
             parts = with_short(parts, options.self_draft, [row.input_ids for row in texts], say)
@@ -122,13 +124,6 @@ def _need_torch(adapts: bool, options: ExportOptions) -> None:
     need_torch("an adapter" if adapts else None)
     need_torch(None if options.held_out is None else "held-out data")
     need_torch(None if options.self_draft is None else "a model without some of its layers")
-
-
-def _held_out_rows(parts: Parts, options: ExportOptions) -> list[TokenRow]:
-    if options.held_out is None:
-        return []
-    described = parts.described
-    return options.held_out.rows(described.base, described.format, parts.spec.context_length, described.adapter_path)
 
 
 def complete(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer_engines.install import say
 from peer_engines.process import EngineError, Worker
 from peer_engines.prompts import Task
 from peer_engines.sides import ENGINES, JUDGE, NGRAMS, PLAIN, Settings, Side
@@ -279,7 +280,3 @@ def fixed(task: Task, sides: Sequence[Side], threads: int, size: int) -> Record:
     bits = {side.name: side.bits for side in sides}
     bundles = {side.weights: str(side.bundle.folder) for side in sides if side.bundle}
     return {"prompts": prompts, "sides": bits, "bundles": bundles, "threads": threads, "block": size}
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -33,7 +33,7 @@ def _speculators(base: str, adapter: Path | None, out: Path, options: ExportOpti
     from streamspec.export.drafters.published.write import write_published
 
     assert adapter is not None
-    write_published(base, adapter, out, "speculators", options.force)
+    write_published(base, adapter, out, options.force)
     return "an EAGLE-3 head in the format of speculators"
 
 

@@ -64,32 +64,20 @@ class Decoder(AttentionHeads):
 
     def table(self) -> Weight:
         """The token embedding [V, H]."""
-        name = f"{self.spec.stacked(self.spec.family.embedding)}.weight"
-        return Weight(
-            name,
-            self.spec.vocab,
-            self.spec.hidden,
-            lambda: self.source.rows_of(name),
-            looked_up=not self.spec.tied,
-            stored=lambda: self._stored_table(name),
-        )
+        return self._of_tokens(f"{self.spec.stacked(self.spec.family.embedding)}.weight", not self.spec.tied)
 
     def head_weight(self) -> Weight:
         """The LM head [V, H]; the embedding itself where they are tied."""
-        if self.spec.tied:
-            return self.table()
-        name = "lm_head.weight"
-        return Weight(
-            name,
-            self.spec.vocab,
-            self.spec.hidden,
-            lambda: self.source.rows_of(name),
-            stored=lambda: self._stored_table(name),
-        )
+        return self.table() if self.spec.tied else self._of_tokens("lm_head.weight")
 
-    def _stored_table(self, name: str) -> Sequence[StoredBlocks] | None:
-        table = self.source.stored_table(name)
-        return None if table is None else [table]
+    def _of_tokens(self, name: str, looked_up: bool = False) -> Weight:
+        spec, source = self.spec, self.source
+
+        def stored() -> Sequence[StoredBlocks] | None:
+            table = source.stored_table(name)
+            return None if table is None else [table]
+
+        return Weight(name, spec.vocab, spec.hidden, lambda: source.rows_of(name), looked_up=looked_up, stored=stored)
 
     @property
     def writer(self) -> Precision | NativeOps:

@@ -37,7 +37,6 @@ class RowsBefore:
             seen = g.op("Equal", tree_mask, g.number(0))
             ancestors = g.op("And", seen, g.op("Less", column, row))
             depth = g.op("ReduceSum", g.op("Cast", ancestors, to=TensorProto.INT64), g.ints(1), keepdims=0)
-            self.depth = depth  # int64 [n]: ancestors in the call
             parent = g.op("ReduceMax", g.op("Where", ancestors, column, none), g.ints(1), keepdims=0)
             self.numbers, at = [g.op("Add", PAST_LENGTH, rows)], rows
             for back in range(1, conv_width):

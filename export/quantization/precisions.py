@@ -122,6 +122,7 @@ class _Float:
     """
 
     dtype: Any
+    opset = 19  # of a static graph, as of `StaticPrecision`
     simulation: Simulation | None = None
     coded = False
     multiple = 1

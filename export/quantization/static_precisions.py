@@ -37,18 +37,6 @@ class StaticPrecision(Precision, Protocol):
     opset: int
 
 
-class StaticFp32(Fp32):
-    """Float32 throughout."""
-
-    opset = 19
-
-
-class StaticFp16(Fp16):
-    """Float16 products; sums, norms and the cache in float32."""
-
-    opset = 19
-
-
 class StaticInt8(Int8):
     """Weights alone are rounded, per output channel: nothing to gain by smoothing."""
 
@@ -110,8 +98,8 @@ class StaticInt4(StaticInt8):
 
 
 STATIC_PRECISIONS: dict[str, Callable[..., StaticPrecision]] = {
-    "fp32": StaticFp32,
-    "fp16": StaticFp16,
+    "fp32": Fp32,
+    "fp16": Fp16,
     "int8": StaticInt8,
     "int4": StaticInt4,
 }

@@ -41,6 +41,11 @@ class DraftedTree:
         for node in np.linspace(0, len(self.tree) - 1, NODES, dtype=int):
             yield int(node), int(self.drafted[-1 - node])
 
+    def step(self, steps: AnyRunner, **more: Any) -> dict[str, Array]:
+        """The outputs of a call over the tree, with `more` inputs."""
+        depths, parents = np.asarray(self.tree.depths), np.asarray(self.tree.parents)
+        return steps.step(self.drafted, depths, self.tree.mask(), parents=parents, **more)
+
 
 @dataclass(frozen=True)
 class TreePass:
@@ -96,17 +101,9 @@ class ParallelDrafts(ExpectedDrafts):
     drafts: list[tuple[int, int, Array]]
 
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
-        tree, chosen = case.tree, self.spec.draft_vocab
+        chosen = self.spec.draft_vocab
         for node, root, logits in self.drafts:
-            out = steps.step(
-                case.drafted,
-                np.asarray(tree.depths),
-                tree.mask(),
-                parents=np.asarray(tree.parents),
-                streams=self.spec.gamma,
-                forced_node=node,
-                forced_root=root,
-            )
+            out = case.step(steps, streams=self.spec.gamma, forced_node=node, forced_root=root)
             if chosen is not None:
                 logits = np.where(np.isin(np.arange(logits.shape[1]), chosen), logits, -np.inf)
             yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)
@@ -144,16 +141,7 @@ def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], 
         path = list(tree.path(node))
         following = np.full(len(tree), -1)
         following[path] = [*tokens[path[1:]], root]
-        out = fresh.step(
-            tokens,
-            np.asarray(tree.depths),
-            tree.mask(),
-            parents=np.asarray(tree.parents),
-            streams=1,
-            forced_node=node,
-            forced_root=root,
-            next_ids=following,
-        )
+        out = case.step(fresh, streams=1, forced_node=node, forced_root=root, next_ids=following)
         yield path, root, out
 
 

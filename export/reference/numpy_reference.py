@@ -130,7 +130,7 @@ class NumpyReference:
                 counts = np.maximum(np.log(np.maximum(skipped(window), 1e-30)), MASKED)
                 mask = np.concatenate([counts[:, None].astype(np.float32), mask], axis=1)
             with around(layer) if around else nullcontext():
-                hidden = self._layer(layer, hidden, mask, turns, before)
+                hidden = self._fed_forward(layer, self._mixed(layer, hidden, mask, turns, before))
         return self.norm(hidden, spec.stacked(spec.family.final_norm))
 
     def embedded(self, tokens: Array) -> Array:
@@ -148,11 +148,6 @@ class NumpyReference:
         mask = _mask(np.tri(len(positions), dtype=bool), positions, window)
         mixed = self._mixed(layer, hidden, mask, self.turns(positions), np.empty((len(positions), 0), np.int64))
         return self._fed_forward(layer, mixed[:, -1:])[:, 0]
-
-    def _layer(
-        self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array
-    ) -> Array:
-        return self._fed_forward(layer, self._mixed(layer, hidden, mask, turns, before))
 
     def _mixed(
         self, layer: int, hidden: Array, mask: Array, turns: Sequence[tuple[Array, Array]], before: Array

@@ -199,10 +199,6 @@ class DecoderSpec:
         """The layer whose keys and values a layer attends to, mostly itself."""
         return self.kv_sources[layer] if layer < len(self.kv_sources) else layer
 
-    def kept_below(self, first: int) -> list[int]:
-        """The layers from `first` on that attend to what one below `first` keeps."""
-        return [layer for layer in range(first, self.layers) if self.source(layer) < first]
-
     def ring(self, layer: int, part: str = KEY) -> int | None:
         """The window of a layer whose keys, or another part of its cache, are kept for no more than that; None where
         everything is, as of a draft layer."""

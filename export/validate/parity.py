@@ -150,10 +150,10 @@ def check_parity(
     """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where
     a float32 graph differs or any graph gives no numbers.
     """
-    context, drafted, tree = expected.case.context, expected.case.drafted, expected.case.tree
-    steps = stepper(session, len(context) + len(drafted), adapter)
+    context = expected.case.context
+    steps = stepper(session, len(context) + len(expected.case.drafted), adapter)
     prompt = steps.prefill(context, forced_node=len(context) - 1)
-    verified = steps.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
+    verified = expected.case.step(steps)
     report: dict[str, Any] = {
         "precision": precision,
         "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
@@ -165,36 +165,14 @@ def check_parity(
         report["states"] = {name: value for name, value in measured.items() if name != "argmax"}  # they choose nothing
     if expected.drafts is not None:
         report["streams"] = _drafts(session, steps, expected.drafts, expected)
-    report |= _long_rows(expected.long, lambda capacity: stepper(session, capacity, adapter))
-    half = any(value.type == "tensor(float16)" for value in session.get_inputs() if is_cache(value.name))
-    kind = "captured" if isinstance(session, CapturedGraph) else "exported"
-    _judge(report, precision, LIMITS.get("fp16" if half and precision in LIMITS else precision, np.inf), kind)
-    return report
-
-
-def check_rows(runner: Callable[[int], Any], expected: Expected, precision: str) -> dict[str, Any]:
-    """A report for a graph without trees: over the context alone and a long text. `runner` makes a `GraphRunner` or the
-    like with an empty cache of so many tokens.
-    """
-    context = expected.case.context
-    logits = runner(len(context)).prefill(context)["logits"]
-    report: dict[str, Any] = {
-        "precision": precision,
-        "plain": _Difference([logits], [expected.logits[: len(context)]]).summary(),
-    }
-    report |= _long_rows(expected.long, runner)
-    _judge(report, precision, LIMITS.get(precision, np.inf))
-    return report
-
-
-def _long_rows(long: ExpectedLong | None, runner: Callable[[int], Any]) -> dict[str, Any]:
-    """The report's `long`, if there are such rows, and `not_compared`, if some are left out."""
-    report: dict[str, Any] = {}
-    if long is not None and (text := long.text) is not None:
-        ours = run_long(runner(len(text.computed)), text, long.tokens)
+    if (long := expected.long) is not None and (text := long.text) is not None:
+        ours = run_long(stepper(session, len(text.computed), adapter), text, long.tokens)
         report["long"] = _Difference([ours], [long.logits]).summary() | {"where": str(text)}
     if long is not None and long.left_out:
         report["not_compared"] = long.left_out
+    half = any(value.type == "tensor(float16)" for value in session.get_inputs() if is_cache(value.name))
+    kind = "captured" if isinstance(session, CapturedGraph) else "exported"
+    _judge(report, precision, LIMITS.get("fp16" if half and precision in LIMITS else precision, np.inf), kind)
     return report
 
 
@@ -211,7 +189,7 @@ def _drafts(session: Any, steps: AnyRunner, drafts: ExpectedDrafts, truth: Expec
     return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
 
 
-def _judge(report: dict[str, Any], precision: str, limit: float, kind: str = "exported") -> None:
+def _judge(report: dict[str, Any], precision: str, limit: float, kind: str) -> None:
     """Raises StreamspecError where a part of the report differs by more than `limit`. `kind`: of graph."""
     for part in ("plain", "tree", "states", "streams", "long"):
         relative = report.get(part, {}).get("relative", 0.0)
@@ -267,9 +245,7 @@ def check_sampled(graph: CapturedGraph, case: DraftedTree) -> dict[str, int]:
     seen[context] = True
     uniforms = np.array([sampling.uniform(len(context) + depth + 1) for depth in tree.depths])
     pack_draw(draw, [*sampling.scalars().values()], np.arange(len(drafted)), uniforms)
-    out = steps.step(
-        drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), draw=draw, seen=seen
-    )
+    out = case.step(steps, draw=draw, seen=seen)
     other = drawn_otherwise(context.tolist(), tree, drafted.tolist(), out["logits"], out[CHOICES].tolist())
     if len(other) > len(tree) // NEAR_DRAWS:
         raise StreamspecError(

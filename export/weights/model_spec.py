@@ -22,6 +22,7 @@ from streamspec.adapters.base_models.config_fields import (
     fits,
     read_field,
 )
+from streamspec.adapters.base_models.parameters import head_norms, state_sizes
 from streamspec.errors import BaseModelError
 from streamspec.export.spec.decoder_spec import DecoderSpec, LayerSizes, Rotary, StateSizes
 from streamspec.export.spec.latent_spec import LatentSizes
@@ -44,7 +45,7 @@ def describe(model: Any) -> DecoderSpec:
     last = layers[decoder.last_attention]
     sizes, widths, kv_heads = _map_sizes(decoder, conv_widths)
     rotaries, rotary_of, length = _rotaries(decoder)
-    head_dim, head_norms = widths[family.out[0]][1] // config.num_attention_heads, _head_norms(decoder)
+    head_dim, normed = widths[family.out[0]][1] // config.num_attention_heads, head_norms(config)
     spec = DecoderSpec(
         model_type=config.model_type,
         family=family,
@@ -60,8 +61,8 @@ def describe(model: Any) -> DecoderSpec:
         activation=activations(family)[activation(config)],
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
-        head_norms=head_norms,
-        joint_head_norms=bool(head_norms) and _joint(last.get_submodule(head_norms[0]), head_dim),
+        head_norms=normed,
+        joint_head_norms=bool(normed) and _joint(last.get_submodule(normed[0]), head_dim),
         tied=decoder.lm_head.weight is embedding.weight,
         windows=tuple(decoder.window(layer) for layer in range(len(layers))),
         conv_widths=conv_widths,
@@ -80,7 +81,7 @@ def describe(model: Any) -> DecoderSpec:
         bos_token_id=next(iter(known_tokens(config.bos_token_id, embedding.weight.shape[0])), None),
         sizes=sizes,
         kv_sources=decoder.kv_sources if sizes else (),
-        state=_state(family, config) if any(conv_widths) else None,
+        state=StateSizes(*state_sizes(config)) if any(conv_widths) and family.recurrent else None,
         both=tuple(range(len(layers))) if family.conv_beside else (),
         no_attention=mlps,
         no_mlp=tuple(layer for layer in range(len(layers)) if layer not in mlps) if family.halved else (),
@@ -108,13 +109,6 @@ def _conv_widths(decoder: HFDecoder) -> tuple[int, ...]:
     if all(conv_widths) and not decoder.family.conv_beside:
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
     return conv_widths
-
-
-def _state(family: Family, config: Any) -> StateSizes | None:
-    """Sizes of recurrent states, where layers keep such."""
-    if family.recurrent is None:
-        return None
-    return StateSizes(*(int(getattr(config, name)) for name in (*family.recurrent.heads, *family.recurrent.widths)))
 
 
 def _map_scales(spec: DecoderSpec, config: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
@@ -175,12 +169,6 @@ def _map_sizes(
         widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
     kv_heads = sizes[last].kv_heads if sizes else read_field(config, "num_key_value_heads") or heads
     return sizes, widths, kv_heads
-
-
-def _head_norms(decoder: HFDecoder) -> tuple[str, ...]:
-    family = decoder.family
-    normed = not family.head_norm_switch or switched(decoder.model.config, family.head_norm_switch)
-    return family.head_norms if normed else ()
 
 
 def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:

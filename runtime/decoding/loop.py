@@ -90,7 +90,7 @@ class SpeculativeDecoder:
         committed, proposal = self._prefill(prompt, planner, choice, limit)
         began = time.perf_counter()
         graph_began, waited_began = self.runner.graph_seconds, self.runner.waited_seconds
-        planner.extend_text(prompt)
+        planner.sources.read(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - began - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_began

@@ -67,10 +67,6 @@ class Planner:
         """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
         return self._after_prompt(self._drafter(together=1), tokens)
 
-    def extend_text(self, tokens: Sequence[int]) -> None:
-        """Adds tokens to the text that draft sources look up: the prompt first, as a whole."""
-        self.sources.read(tokens)
-
     @property
     def idle(self) -> bool:
         """Tells whether the next step is plain whatever is known, so that nothing is weighed for it: without drafts,
@@ -83,7 +79,7 @@ class Planner:
         """Plans the next step, after the `new_tokens` of the call before, whose drafter made this `proposal`, None
         where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
-        self.extend_text(new_tokens)
+        self.sources.read(new_tokens)
         together, idle = self._sequences(), self.idle
         drafter = NO_DRAFTER if idle else self._drafter(together)
         plan = StepPlan(

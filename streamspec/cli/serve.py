@@ -88,11 +88,10 @@ def command(
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
+        known = client_token is not None or token_file is not None  # to whoever gave it
         if as_json:
-            hidden = client_token is not None or token_file is not None  # whoever gave it knows it
-            print(json.dumps({"url": f"{server.url}/v1", "token": None if hidden else server.token}), flush=True)
+            print(json.dumps({"url": f"{server.url}/v1", "token": None if known else server.token}), flush=True)
             return
-        known = client_token is not None or token_file is not None
         shown = f"; token in {token_file}" if token_file else "" if client_token else f"; token: {server.token}"
         page = "" if no_page else f"; page: {server.url}/" + ("" if known else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)

@@ -20,7 +20,7 @@ from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, HelpAll
-from streamspec.cli.option_flags import Flags, keyword, spelling, with_flags
+from streamspec.cli.option_flags import GivenFlags, keyword, spelling, with_flags
 from streamspec.cli.shared_options import JSON, unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
 from streamspec.library.train import checked, run_training, with_own_bundle
@@ -49,7 +49,7 @@ PAPERS = (
 )
 
 
-class TrainFlags(Flags):
+class TrainFlags(GivenFlags):
     """A flag for each field of TrainConfig, the essential ones first. The command gets the values of those that are
     there: an absent one leaves what the file has.
     """
@@ -58,9 +58,6 @@ class TrainFlags(Flags):
         hints = get_type_hints(TrainConfig)
         fields = sorted(grouped_fields(), key=lambda pair: pair[0].name not in ESSENTIAL)
         return {field.name: _keyword(field, group, hints[field.name]) for field, group in fields}
-
-    def filled(self, options: type, default: Any, values: dict[str, Any]) -> dict[str, Any]:
-        return values
 
 
 def _keyword(field: Field[Any], group: type, hint: Any) -> inspect.Parameter:
@@ -81,7 +78,7 @@ def _keyword(field: Field[Any], group: type, hint: Any) -> inspect.Parameter:
 @with_flags
 def command(
     *,
-    flags: Annotated[dict[str, Any], TrainFlags()],
+    flags: Annotated[dict[str, Any], TrainFlags(of=TrainConfig)],
     file: Annotated[
         Path | None,
         typer.Option(

@@ -35,21 +35,13 @@ PROMPTS = (
     "Write a polite email that moves a meeting from Monday to Thursday.",
     "Übersetze ins Englische: Der Zug nach 東京 fährt um 8:15 Uhr ab. 🚆",
 )
+FILTERED = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, seed=1)
+ADJUSTED = replace(FILTERED, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={3: 1.0, 5: -1.0}, seed=2)
 WAYS = {
     "greedy": GREEDY,
     "sampled": Sampling(temperature=1.0, seed=0),
-    "filtered": Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, seed=1),
-    "adjusted": Sampling(
-        temperature=0.8,
-        top_k=40,
-        top_p=0.95,
-        min_p=0.02,
-        repetition_penalty=1.1,
-        frequency_penalty=0.3,
-        presence_penalty=0.2,
-        logit_bias={3: 1.0, 5: -1.0},
-        seed=2,
-    ),
+    "filtered": FILTERED,
+    "adjusted": ADJUSTED,
 }
 
 

@@ -125,7 +125,6 @@ class QueuedRequest:
         self.arrived = time.perf_counter() if arrived is None else arrived
         self.began: float | None = None
         self.slot: Slot | None = None
-        self.tokenizer = self.base.tokenizer
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()  # what the answer is made of, or its error; None: the end
         self.running: Stream | Embedding | None = None
         self._cancelled = self._over = False

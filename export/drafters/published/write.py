@@ -21,24 +21,21 @@ from streamspec.export.drafters.eagle3 import spec as eagle3
 from streamspec.export.drafters.published.eagle3_config import CONFIG, TAPS
 from streamspec.export.weights.target import read_target, source_of
 
-FORMATS = ("speculators",)
 SPECULATORS = "0.9.0"  # whose format is written
 METHOD = "eagle3"
 
 
 @our_words_only()
-def write_published(base: str, adapter: Path, out: Path, form: str, force: bool = False) -> dict[str, Any]:
-    """Writes the head of `adapter` in the format `form` (of `FORMATS`) to the folder `out`: `config.json` and
+def write_published(base: str, adapter: Path, out: Path, force: bool = False) -> dict[str, Any]:
+    """Writes the head of `adapter` to the folder `out`: `config.json` and
     `model.safetensors`, with the target's rows of the LM head. Returns its configuration.
 
-    Raises ConfigError for an adapter of another method or another format, AdapterError for a damaged one.
+    Raises ConfigError for an adapter of another method, AdapterError for a damaged one.
     """
-    if form not in FORMATS:
-        raise ConfigError(f"--as {form}", ", ".join(FORMATS), "change --as")
     trained = read_adapter(adapter)
     if trained.method != METHOD:
         raise ConfigError(
-            f"--as {form} with an adapter of --method {trained.method}",
+            f"--as speculators with an adapter of --method {trained.method}",
             "an EAGLE-3 head, which is what vLLM and SGLang compute",
             f"train it with --method {METHOD}",
         )

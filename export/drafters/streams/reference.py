@@ -4,6 +4,8 @@ row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,22 +82,17 @@ class _Append:
         return torch.cat([self.main.keys[layer], key], 2), torch.cat([self.main.values[layer], turned], 2)
 
 
-class _stream_weights:
+@contextmanager
+def _stream_weights(decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> Iterator[None]:
     """While entered, a layer's weights carry the streams' LoRA."""
-
-    def __init__(self, decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
-        self.updates = []
+    kept = []
+    try:
         for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
             order, linear = shape.row_order(module), decoder.layer(layer).get_submodule(module)
             update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
-            self.updates.append((linear.weight, update.T if isinstance(linear, Conv1D) else update))
-        self.kept: list[Tensor] = []
-
-    def __enter__(self) -> None:
-        self.kept = [weight.data for weight, _ in self.updates]
-        for weight, update in self.updates:
-            weight.data = weight.data + update
-
-    def __exit__(self, *_: object) -> None:
-        for (weight, _), old in zip(self.updates, self.kept, strict=True):
+            kept.append((linear.weight, linear.weight.data))
+            linear.weight.data = linear.weight.data + (update.T if isinstance(linear, Conv1D) else update)
+        yield
+    finally:
+        for weight, old in kept:
             weight.data = old

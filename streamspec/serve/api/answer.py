@@ -30,7 +30,8 @@ class Answer(Protocol):
         """Takes the next chunk; returns what to send for it in a stream."""
 
     def ending(self) -> list[bytes]:
-        """Returns what a stream ends with after its last chunk."""
+        """Returns what a stream ends with after its last chunk: by default nothing more."""
+        return []
 
     def failure(self, error: ApiError) -> list[bytes]:
         """Returns what a stream that fails ends with."""

@@ -31,6 +31,11 @@ class Text(Hinted):
     text: str
 
 
+def joined(content: str | list[Any]) -> str:
+    """The text of a content, itself or in pieces."""
+    return content if isinstance(content, str) else "".join(piece.text for piece in content)
+
+
 class Refusal(Hinted):
     """A piece of an answer before, in which it refused."""
 
@@ -53,7 +58,7 @@ class PredictedContent(Strict):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return joined(self.content)
 
 
 class CalledFunction(Strict):

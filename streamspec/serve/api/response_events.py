@@ -57,10 +57,6 @@ class ResponseObject(Answer):
         """Takes the next chunk; returns what to send for it in a stream."""
         return [self._send(body) for body in self._push(chunk)]
 
-    def ending(self) -> list[bytes]:
-        """Returns what a stream ends with after its last chunk: nothing more."""
-        return []
-
     def failure(self, error: ApiError) -> list[bytes]:
         """Returns what a stream that fails ends with."""
         response = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}

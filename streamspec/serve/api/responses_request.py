@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from streamspec.serve.api.chat_requests import (
     Verbosity,
     in_runtime_terms,
 )
-from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict
+from streamspec.serve.api.fields import Function, FunctionName, Hinted, Refusal, Strict, joined
 from streamspec.serve.api.kept_items import KeptItems
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
@@ -81,7 +81,7 @@ class InputMessage(Strict):
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Appends it to the messages of a chat, an answer to its thought."""
-        said = {"role": self.role, "content": _joined(self.content)}
+        said = {"role": self.role, "content": joined(self.content)}
         thought = messages and messages[-1]["role"] == self.role == "assistant" and messages[-1]["content"] is None
         if thought and "tool_calls" not in messages[-1]:
             said = messages.pop() | said
@@ -118,7 +118,7 @@ class InputCallOutput(Strict):
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Appends it to the messages of a chat."""
-        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)})
+        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": joined(self.output)})
 
 
 class ItemThought(Strict):
@@ -323,10 +323,6 @@ def _messages(request: ResponsesRequest, kept: KeptItems) -> list[dict[str, Any]
             )
         parsed_as(ITEMS[type_], item, f"input.{i}.", ONLY_IN_ITEM).add_to(messages)
     return messages
-
-
-def _joined(content: str | Sequence[ItemText | Refusal]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _echo(request: ResponsesRequest) -> Mapping[str, Any]:

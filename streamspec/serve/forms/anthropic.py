@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from streamspec.serve.api.body import json_object, parsed_as, renamed
 from streamspec.serve.api.chat_requests import ChatRequest, ParsedRequest, in_runtime_terms
-from streamspec.serve.api.fields import Hinted, Strict
+from streamspec.serve.api.fields import Hinted, Strict, Text, joined
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.forms.anthropic_answer import AnthropicMessage, error_of
 from streamspec.serve.forms.form import ChatPath, Form
@@ -49,13 +49,6 @@ EFFORTS = {"max": "xhigh"}  # that have other names in a chat
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class TextBlock(Hinted):
-    """A piece of text."""
-
-    type: Literal["text"]
-    text: str
-
-
 class ThinkingBlock(Strict):
     """What an answer thought before. Signatures change nothing."""
 
@@ -85,14 +78,14 @@ class ResultBlock(Hinted):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: str | list[TextBlock] | None = None
+    content: str | list[Text] | None = None
     is_error: bool | None = None  # the result's text says it
 
 
 BLOCKS = {
-    "user": (TextBlock, ResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, RedactedBlock, CallBlock),
-    "system": (TextBlock,),
+    "user": (Text, ResultBlock),
+    "assistant": (Text, ThinkingBlock, RedactedBlock, CallBlock),
+    "system": (Text,),
 }
 
 
@@ -156,7 +149,7 @@ class MessagesRequest(Hinted):
     model: str
     messages: list[Any] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
-    system: str | list[TextBlock] | None = None
+    system: str | list[Text] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -235,7 +228,7 @@ def _messages(request: MessagesRequest) -> list[dict[str, Any]]:
     """Returns the messages of a chat. Those of one role that follow each other are one turn."""
     messages: list[dict[str, Any]] = []
     if request.system:
-        messages.append({"role": "system", "content": _joined(request.system)})
+        messages.append({"role": "system", "content": joined(request.system)})
     for i, one in enumerate(request.messages):
         turn = parsed_as(AnthropicTurn, one, f"messages.{i}.")
         blocks = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
@@ -244,7 +237,7 @@ def _messages(request: MessagesRequest) -> list[dict[str, Any]]:
             raise invalid(f"messages.{i} without content; expected some", f"messages.{i}.content", "missing_field")
         results = [block for block in read if isinstance(block, ResultBlock)]
         messages += [
-            {"role": "tool", "tool_call_id": result.tool_use_id, "content": _joined(result.content or "")}
+            {"role": "tool", "tool_call_id": result.tool_use_id, "content": joined(result.content or "")}
             for result in results
         ]
         if len(results) < len(read):
@@ -265,7 +258,7 @@ def _block(block: Any, role: str, where: str) -> Any:
 
 def _said(role: str, blocks: Sequence[Any]) -> dict[str, Any]:
     """Returns the message that the blocks of a turn are, but for results of calls."""
-    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    text = "".join(block.text for block in blocks if isinstance(block, Text))
     thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = [
         {
@@ -287,10 +280,6 @@ def _add(messages: list[dict[str, Any]], said: dict[str, Any]) -> None:
         last["content"] = f"{last['content']}\n{said['content']}"
     else:
         messages.append(said)
-
-
-def _joined(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 # ---- paths

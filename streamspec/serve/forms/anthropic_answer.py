@@ -56,10 +56,6 @@ class AnthropicMessage(Answer):
         """Takes the next chunk; returns what to send for it in a stream."""
         return [event(body, body["type"]) for body in self._push(chunk)]
 
-    def ending(self) -> list[bytes]:
-        """Returns what a stream ends with after its last chunk: nothing more."""
-        return []
-
     def failure(self, error: ApiError) -> list[bytes]:
         """Returns what a stream that fails ends with."""
         return [event(error_of(error), "error")]

@@ -114,12 +114,10 @@ def test_what_is_written_for_others_is_read_as_a_published_head_and_drafts_the_s
 def test_what_cannot_be_written_is_refused_by_name(adapter: Path, base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "eagle", method="eagle", target_adapter="base", epochs=1.0))
     with pytest.raises(ConfigError, match="--as speculators with an adapter of --method eagle; .*--method eagle3"):
-        write_published(str(base), tmp_path / "eagle", tmp_path / "out", "speculators")
-    with pytest.raises(ConfigError, match="--as gguf; expected speculators"):
-        write_published(str(base), adapter, tmp_path / "out", "gguf")
+        write_published(str(base), tmp_path / "eagle", tmp_path / "out")
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="out exists"):
-        write_published(str(base), adapter, tmp_path / "out", "speculators")
+        write_published(str(base), adapter, tmp_path / "out")
     for changes, said in (
         ({"prefix_attention": True}, "--prefix-attention with --method eagle3"),
         ({"block_layers": 2}, "--block-layers with --method eagle3"),
