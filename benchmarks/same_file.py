@@ -11,8 +11,9 @@ plainly, as nothing of a file drafts.
 
 - start: from the command to the first token, with nothing in streamspec's cache and then again; the most memory of the
   processes that no file backs; bytes that stay on disk.
-- steps: tokens a second of reading each context, ms a token after it. `--alone`, where memory does not hold the weights
-  of both: in each repetition one side is loaded, has a warm-up and answers, then the other.
+- steps: tokens a second of reading each context, ms a token after it, and the gigabytes a second that as many threads
+  read of memory just before, which bound a plain step. `--alone`, where memory does not hold the weights of both: in
+  each repetition one side is loaded, has a warm-up and answers, then the other.
 - rows: ms of a step of one row of streamspec's, and what steps of several cost, in plain steps: medians of interleaved
   rounds. The rows are of different tokens; random routers choose experts for them without regard to the text.
 - perplexity: that of llama.cpp's own program, over the second halves of chunks of 512 tokens, and over the same tokens
@@ -25,6 +26,7 @@ import argparse
 import gzip
 import json
 import math
+import mmap
 import os
 import re
 import subprocess
@@ -33,10 +35,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from peer_engines.install import call, program, python
 from peer_engines.process import Worker
 
@@ -157,11 +161,14 @@ def measure_steps(arguments: argparse.Namespace, bundle: Path, cache: Path) -> l
     begins = {"streamspec": lambda: Worker(own, {}, log), "llama.cpp": lambda: llama(arguments, room)}
     together = {} if arguments.alone else {name: warmed(begin(), arguments, bundle) for name, begin in begins.items()}
     prompts = {context: passages(arguments, bundle, context, arguments.repetitions) for context in arguments.contexts}
-    rows = [{"context": context, "times": {name: [] for name in begins}} for context in arguments.contexts]
+    rows: list[dict[str, Any]] = [
+        {"context": context, "times": {name: [] for name in begins}, "bandwidth": []} for context in arguments.contexts
+    ]
     for repetition in range(arguments.repetitions):
         for name, begin in begins.items():
             side = together.get(name) or warmed(begin(), arguments, bundle)
             for row in rows:
+                row["bandwidth"].append(bandwidth(arguments.threads))
                 answer = side.answer(prompts[row["context"]][repetition], LIMIT, "plain", {})
                 tokens = max(1, len(answer["tokens"]) - 1)
                 row["times"][name].append((row["context"] / answer["first"], 1e3 * answer["decode"] / tokens))
@@ -177,6 +184,23 @@ def warmed(side: Worker, arguments: argparse.Namespace, bundle: Path) -> Worker:
     """A side that has answered; alone on the machine, after a text whose rows choose all experts."""
     side.warm(passages(arguments, bundle, WARM if arguments.alone else 32, 1)[0], 4, "plain", {})
     return side
+
+
+def bandwidth(threads: int, size: int = 1 << 28) -> float:
+    """Gigabytes a second that so many threads read of memory, `size` bytes each, in huge pages where there are such:
+    the most of three passes."""
+    memory = mmap.mmap(-1, threads * size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    parts = np.frombuffer(memory, np.uint64).reshape(threads, -1)
+    parts[:] = 1
+    taken = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            began = time.perf_counter()
+            list(pool.map(np.max, parts))
+            taken.append(time.perf_counter() - began)
+    return threads * size / min(taken) / 1e9
 
 
 def measure_rows(arguments: argparse.Namespace, bundle: Path, cache: Path) -> list[dict[str, Any]]:
@@ -266,8 +290,8 @@ def table(found: dict[str, Any]) -> str:
         lines += [f"| disk over the file | {ours['disk'] / size:.2f} | 0 |", ""]
     if steps := found.get("steps"):
         lines += [
-            "| context | ms a token: streamspec, llama.cpp | ratio | prefill, tokens/s | ratio |",
-            "|---|---|---|---|---|",
+            "| context | ms a token: streamspec, llama.cpp | ratio | prefill, tokens/s | ratio | GB/s read |",
+            "|---|---|---|---|---|---|",
         ]
         for row in steps:
             sides = row["times"]["streamspec"], row["times"]["llama.cpp"]
@@ -276,6 +300,7 @@ def table(found: dict[str, Any]) -> str:
             lines += [
                 f"| {row['context']:,} | {step[0]:.1f}, {step[1]:.1f} | {ratios[1]} |"
                 f" {speed[0]:,.0f}, {speed[1]:,.0f} | {ratios[0]} |"
+                f" {median(row['bandwidth']):.0f} ({min(row['bandwidth']):.0f}..{max(row['bandwidth']):.0f}) |"
             ]
         lines += [""]
     if rows := found.get("rows"):
