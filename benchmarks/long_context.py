@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Measures decoding after long prompts: plain, with a window of the cache as the drafter (MagicDec, arXiv 2408.11049),
 with n-grams, and with keys and values in float16:
-`python benchmarks/long_context.py OUT --books train.jsonl.gz [--contexts 2000 8000] [--threads N]`.
+`python benchmarks/long_context.py OUT --books train.jsonl.gz [--contexts 2000 8000] [--wide NAME] [--threads N]`.
 
 Books (JSON lines with `text`) give the prompts, of as many tokens as a context has; each is read once, then answered by
 all sides in turns, and all must write the same tokens. The costs of steps are measured on their own, in turns as well,
 over a cache of random rows; from them and from the share of drafts that came true follows the speed-up that the
-latency model predicts. Bundles and figures are kept in OUT and not made again.
+latency model predicts. `--wide` is a shape of `base_shapes.py` with random weights, for costs at `--wide-context`
+tokens alone: what it writes means nothing. Bundles and figures are kept in OUT and not made again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from base_shapes import BASES
 
 from streamspec.atomic import write_text
 from streamspec.draft_tree import chain
@@ -39,6 +41,7 @@ from streamspec.runtime.draft_model.window import WindowDraftRunner
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.tuning.choose_policy import choose_policy
 
+HERE = Path(__file__).resolve().parent
 GAMMAS = (2, 4)  # depths of drafts that are forced
 ALPHAS = (0.8, 0.9, 0.95)  # shares of drafts that come true, for predictions without an acceptance of their own
 ROUNDS, STEPS = 7, 3  # of steps in turns
@@ -47,11 +50,16 @@ MOST = 8  # tokens of a draft, in predictions
 
 
 def bundle_of(out: Path, base: str, dtype: str) -> Path:
-    """The int8 bundle of a base with this K/V; exported if it is not there."""
+    """The int8 bundle of a base, or of a shape with random weights, with this K/V; exported if it is not there."""
     bundle = out / f"{Path(base).name}-{dtype}"
     if not (bundle / "manifest.json").exists():
+        folder = base
+        if base in BASES:
+            folder = str(out / base)
+            if not (out / base / "tokenizer_config.json").exists():
+                subprocess.run([sys.executable, HERE / "big_models.py", "--job", "make", base, folder], check=True)
         options = ["--out", bundle, "--precision", "int8", "--kv-cache-dtype", dtype]
-        subprocess.run([sys.executable, "-m", "streamspec", "export", "--base", base, *options], check=True)
+        subprocess.run([sys.executable, "-m", "streamspec", "export", "--base", folder, *options], check=True)
     return bundle
 
 
@@ -209,25 +217,32 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--base", default="smollm2-135m")
     parser.add_argument("--contexts", type=int, nargs="+", default=[2000, 8000])
+    parser.add_argument("--wide", choices=BASES, help="a shape with random weights, for costs at --wide-context")
+    parser.add_argument("--wide-context", type=int, default=32000)
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--draft", default="window", help="window or window:N")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     record = out / "figures.json"
     figures: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
-    base, books = arguments.base, texts(arguments.books, arguments.texts)
-    for context in track(arguments.contexts, "contexts", len(arguments.contexts)):
+    cases = [(arguments.base, context) for context in arguments.contexts]
+    if arguments.wide:
+        cases += [(arguments.wide, context) for context in (*arguments.contexts, arguments.wide_context)]
+    for base, context in track(cases, "contexts", len(cases)):
         for dtype in DTYPES:
-            name = f"{Path(base).name}-{dtype} {context}"
-            if f"{name} costs" in figures and f"{name} speeds" in figures:
+            name, real = f"{Path(base).name}-{dtype} {context}", base == arguments.base
+            if f"{name} costs" in figures and (f"{name} speeds" in figures or not real):
                 continue
             options: dict[str, Any] = {"threads": arguments.threads, "cache_dir": out / "cache"}
-            session = load(bundle_of(out, base, dtype), draft="window", **options)
+            session = load(bundle_of(out, base, dtype), draft=arguments.draft, **options)
             figures[f"{name} costs"] = step_costs(session, context)
-            prompts = [session.encode(session.tokenizer.encode(text).ids[:context]) for text in books]
-            figures[f"{name} speeds"] = speeds(session, prompts, arguments.max_new_tokens, out / "cache")
+            if real:
+                books = texts(arguments.books, arguments.texts)
+                prompts = [session.encode(session.tokenizer.encode(text).ids[:context]) for text in books]
+                figures[f"{name} speeds"] = speeds(session, prompts, arguments.max_new_tokens, out / "cache")
             write_text(record, json.dumps(figures))
             del session
             gc.collect()

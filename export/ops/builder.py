@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from streamspec.bundle.write_files import HugePageFile
+from streamspec.export.ops.huge_page_file import HugePageFile
 from streamspec.step_graph import GraphTensor
 
 OPSET, IR_VERSION = 24, 10  # opset 24 for TensorScatter; onnxruntime 1.31 reads it under IR 10

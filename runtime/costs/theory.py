@@ -6,8 +6,7 @@ the price of a draft token, `verify` of checking them. The paper has verify = 1,
 a CPU they are not (the ratio T_V / T_T of MagicDec, arXiv 2408.11049).
 
 MagicDec's latency model lets both depend on the context: with L tokens in the cache a plain step takes w + k L, w for
-the weights and k for a token's keys and values. A model that drafts for itself over a window of K tokens takes w + k K:
-no gain where L is near K, and at most that of free drafts where k L outweighs w. Pure arithmetic.
+the weights and k for a token's keys and values; a model that drafts for itself over a window of K tokens, w + k K.
 """
 
 from __future__ import annotations

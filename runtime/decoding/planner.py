@@ -1,7 +1,7 @@
 """Plans the calls of one answer: what is drafted, how many rows are verified, and whether the drafter runs.
 
 What a plan rests on is learned by `observers`, except for what trials of row costs may lose, which
-is settled here. A further consideration is a condition here and, where it learns, an observer there.
+is settled here.
 
 Words of this module and of `draft_sources`:
 
@@ -12,9 +12,7 @@ Words of this module and of `draft_sources`:
 - waking: a source that is asked while speculation is paused; a draft of its tokens ends the pause.
 - shared: a call with rows of several sequences; `together` counts them.
 
-Tests: tests/runtime/decoding/test_loop.py, test_reference.py and test_pruning.py; of single
-considerations tests/runtime/costs/test_drafter_gate.py, tests/runtime/draft_sources/test_lookahead.py,
-tests/runtime/draft_model and tests/runtime/sampling/test_grammar_state.py.
+Tests: those beside it, and of single considerations tests/runtime/costs and draft_sources.
 """
 
 from __future__ import annotations

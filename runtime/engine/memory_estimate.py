@@ -227,9 +227,8 @@ def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
 
 
 def read_in_pieces_below(manifest: Manifest) -> float:
-    """Returns the size in bytes below which mapped tensors are better read in large pieces than by the page: that of a
-    table of per-layer inputs, whose rows are looked up; none where memory has no room for all weights, and what a
-    piece brings along would take that of others."""
+    """Returns the bytes below which a mapped tensor is read in large pieces: those of a table of per-layer inputs,
+    whose rows are looked up; 0 where memory has no room for all weights."""
     table, _ = per_layer_table(manifest, 0)
     room = cpu.available()
     return (table or math.inf) if room is None or manifest.data_bytes - table <= room else 0

@@ -1,11 +1,9 @@
 """Puts a model's weights into huge pages, where Linux gives them on request, and returns freed memory to the system.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
-Weights that are mapped from a file are read from the disk into pages of 2 MiB, where the file system has such (ext4
-since Linux 6.16, XFS), by `MADV_HUGEPAGE`. Those that Linux holds already stay in the pages that they were written with
-(`bundle.write_files.HugePageFile`), or first read with. What lies in memory of its own is moved by `MADV_COLLAPSE`
-(Linux 6.1), without more memory, at about half a gigabyte a second: a thread does it while the model is already used.
-Elsewhere nothing happens.
+Weights mapped from a file are read from the disk into pages of 2 MiB (`MADV_HUGEPAGE`) where the file system has such
+(ext4 since Linux 6.16, XFS); what the page cache holds stays as it is (`export.ops.huge_page_file`). A thread moves
+memory of the process's own (`MADV_COLLAPSE`, Linux 6.1), half a gigabyte a second. Elsewhere nothing happens.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import Self
 
 from streamspec.background import Background
-from streamspec.bundle.write_files import HUGE_PAGE
 
+HUGE_PAGE = 2 << 20  # bytes
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
-FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
+FILLED = 0.9  # of a mapping that must be in memory: reserves are not to be filled by this
 SWITCHES = Path("/sys/kernel/mm/transparent_hugepage")
 MAPPINGS, MEMORY = Path("/proc/self/maps"), Path("/proc/self/smaps")
 Range = tuple[int, int]
@@ -29,8 +27,7 @@ Range = tuple[int, int]
 
 class HugePages:
     """A context: what its body allocates in large pieces, and has filled by its end, is moved into huge pages after
-    it. Files in `folder` are read into such pages from then on where they are mapped in pieces of less than `below`
-    bytes: a fault reads 4 MiB."""
+    it. Files in `folder` that are mapped in pieces of less than `below` bytes are read into such: 4 MiB a fault."""
 
     def __init__(self, folder: Path, below: float = math.inf) -> None:
         self._folder, self._below = folder, below
@@ -57,9 +54,7 @@ class HugePages:
 
 
 def advise(ranges: list[Range], advice: int) -> None:
-    """Gives the system this advice for those of the ranges that hold a huge page. A refusal, for want of free ones, of
-    support, or of the range, leaves everything as it was.
-    """
+    """Gives advice for the ranges that hold a huge page. A refusal leaves everything as it was."""
     madvise = ctypes.CDLL(None).madvise
     for start, end in ranges:
         if end - start >= HUGE_PAGE:
@@ -67,9 +62,7 @@ def advise(ranges: list[Range], advice: int) -> None:
 
 
 def trim() -> None:
-    """Returns freed memory to the system, also where the C library would keep it for later (glibc: all but the largest
-    pieces).
-    """
+    """Returns freed memory to the system, also where the C library would keep it for later."""
     if sys.platform == "linux":
         give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if give_back is not None:
@@ -77,8 +70,7 @@ def trim() -> None:
 
 
 def offered() -> bool:
-    """Tells whether this system gives huge pages of `HUGE_PAGE` bytes on request, and lets a process look at its own
-    memory."""
+    """Tells whether this system gives such pages on request, and lets a process look at its own memory."""
     try:
         bytes_of_one, given = ((SWITCHES / name).read_text() for name in ("hpage_pmd_size", "enabled"))
         return int(bytes_of_one) == HUGE_PAGE and "[never]" not in given and os.access(MEMORY, os.R_OK)
@@ -87,13 +79,12 @@ def offered() -> bool:
 
 
 def anonymous() -> list[Range]:
-    """Lists this process's writable private mappings that belong to no file, in ascending order."""
+    """Lists the writable private mappings of no file, in ascending order."""
     return [span for span in map(_anonymous, lines_of(MAPPINGS)) if span is not None]
 
 
 def filled() -> list[Range]:
-    """Lists those of `anonymous` that are in memory. For this Linux looks at every page of the process: in one with
-    PyTorch that takes 50 ms."""
+    """Lists those of `anonymous` that are in memory. Linux looks at every page: with PyTorch for 50 ms."""
     out: list[Range] = []
     span: Range | None = None
     for line in lines_of(MEMORY):
@@ -106,22 +97,19 @@ def filled() -> list[Range]:
 
 
 def files_in(folder: Path) -> list[Range]:
-    """Lists this process's mappings of files in `folder`, in ascending order."""
-    out, within = [], f"{folder.resolve()}{os.sep}"
-    for line in lines_of(MAPPINGS):
-        addresses, *_, name = line.split(maxsplit=5)
-        if name.startswith(within):
-            out.append(_range(addresses))
-    return out
+    """Lists the mappings of files in `folder`."""
+    within = f"{folder.resolve()}{os.sep}"
+    parts = (line.split(maxsplit=5) for line in lines_of(MAPPINGS))
+    return [_range(addresses) for addresses, *_, name in parts if name.startswith(within)]
 
 
 def lines_of(file: Path) -> list[str]:
-    """The lines of a file of /proc: the names in it escape line feeds alone."""
+    """Lines of a file of /proc, whose names escape line feeds alone."""
     return os.fsdecode(file.read_bytes()).removesuffix("\n").split("\n")
 
 
 def size(span: Range) -> int:
-    """Bytes of a range."""
+    """In bytes."""
     return span[1] - span[0]
 
 
@@ -131,15 +119,14 @@ def _range(addresses: str) -> Range:
 
 
 def _anonymous(line: str) -> Range | None:
-    """Returns the range of a mapping, from its line in MAPPINGS or MEMORY; None for one of a file, or not to be
-    written."""
+    """Returns the range of a mapping from its line; None for one of a file, or not to be written."""
     addresses, rights, _, _, inode, *name = line.split()
     private = inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
     return _range(addresses) if rights == "rw-p" and private else None
 
 
 def without(ranges: list[Range], taken: list[Range]) -> list[Range]:
-    """Returns the parts of `ranges` that no range of `taken` covers; both ascend."""
+    """Returns the parts of `ranges` outside of `taken`; both ascend."""
     out = []
     for start, end in ranges:
         for low, high in taken:

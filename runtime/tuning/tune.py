@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import BOTH
 from streamspec.errors import ConfigError
 from streamspec.runtime.costs.learned_costs import CostRecord
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -19,9 +17,7 @@ ROUNDS = 40
 CONTEXTS = (64, 512)  # tokens in the cache while measuring
 
 
-def tune(
-    runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
-) -> dict[int, Calibration]:
+def tune(runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None) -> dict[int, Calibration]:
     """Measures thoroughly, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
     model's reaches); the first one's costs are cached.
 
@@ -45,18 +41,12 @@ def tune(
         costs, _ = measure(runner, nodes, BUDGET, context, ROUNDS)
         calibrations[context] = choose_rows(costs, nodes)
     costs = calibrations[contexts[0]].costs
-    save_record(costs_file(runner.provider, runner.threads, manifest, cache_dir), CostRecord(costs))
+    save_record(costs_file(runner.provider, runner.threads, manifest, None), CostRecord(costs))
     return calibrations
 
 
-def keep_min_probability(
-    runner: OrtRunner,
-    manifest: Manifest,
-    min_probability: float,
-    cache_dir: str | Path | None = None,
-    score: str = BOTH,
-) -> None:
+def keep_min_probability(runner: OrtRunner, manifest: Manifest, min_probability: float, score: str) -> None:
     """Saves with the calibration that sessions prune rows whose probability by `score` is below `min_probability`."""
-    file = costs_file(runner.provider, runner.threads, manifest, cache_dir)
-    known = read_record(file) or CostRecord(calibrated(runner, manifest, cache_dir).costs)
+    file = costs_file(runner.provider, runner.threads, manifest, None)
+    known = read_record(file) or CostRecord(calibrated(runner, manifest, None).costs)
     save_record(file, replace(known, min_probability=min_probability, score=score))

@@ -1,22 +1,18 @@
-"""Writes the folder of a bundle, whole or not at all, and its weights so that Linux keeps them in huge pages."""
+"""Writes the folder of a bundle, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.bundle.manifest import MANIFEST, FileInfo, Manifest, check_name
 from streamspec.errors import BundleError, StreamspecError
 from streamspec.json_fields import parse_json
-
-HUGE_PAGE = 2 << 20  # bytes, on x86-64, and on 64-bit ARM with pages of 4 KiB
 
 
 @contextlib.contextmanager
@@ -68,20 +64,3 @@ def _check_replaceable(target: Path, force: bool) -> None:
         raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out") from None
     if not force:
         raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")
-
-
-class HugePageFile(io.BufferedWriter):
-    """A file that is written from its beginning to its end, a whole huge page in each call to the system: the page
-    cache takes, up to the largest of the file system (2 MiB of ext4 since Linux 6.16 and of XFS), pages of the size
-    of the call that fills them."""
-
-    def __init__(self, path: Path, mode: str = "wb") -> None:
-        super().__init__(io.FileIO(path, mode), HUGE_PAGE)
-
-    def write(self, data: Any) -> int:
-        """Writes `data`, bytes-like, and returns how many bytes."""
-        left = memoryview(data).cast("B")
-        size = len(left)
-        while left:  # what does not fit would send out a page that is not full: pieces end where huge pages do
-            left = left[super().write(left[: HUGE_PAGE - self.tell() % HUGE_PAGE]) :]
-        return size

@@ -15,8 +15,8 @@ from streamspec.atomic import sha256_file
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest, plain_name
-from streamspec.bundle.write_files import HugePageFile
 from streamspec.errors import BundleError, ResourceError
+from streamspec.export.ops.huge_page_file import HugePageFile
 from streamspec.json_fields import Fields, parse_json
 from streamspec.progress import region
 

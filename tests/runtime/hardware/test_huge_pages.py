@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamspec.bundle.write_files import HUGE_PAGE as HUGE
 from streamspec.runtime.hardware import huge_pages as pages
+from streamspec.runtime.hardware.huge_pages import HUGE_PAGE as HUGE
 from streamspec.runtime.hardware.huge_pages import HugePages, offered, without
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=6).map(

@@ -63,10 +63,13 @@ def test_a_measurement_is_kept_and_not_repeated(
 
 
 @pytest.mark.parametrize("name", ["fp32", "eager"])
-def test_what_tuning_found_of_pruning_holds_for_later_sessions(name: str, bundles: Bundles, tmp_path: Path) -> None:
+def test_what_tuning_found_of_pruning_holds_for_later_sessions(
+    name: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
     session = load(bundles(name), threads=1, cache_dir=tmp_path)
     assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
-    tune.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path, "exit")
+    tune.keep_min_probability(session.runner, session.manifest, 0.02, "exit")
     later = load(bundles(name), threads=1, cache_dir=tmp_path)
     found = read_record(file_of(session, tmp_path))
     assert later.policy.pruning == Pruning(None, 0.02, "exit") and found is not None and found.min_probability == 0.02
@@ -76,7 +79,7 @@ def test_what_tuning_found_of_pruning_holds_for_later_sessions(name: str, bundle
     after = read_record(file_of(session, tmp_path))
     assert after is not None and (after.min_probability, after.score) == (0.02, "exit") and after.steps > 0
     assert load(bundles(name), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
-    tune.tune(session.runner, session.manifest, [8], tmp_path)
+    tune.tune(session.runner, session.manifest, [8])
     assert load(bundles(name), threads=1, cache_dir=tmp_path).policy.pruning is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamspec.bundle.manifest import FileInfo
-from streamspec.bundle.write_files import HUGE_PAGE, HugePageFile
+from streamspec.export.ops.huge_page_file import HUGE_PAGE, HugePageFile
 
 
 @pytest.mark.parametrize(
