@@ -5,14 +5,14 @@ The time of a step with n rows and L tokens in the cache, with the drafter (D = 
 
     plain * (c[n] + D * price + (a + b * n + D * d) * L / 1024),    c[1] = 1,
 
-where `plain` is what a plain step takes at the moment: the machine may be busy now and quiet in a minute. So a Kalman
+where `plain` is what a plain step takes at the moment. A Kalman
 filter over (log plain, price, a, b, d, c[2], c[3], ...) compares each step with the steps just before it: `plain` may
 move with every step, ratios move slowly, and of all of them it is known how uncertain they are. What is assumed at
 first says how row counts hang together: a step of 8 rows says something about 7 and 16.
 
 An extended Kalman filter with clipped innovations (Masreliez and Martin 1977: what interferes with a step must not
-count by its size). Pure arithmetic, done for `EVERY` steps at once: by then a model call has driven all of it out of
-the caches, and the first update takes six times as long as the others. Figures: docs/lab/decisions.
+count by its size). Done for `EVERY` steps at once: a model call drives all of it out of the
+caches, and the first update takes six times as long as the others.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ Words of this module and of `draft_sources`:
 - exploration: rows verified for what they teach a source (the `explorer`), however unlikely.
 - waking: a source that is asked while speculation is paused; a draft of its tokens ends the pause.
 - shared: a call with rows of several sequences; `together` counts them.
-
-Tests: those beside it, and of single considerations tests/runtime/costs and draft_sources.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The window has columns. Column i begins `i` places after the text's last token w
 chooses after a column is its next token in the next step (Jacobi iteration, Santilli et al. 2023, arXiv 2305.10427).
 Columns stand on tokens that are mostly wrong, yet the n-grams that they form often come later on. The window is part of
 the draft tree: a chain of the columns' first tokens, the rest of each column after its own. Its rows are verified for
-what they teach, and the draft's search has what they leave of a step's rows.
+what they teach.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Puts a model's weights into huge pages, where Linux gives them on request, and returns freed memory to the system.
+"""Puts a model's weights into huge pages, where Linux gives them on request, and gives freed memory back.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
 Weights mapped from a file are read from the disk into pages of 2 MiB (`MADV_HUGEPAGE`) where the file system has such
 (ext4 since Linux 6.16, XFS); what the page cache holds stays as it is (`export.ops.huge_page_file`). A thread moves
-memory of the process's own (`MADV_COLLAPSE`, Linux 6.1), half a gigabyte a second. Elsewhere nothing happens.
+memory of the process's own (`MADV_COLLAPSE`, Linux 6.1), half a gigabyte a second.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ class HugePages:
 
     def __init__(self, folder: Path, below: float = math.inf) -> None:
         self._folder, self._below = folder, below
-        self._enabled = offered()
-        self._before: list[Range] = []
+        self._before: list[Range] | None = None  # where there are no huge pages
         self._moving: Background[None] | None = None
 
     def __enter__(self) -> Self:
-        if self._enabled:
-            self._before = anonymous()
+        self._before = anonymous() if offered() else None
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._enabled and error is None:
+        if self._before is not None and error is None:
             advise([span for span in files_in(self._folder) if size(span) < self._below], MADV_HUGEPAGE)
             large = any(size(span) >= HUGE_PAGE for span in without(anonymous(), self._before))
             added = without(filled(), self._before) if large else []
-            self._moving = Background(lambda: advise(added, MADV_COLLAPSE))
+            self._moving = Background(lambda: advise([whole(span) for span in added], MADV_COLLAPSE))
 
     def wait(self) -> None:
         """Waits until all is moved."""
@@ -70,7 +68,7 @@ def trim() -> None:
 
 
 def offered() -> bool:
-    """Tells whether this system gives such pages on request, and lets a process look at its own memory."""
+    """Tells whether this system gives such pages on request and shows a process its memory."""
     try:
         bytes_of_one, given = ((SWITCHES / name).read_text() for name in ("hpage_pmd_size", "enabled"))
         return int(bytes_of_one) == HUGE_PAGE and "[never]" not in given and os.access(MEMORY, os.R_OK)
@@ -109,8 +107,12 @@ def lines_of(file: Path) -> list[str]:
 
 
 def size(span: Range) -> int:
-    """In bytes."""
     return span[1] - span[0]
+
+
+def whole(span: Range) -> Range:
+    """The huge pages in a range."""
+    return -(-span[0] // HUGE_PAGE) * HUGE_PAGE, span[1] // HUGE_PAGE * HUGE_PAGE
 
 
 def _range(addresses: str) -> Range:

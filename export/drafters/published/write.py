@@ -27,8 +27,8 @@ METHOD = "eagle3"
 
 @our_words_only()
 def write_published(base: str, adapter: Path, out: Path, force: bool = False) -> dict[str, Any]:
-    """Writes the head of `adapter` to the folder `out`: `config.json` and
-    `model.safetensors`, with the target's rows of the LM head. Returns its configuration.
+    """Writes the head of `adapter` to the folder `out`: `config.json` and `model.safetensors`, with the target's rows
+    of the LM head. Returns its configuration.
 
     Raises ConfigError for an adapter of another method, AdapterError for a damaged one.
     """
