@@ -105,19 +105,27 @@ class AttentionHeads:
         kinds = self.spec.turns(layer)
         alone = borrows or (self._apart(maps) and not family.value_norm and spec.clip is None)
         turns = kinds is None or kinds[0] == kinds[1]
-        norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
-        if not (alone and turns and norms):
+        each = not (spec.joint_head_norms or family.layernorm)  # RMS norms of heads of their own, if any
+        if not (alone and turns and (each or not (borrows or family.head_norms_last))):
             q, *sides = self.queries_keys_values(g, x, rows, layer, rotary, linear)
             return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1), sinks=self.sinks(g, layer))
-        normed = spec.head_norms[:1] if borrows else spec.head_norms  # queries, keys
-        names = [self.spec.weight_name(layer, module) for module in normed]
+        packed, normed = linear(g, x, rows, layer, maps), spec.head_norms[: 1 if borrows else 2]  # queries, keys
+        if normed and not each:
+            packed, normed = self._normed_apart(g, packed, layer), ()
         return PackedHeads(
-            linear(g, x, rows, layer, maps),
+            packed,
             () if kinds is None else rotary[kinds[0]],
-            [self.norm_weights(g, name)[0] for name in names],
+            [self.norm_weights(g, self.spec.weight_name(layer, module))[0] for module in normed],
             self.sinks(g, layer),
             {"interleaved": int(family.rotary_pairs), "norm_last": int(family.head_norms_last)},
         )
+
+    def _normed_apart(self, g: Scope, packed: str, layer: int) -> str:
+        """Queries, keys and values side by side, the first two normed."""
+        spec = self.spec.at(layer)
+        widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)))
+        q, k, v = g.ops("Split", packed, widths, out=(None,) * 3, axis=-1)
+        return g.op("Concat", *self._head_norms(g, q, k, layer), v, axis=-1)
 
     def _apart(self, maps: tuple[str, ...]) -> bool:
         """Whether a layer's maps give queries, keys and values."""

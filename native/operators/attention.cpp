@@ -240,14 +240,15 @@ class AttentionKernel {
     }
 
     void run(const Call& call, const Attention* sequences, size_t count) const {
-        size_t tiles = 0, work = 0;
+        size_t tiles = 0, scores = 0, cache = 0;
         for (size_t i = 0; i < count; i++) {
             const Attention& a = sequences[i];
             if (has_keys_)
                 call.parallel_rows(
                     a.rows, [&](size_t from, size_t to) { kernels().store_keys(a, from, to); });
             tiles += head_tiles(a) * row_tiles(a);
-            work += a.rows * (a.used + a.row_columns) * a.heads;
+            scores += a.rows * (a.used + a.row_columns) * a.heads;
+            cache += 2 * a.used * a.kv_heads * a.width * kNumberSize;
         }
         const auto attend = [&](size_t index) {
             const Attention* a = sequences;
@@ -259,8 +260,9 @@ class AttentionKernel {
                              std::min(a->rows, from + height),
                              scratch<Scratch::kTask>(attention_scratch(*a, height)));
         };
-        constexpr size_t kSmallWork = 4096;  // scores that one thread computes alone
-        if (work < kSmallWork)
+        // What one thread computes alone: so many scores, of so many bytes of the cache.
+        constexpr size_t kSmallScores = 4096, kSmallCache = 1 << 16;
+        if (scores < kSmallScores && cache < kSmallCache)
             for (size_t i = 0; i < tiles; i++) attend(i);
         else
             call.parallel(tiles, attend);
