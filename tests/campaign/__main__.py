@@ -5,8 +5,8 @@ The prompts are those of all data sets in DIR, as they are and cut to end around
 and before the end of the context. A prompt is answered plainly once and then by every arm (`tests.campaign.arms`).
 Counts, near-ties and mismatches are kept after each answer, apart for each revision of runtime and bundle; the next
 call goes on from there. `--deep N`: after N prompts a book, up to the limit of the model's context. `--tiny FOLDER`:
-also tiny models with a drafter of every kind in three precisions, made there once. Exit code 1 where a mismatch was
-found.
+also tiny models with a drafter of every kind in three precisions, made there once. A folder of bundles stands for all
+of them. Exit code 1 where a mismatch was found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import NATIVE
+from streamspec.bundle.manifest import MANIFEST, NATIVE
 from streamspec.errors import DataError
 from streamspec.runtime.hardware.providers import CPU, NATIVE_CPU
 from tests.campaign.deep import BOOKS, run_deep
@@ -67,6 +67,11 @@ def campaign(
         gc.collect()
 
 
+def bundles_in(path: Path) -> list[Path]:
+    """The bundle at this path, or those of a folder."""
+    return [path] if (path / MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{MANIFEST}"))
+
+
 def providers(bundle: Path) -> list[str]:
     return [CPU.name, *([NATIVE_CPU.name] if NATIVE in read_manifest(bundle).files else [])]
 
@@ -104,7 +109,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--provider", choices=(CPU.name, NATIVE_CPU.name), help="only on this one; both unless given")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folders of data sets")
     asked = parser.parse_args(given)
-    bundles = list(asked.bundles)
+    bundles = [bundle for path in asked.bundles for bundle in bundles_in(path)]
     if asked.tiny is not None:
         from tests.campaign.tiny import tiny_bundles
 

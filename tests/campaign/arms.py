@@ -37,7 +37,8 @@ def skips(manifest: Manifest) -> bool:
 class ArmKind:
     """One way to draft. `fits`: the bundles that have it; `sources`: that draft beside the bundle's own drafter, by
     their option of `load`; `options`: others of `load`, for which the bundle is opened once more; `shared`: answers
-    share calls; `only`: the provider that can, empty for any; `oracle`: drafts from plain's own answer, spoilt."""
+    share calls; `only`: the provider that can, empty for any; `oracle`: drafts from plain's own answer, spoilt; `rows`:
+    of every draft, where they are not `ROWS` in turn."""
 
     fits: Callable[[Manifest], bool]
     sources: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class ArmKind:
     shared: bool = False
     only: str = ""
     oracle: bool = False
+    rows: int = 0
 
 
 SECOND = {"draft": "second"}  # the bundle that `Side.second` finds
@@ -66,6 +68,7 @@ ARMS = {
     "second model": ArmKind(bare, options=SECOND),
     "skipped layers": ArmKind(skips, options={"draft": "self"}),
     "plain's answer, spoilt": ArmKind(lambda manifest: True, oracle=True),
+    "plain's answer, spoilt, 64 rows": ArmKind(bare, oracle=True, rows=64),
     "shared calls": ArmKind(
         lambda manifest: not manifest.model.caches, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name
     ),

@@ -87,7 +87,7 @@ class Side:
 
     def _arm(self, name: str, number: int, sampling: Sampling) -> Arm:
         kind = self.kinds[name]
-        rows = None if kind.options.get("tree") == "auto" else ROWS[number % len(ROWS)]
+        rows = None if kind.options.get("tree") == "auto" else kind.rows or ROWS[number % len(ROWS)]
         made = self._arms.setdefault(
             (name, rows or 0), Arm(name, self._sessions[name], True, sampling, rows, kind.pruning)
         )

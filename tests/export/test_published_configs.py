@@ -15,7 +15,7 @@ from streamspec.export import export_bundle
 from streamspec.export.runners.graph_runner import GraphRunner, open_session
 from streamspec.model_families import FAMILIES
 from tests.support.published_configs import CONFIGS
-from tests.support.published_models import text_config, write_published
+from tests.support.published_models import text_config, uncertainty, write_published
 from tests.support.tiny_exports import write_tokenizer
 
 ROWS, CHUNK = 80, 24
@@ -40,18 +40,6 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
     apart = np.abs(ours - theirs).max()
     # Random weights can make a model of which no more is certain: Qwen3.5's, on some processors.
     assert apart < 2e-4 * theirs.std() or apart < 4 * uncertainty(model, tokens)
-
-
-def uncertainty(model: Any, tokens: np.ndarray) -> float:
-    """How far transformers' own logits move when half a unit in the last place is added to each weight."""
-    ids, moved, drawn = torch.as_tensor(tokens)[None], list[float](), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        before, weights = model(ids, use_cache=False).logits, [weight.clone() for weight in model.parameters()]
-        for _ in range(3):
-            for kept, weight in zip(weights, model.parameters(), strict=True):
-                weight.copy_(kept * (1 + 2**-24 * torch.randn(kept.shape, generator=drawn)))
-            moved.append(float((model(ids, use_cache=False).logits - before).abs().max()))
-    return max(moved)
 
 
 def test_every_family_has_a_published_config() -> None:

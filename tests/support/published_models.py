@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -20,7 +21,7 @@ def text_config(published: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def write_published(folder: Path, published: dict[str, Any], seed: int = 0) -> Any:
+def write_published(folder: Path, published: dict[str, Any], seed: int = 0, std: float = 0.15) -> Any:
     """Writes a random model with the published config beside it, word for word; returns it as transformers loads it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(published))
@@ -33,7 +34,7 @@ def write_published(folder: Path, published: dict[str, Any], seed: int = 0) -> A
             if parameter.ndim == 1:  # norms and biases
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             else:
-                parameter.normal_(0, 0.15)
+                parameter.normal_(0, std)
         for name, buffer in model.named_buffers():
             if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.normal_(0, 0.3)
@@ -42,3 +43,15 @@ def write_published(folder: Path, published: dict[str, Any], seed: int = 0) -> A
         pack_experts(folder, model)
     (folder / "config.json").write_text(json.dumps(published))
     return model.eval()
+
+
+def uncertainty(model: Any, tokens: np.ndarray) -> float:
+    """How far transformers' own logits move when half a unit in the last place is added to each weight."""
+    ids, moved, drawn = torch.as_tensor(tokens)[None], list[float](), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        before, weights = model(ids, use_cache=False).logits, [weight.clone() for weight in model.parameters()]
+        for _ in range(3):
+            for kept, weight in zip(weights, model.parameters(), strict=True):
+                weight.copy_(kept * (1 + 2**-24 * torch.randn(kept.shape, generator=drawn)))
+            moved.append(float((model(ids, use_cache=False).logits - before).abs().max()))
+    return max(moved)
