@@ -170,12 +170,8 @@ class SwappableStreams(StreamPass):
         empty = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in nodes]
         empty += [idle.op("Identity", g.store.constant(no_rows, np.float32)) for _ in STATE_TYPES]
         types = (*[TensorProto.INT64] * 3, *STATE_TYPES)
-        _, node, root, stream, update = g.ops(
-            "If",
-            drafting,
-            out=(ACCEPTED_NODE, None, None, None, None),
-            then_branch=starting.branch(values, types),
-            else_branch=idle.branch(empty, types),
+        _, node, root, stream, update = g.either(
+            drafting, (starting, values), (idle, empty), types, (ACCEPTED_NODE, None, None, None, None)
         )
         below = accepted.below and replace(accepted.below, node=ACCEPTED_NODE, root=root)
         return replace(accepted, node=node, root=root, below=below), Residual(stream, update)
@@ -189,13 +185,7 @@ class SwappableStreams(StreamPass):
         done = self._through(inside, self._entering, rows, layers, accepted, presents, stream_ids)
         pending = done.update or inside.op("Sub", done.stream, done.stream)
         same = [outside.op("Identity", value) for value in (self._entering.stream, self._entering.update)]
-        stream, update = g.ops(
-            "If",
-            begun,
-            out=(None, None),
-            then_branch=inside.branch([done.stream, pending], STATE_TYPES),
-            else_branch=outside.branch(same, STATE_TYPES),
-        )
+        stream, update = g.either(begun, (inside, [done.stream, pending]), (outside, same), STATE_TYPES)
         return Residual(stream, update)
 
     def _candidates_branch(

@@ -62,14 +62,9 @@ class EarlyExit:
             "Gather", pruned.op("ScatterElements", zeros, surviving, ranks, axis=0), old_parents, axis=0
         )
         unchanged = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
-        results = {
-            "then_branch": (pruned, [surviving, ranks, parents, pruned.op("Identity", surviving)]),
-            "else_branch": (every, [every.arange(count), *unchanged, every.arange(every.op("Shape", LOGIT_ROWS))]),
-        }
-        branches = {
-            name: scope.branch(values, (TensorProto.INT64,) * 4, name) for name, (scope, values) in results.items()
-        }
-        return g.ops("If", pruning, out=(None,) * 4, **branches)
+        best = [surviving, ranks, parents, pruned.op("Identity", surviving)]
+        everything = [every.arange(count), *unchanged, every.arange(every.op("Shape", LOGIT_ROWS))]
+        return g.either(pruning, (pruned, best), (every, everything), (TensorProto.INT64,) * 4)
 
     def _best(self, g: Scope, scores: str, count: str) -> str:
         most = g.op("Min", KEEP_ROWS, count)

@@ -234,12 +234,8 @@ class RecurrentLayer(ABC):
             some.op("Where", rows.newer, new, old)
             for new, old in zip(self._products(some, both, whole), found, strict=True)
         ]
-        types = (TensorProto.FLOAT,) * 2
-        branches = {
-            "then_branch": some.branch(picked, types),
-            "else_branch": none.branch([none.op("Identity", side) for side in found], types),
-        }
-        sides = g.ops("If", rows.any_newer, out=(None, None), **branches)
+        same = [none.op("Identity", side) for side in found]
+        sides = g.either(rows.any_newer, (some, picked), (none, same), (TensorProto.FLOAT,) * 2)
         keys, queries = (g.op("Mul", since, side) for side in sides)
         return keys, queries
 
@@ -291,11 +287,7 @@ class RecurrentLayer(ABC):
 
         compute, leave = (Scope(g.store, f"{g.label}/{name}") for name in ("state", "kept"))
         nothing = leave.op("Slice", past(self.layer, self.part(STATE)), g.ints(0), g.ints(0), g.ints(2))
-        branches = {
-            "then_branch": compute.branch([self._newest(compute)], (TensorProto.FLOAT,)),
-            "else_branch": leave.branch([nothing], (TensorProto.FLOAT,)),
-        }
-        slices = g.op("If", due, **branches)
+        (slices,) = g.either(due, (compute, [self._newest(compute)]), (leave, [nothing]), (TensorProto.FLOAT,))
         name, out = past(self.layer, self.part(STATE)), present(self.layer, self.part(STATE))
         return g.op("TensorScatter", name, slices, at, out=out, axis=2, mode="circular")
 
@@ -427,14 +419,10 @@ class DeltaRuleLayer(RecurrentLayer):
             if number + 1 == MOST_RUNS:
                 return done
             more, enough = (Scope(g.store, f"{self.g.label}/run.{number + 1}{name}") for name in ("", ".none"))
-            types = (TensorProto.FLOAT,) * 2
             kept = [enough.op("Identity", value) for value in done]
-            branches = {
-                "then_branch": more.branch(run(more, number + 1, done), types),
-                "else_branch": enough.branch(kept, types),
-            }
+            further = run(more, number + 1, done)
             goes = g.op("Greater", rows.last_run, g.integer(number))
-            updates, found = g.ops("If", goes, out=(None, None), **branches)
+            updates, found = g.either(goes, (more, further), (enough, kept), (TensorProto.FLOAT,) * 2)
             return updates, found
 
         updates, found = (g.op("Transpose", side, perm=[2, 1, 0, 3]) for side in run(g, 0, (none, none)))

@@ -209,5 +209,4 @@ def _if(
     g: Scope, condition: str, yes: tuple[Scope, str], no: tuple[Scope, str], kind: int, out: str | None = None
 ) -> str:
     """An `If` with one output; each branch is a scope and the value it ends with."""
-    branches = [scope.branch([value], [kind]) for scope, value in (yes, no)]
-    return g.op("If", condition, out=out, then_branch=branches[0], else_branch=branches[1])
+    return g.either(condition, (yes[0], yes[1:]), (no[0], no[1:]), [kind], (out,))[0]

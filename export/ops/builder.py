@@ -163,10 +163,23 @@ class Scope:
         counts = self.op("Concat", *(self.op("Shape", part, start=2, end=3) for part in parts), axis=0)
         return self.ops("Split", x, counts, out=(None,) * len(parts), axis=-1)
 
-    def branch(self, values: Sequence[str], types: Sequence[int], name: str = "") -> onnx.GraphProto:
-        """Makes the scope a branch of `If` that returns `values` of these ONNX types; `name`: the label by default."""
-        results = [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]
-        return helper.make_graph(self.nodes, name or self.label, [], results)
+    def either(
+        self,
+        condition: str,
+        then: tuple[Scope, Sequence[str]],
+        other: tuple[Scope, Sequence[str]],
+        types: Sequence[int],
+        out: tuple[str | None, ...] | None = None,
+    ) -> tuple[str, ...]:
+        """Adds an `If`: the values of these ONNX types that one of two scopes ends with."""
+        branches = [
+            helper.make_graph(
+                scope.nodes, scope.label, [], [tensor(*typed, None) for typed in zip(values, types, strict=True)]
+            )
+            for scope, values in (then, other)
+        ]
+        out = out or (None,) * len(types)
+        return self.ops("If", condition, out=out, then_branch=branches[0], else_branch=branches[1])
 
     def _fresh(self, kind: str) -> str:
         base = f"{self.label}/{kind}" if self.label else kind
