@@ -7,7 +7,8 @@ prediction, which transformers does not write, are left out.
 Weights are random. Each base is exported in float32, int8 and int4. Where llama.cpp's converter knows the
 architecture, it writes the same weights as a float32 GGUF file, which is exported in float32, too, and llama-quantize
 makes a Q4_K_M file of it (of gpt-oss MXFP4; the converter Q8_0 where that program knows no such model), which is
-exported with its own weights. `--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp.
+exported with its own weights. `--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp,
+whose converter needs sentencepiece for some.
 
 Prints a row for each, in units of the spread of transformers' logits: how far those of both float32 graphs are from
 them at most, over tokens past every window, and how far transformers' own move when half a unit in the last place is
@@ -37,7 +38,8 @@ WIDTHS = re.compile(
 )
 PRECISIONS = "fp32", "int8", "int4"
 KINDS = "safetensors", "GGUF", "transformers"
-GLM_TOKENS = "[gMASK]", "<|user|>", "<|observation|>"
+# That the converter asks of GLM's tokenizers, and as many others as make up the multiple of 8 that it writes of some.
+MORE_TOKENS = "[gMASK]", "<|user|>", "<|observation|>", *(f"<|unused{number}|>" for number in range(5))
 CONVERTER_LOG = "published-convert.log"
 TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json"
 
@@ -61,10 +63,10 @@ def widened(config: dict[str, Any], vocabulary: int) -> dict[str, Any]:
 
 
 def add_tokens(tokenizer: Path) -> None:
-    """Gives a tokenizer those that the converter asks of GLM's."""
+    """Gives a tokenizer `MORE_TOKENS`."""
     described = json.loads(tokenizer.read_text("utf-8"))
     first = len(described["model"]["vocab"])
-    added = [described["added_tokens"][0] | {"id": first + at, "content": word} for at, word in enumerate(GLM_TOKENS)]
+    added = [described["added_tokens"][0] | {"id": first + at, "content": word} for at, word in enumerate(MORE_TOKENS)]
     described["added_tokens"] += added
     tokenizer.write_text(json.dumps(described), "utf-8")
 

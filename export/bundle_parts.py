@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from streamspec.bundle.manifest import BaseInfo, DraftTreeInfo, Manifest, StaticInfo
+from streamspec.bundle.manifest import OWN_WEIGHTS, BaseInfo, DraftTreeInfo, Manifest, StaticInfo
 from streamspec.bundle.model_section import SKIPPED, ModelInfo
 from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
@@ -23,6 +23,7 @@ from streamspec.export.options import DEFERRED, ExportOptions, Progress
 from streamspec.export.spec.decoder_spec import NOTHING_SKIPPED, DecoderSpec, Skipped
 from streamspec.export.spec.draft_spec import DraftSpec, most_candidates
 from streamspec.export.weights.target import ReadTarget, read_target, tools
+from streamspec.layer_cache import DTYPES
 from streamspec.prompt.turn_end import unended_turn
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -57,7 +58,8 @@ def load_parts(described: DescribedBase, head: Published | None, options: Export
     parts = replace(read_parts(described, head, options.weights_alone), embeddings=options.embeddings)
     if parts.streams is None and options.drafter is None and options.self_draft is None:
         parts = _with_published(parts, read_shipped(described, parts.spec, say))
-    parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype))
+    halved = options.precision == OWN_WEIGHTS and parts.spec.state is None
+    parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype or DTYPES[halved]))
     if options.exit_layer is not None:
         parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, options.exit_layer))
     if options.streams != DEFERRED:

@@ -44,7 +44,7 @@ class ExportKwargs(TypedDict, total=False):
     target: Target
     prompt_format: PromptFormat | None
     allow_base_mismatch: bool
-    kv_cache_dtype: str
+    kv_cache_dtype: str | None
     force: bool
     held_out: HeldOut | None
     store: StoreFiles | None
@@ -75,6 +75,7 @@ class ExportOptions:
       template (or the one beside a LoRA of PEFT), else raw without a separator.
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
+      Default: float16 with a GGUF file's own weights, unless layers keep a recurrent state; else float32.
     - `force`: replaces an existing bundle.
     - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`, beside that of a
       general text (`bundle.precision_cost` says both in words).
@@ -115,8 +116,8 @@ class ExportOptions:
     allow_base_mismatch: bool = option(
         False, "Take a LoRA of PEFT whose configuration names another base.", flag="--allow-base-mismatch"
     )
-    kv_cache_dtype: str = option(
-        DTYPES[0], "Type of cached keys and values: float32, or float16 for half their memory."
+    kv_cache_dtype: str | None = option(
+        None, "Type of cached keys and values: float32, or float16 for half their memory; default with gguf: float16."
     )
     force: bool = option(False, "Replace an existing bundle.", flag="--force")
     held_out: HeldOut | None = option(
@@ -207,7 +208,7 @@ class ExportOptions:
         asked = {
             "--self-draft": self.self_draft is not None,
             self.target.flag: self.target != PLAIN_CPU,
-            f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype != DTYPES[0],
+            f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype not in (None, DTYPES[0]),
         }
         for found in [name for name, given in asked.items() if given]:
             check_family(base, found)
@@ -228,7 +229,7 @@ def check_family(base: BaseConfig, found: str) -> None:
         raise ConfigError(found, "a bundle of any shapes for CPUs", "leave it out, or choose another base")
 
 
-def check_cache_dtype(dtype: str) -> None:
+def check_cache_dtype(dtype: str | None) -> None:
     """Raises ConfigError for a type that no cache has."""
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise ConfigError(f"a K/V cache of {dtype!r}", " or ".join(DTYPES), "correct --kv-cache-dtype")

@@ -84,7 +84,7 @@ def export_swappable(
     progress: Progress | None = None,
     prompt_format: PromptFormat | None = None,
     allow_base_mismatch: bool = False,
-    kv_cache_dtype: str = DTYPES[0],
+    kv_cache_dtype: str | None = None,
 ) -> Manifest:
     """Exports `base` as the swappable bundle `out`, with `adapters` in it, and returns its manifest.
 
@@ -114,7 +114,7 @@ def export_swappable(
         named[name] = _with_format(adapter, described, prompt_format)
     check_hidden_size(rounded, described.config.hidden_size)
     with bundle_folder(out, force) as folder:
-        bundle = _write_base(folder, described, list(named.values()), rounded, kv_cache_dtype, say)
+        bundle = _write_base(folder, described, list(named.values()), rounded, kv_cache_dtype or DTYPES[0], say)
         for name, adapter in named.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)

@@ -48,7 +48,7 @@ def write_decoder(base: str | Path, adapter: Path | None, out: Path, options: Ex
     """
     say = options.progress or to_stderr
     need_torch(None if adapter is None else "an adapter")
-    if options.kv_cache_dtype != DTYPES[0]:
+    if options.kv_cache_dtype not in (None, DTYPES[0]):
         raise ConfigError("--kv-cache-dtype with --as optimum", DTYPES[0], "leave it out")
     if out.exists() and not (options.force and (out / MODEL).is_file()):
         raise ConfigError(f"{out} exists", f"a new folder, or with --force one that holds {MODEL}", "change --out")
