@@ -11,9 +11,9 @@ plainly, as nothing of a file drafts.
 
 - start: from the command to the first token, with nothing in streamspec's cache and then again; the most memory of the
   processes that no file backs; bytes that stay on disk.
-- steps: tokens a second of reading each context, ms a token after it, and the gigabytes a second that as many threads
-  read of memory just before, which bound a plain step. `--alone`, where memory does not hold the weights of both: in
-  each repetition one side is loaded, has a warm-up and answers, then the other.
+- steps: tokens a second of reading each context, ms a token after it, the gigabytes of weights a second that both read
+  for it, and those that as many threads read of memory just before, which bound a plain step. `--alone`, where memory
+  does not hold the weights of both: in each repetition one side is loaded, has a warm-up and answers, then the other.
 - rows: ms of a step of one row of streamspec's, and what steps of several cost, in plain steps: medians of interleaved
   rounds. The rows are of different tokens; random routers choose experts for them without regard to the text.
 - perplexity: that of llama.cpp's own program, over the second halves of chunks of 512 tokens, and over the same tokens
@@ -180,6 +180,19 @@ def measure_steps(arguments: argparse.Namespace, bundle: Path, cache: Path) -> l
     return rows
 
 
+def weights_read(file: Path) -> int:
+    """Bytes of weights that a step of one row reads: all but tables that are looked up and experts not chosen."""
+    from gguf import GGUFReader
+
+    read = GGUFReader(file)
+    sizes = {tensor.name: tensor.n_bytes for tensor in read.tensors}
+    fields = {name.split(".", 1)[-1]: field for name, field in read.fields.items()}
+    counts = [fields[f"expert_{name}count"].contents() if "expert_count" in fields else 1 for name in ("used_", "")]
+    looked_up = {"per_layer_token_embd.weight", *(["token_embd.weight"] if "output.weight" in sizes else [])}
+    shares = {name: counts[0] / counts[1] if "_exps." in name else float(name not in looked_up) for name in sizes}
+    return int(sum(size * shares[name] for name, size in sizes.items()))
+
+
 def warmed(side: Worker, arguments: argparse.Namespace, bundle: Path) -> Worker:
     """A side that has answered; alone on the machine, after a text whose rows choose all experts."""
     side.warm(passages(arguments, bundle, WARM if arguments.alone else 32, 1)[0], 4, "plain", {})
@@ -289,9 +302,11 @@ def table(found: dict[str, Any]) -> str:
         ]
         lines += [f"| disk over the file | {ours['disk'] / size:.2f} | 0 |", ""]
     if steps := found.get("steps"):
+        read = found["weights"] / 1e6
         lines += [
-            "| context | ms a token: streamspec, llama.cpp | ratio | prefill, tokens/s | ratio | GB/s read |",
-            "|---|---|---|---|---|---|",
+            "| context | ms a token: streamspec, llama.cpp | ratio | prefill, tokens/s | ratio"
+            " | GB/s of weights | GB/s of memory |",
+            "|---|---|---|---|---|---|---|",
         ]
         for row in steps:
             sides = row["times"]["streamspec"], row["times"]["llama.cpp"]
@@ -300,6 +315,7 @@ def table(found: dict[str, Any]) -> str:
             lines += [
                 f"| {row['context']:,} | {step[0]:.1f}, {step[1]:.1f} | {ratios[1]} |"
                 f" {speed[0]:,.0f}, {speed[1]:,.0f} | {ratios[0]} |"
+                f" {read / step[0]:.0f}, {read / step[1]:.0f} |"
                 f" {median(row['bandwidth']):.0f} ({min(row['bandwidth']):.0f}..{max(row['bandwidth']):.0f}) |"
             ]
         lines += [""]
@@ -344,6 +360,7 @@ def main() -> None:
         else:
             found["start"] = measure_start(arguments, cache, cache)
         [manifest] = cache.glob("bundles/*/manifest.json")
+        found["weights"] = weights_read(arguments.file)
         for part in arguments.parts:
             if part != "start":
                 found[part] = PARTS[part](arguments, manifest.parent, cache)
