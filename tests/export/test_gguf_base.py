@@ -148,8 +148,8 @@ def test_in_its_own_weights_a_family_that_pytorch_reads_answers_alike(case: str,
     file = rounded(tmp_path / "model.gguf", case, "Q8_0")
     manifest = export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=quiet)
     assert manifest.precision == "gguf"
-    recurrent = re.search("qwen3.5|falcon|hybrid|nemotron", case)  # which have no keys and values in float16
-    assert {cache.dtype for cache in manifest.model.caches} == {"float32" if recurrent else "float16"}
+    whole = re.search("qwen3.5|falcon|hybrid|nemotron|lfm2", case)  # whose layers keep more than keys and values
+    assert {cache.dtype for cache in manifest.model.caches} == {"float32" if whole else "float16"}
     for graph in (manifest.parity, manifest.parity["native"]):  # with inputs in 8 bits, which may choose other experts
         assert graph["plain"]["relative"] < (0.2 if re.search("experts|gemma", case) else 0.08)
     session = load(tmp_path / "bundle", threads=1)
