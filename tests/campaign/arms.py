@@ -69,9 +69,7 @@ ARMS = {
     "skipped layers": ArmKind(skips, options={"draft": "self"}),
     "plain's answer, spoilt": ArmKind(lambda manifest: True, oracle=True),
     "plain's answer, spoilt, 64 rows": ArmKind(bare, oracle=True, rows=64),
-    "shared calls": ArmKind(
-        lambda manifest: not manifest.model.caches, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name
-    ),
+    "shared calls": ArmKind(lambda manifest: True, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name),
 }
 CHOSEN: tuple[Sampling, ...] = (  # in turn, for every `TOGETHER` prompts; each sampled one takes a seed of its own
     GREEDY,
