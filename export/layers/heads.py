@@ -87,10 +87,9 @@ class AttentionHeads:
             q, k, v = linear(g, x, rows, layer, maps), "", ""
         else:
             apart = 3 if self._apart(maps) else 2  # keys may be the values, too
-            widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)[:apart]))
             mapped = linear(g, x, rows, layer, maps)
             mapped = mapped if spec.clip is None else self._clipped(g, mapped, spec.clip)
-            q, k, *others = g.ops("Split", mapped, widths, out=(None,) * apart, axis=-1)
+            q, k, *others = self._split(g, mapped, spec, apart)
             v = others[0] if others else k
             v = value_norm(self.spec, g, v, layer) if spec.family.value_norm else v
         if spec.family.head_norms_last:
@@ -122,10 +121,13 @@ class AttentionHeads:
 
     def _normed_apart(self, g: Scope, packed: str, layer: int) -> str:
         """Queries, keys and values side by side, the first two normed."""
-        spec = self.spec.at(layer)
-        widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)))
-        q, k, v = g.ops("Split", packed, widths, out=(None,) * 3, axis=-1)
+        q, k, v = self._split(g, packed, self.spec.at(layer))
         return g.op("Concat", *self._head_norms(g, q, k, layer), v, axis=-1)
+
+    def _split(self, g: Scope, packed: str, spec: DecoderSpec, parts: int = 3) -> tuple[str, ...]:
+        """Queries, keys and, of three parts, values of what a layer's maps give."""
+        widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)[:parts]))
+        return g.ops("Split", packed, widths, out=(None,) * parts, axis=-1)
 
     def _apart(self, maps: tuple[str, ...]) -> bool:
         """Whether a layer's maps give queries, keys and values."""
