@@ -104,8 +104,10 @@ def logits(bundle: Path, tokens: Any) -> Any:
 
 def gguf_files(base: Path, work: Path, published: dict[str, Any]) -> list[Path]:
     """The base's weights in float32 and in blocks. Raises CalledProcessError where llama.cpp writes none."""
+    from tests.support.published_models import text_config
+
     source, logs = work / "llama.cpp", work / "logs"
-    family = published.get("text_config", published)["model_type"]
+    family = text_config(published)["model_type"]
     quantized = "MXFP4_MOE" if "quantization_config" in published else "Q4_K_M"
     whole, blocks = base.with_name(f"{base.name}-f32.gguf"), base.with_name(f"{base.name}-blocks.gguf")
 
@@ -176,13 +178,14 @@ def main() -> None:
     sys.path.append(str(Path(__file__).resolve().parents[1]))
     from streamspec.model_families import FAMILIES
     from tests.support.published_configs import CONFIGS
+    from tests.support.published_models import text_config
 
     arguments.folder.mkdir(exist_ok=True)
     kept = arguments.folder / "published.json"
     rows = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
     print("| configuration | from safetensors | from GGUF | transformers itself | refused |\n|---|---|---|---|---|")
     for name, config in CONFIGS.items():
-        text = config.get("text_config", config)
+        text = text_config(config)
         family = FAMILIES.get(text["model_type"])
         mixture = family and family.mixture
         if mixture is None or not text.get(mixture.count) or (arguments.only and name not in arguments.only):
