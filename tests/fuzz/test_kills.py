@@ -31,12 +31,12 @@ def test_what_is_lost_or_left_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     """A writer that is not atomic, and one that leaves a file behind."""
 
     def in_place(made: Path, room: Path) -> None:
-        kills._begin()
         with open(room / "out", "wb") as file:
-            for _ in range(100):
-                file.write(b"new")
-                file.flush()
-                kills.time.sleep(0.002)
+            file.write(b"n")
+            file.flush()
+            kills._begin()
+            kills.time.sleep(0.2)
+            file.write(b"ew")
 
     def untidy(made: Path, room: Path) -> None:
         (room / f"left-{os.getpid()}").touch()
