@@ -30,12 +30,12 @@ from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.heads import Linear
 from streamspec.export.layers.recurrent_state import LAYERS, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
-from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
+from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache, native_conv
 from streamspec.export.layers.window_ring import Ring, ring_after
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
-from streamspec.export.spec.decoder_spec import DecoderSpec, Skipped
+from streamspec.export.spec.decoder_spec import DecoderSpec, Skipped, StateSizes
 from streamspec.export.spec.draft_spec import DraftSpec, graph_features
 from streamspec.export.spec.weight_source import Source
 from streamspec.layer_cache import LAYER_KINDS, UPDATE
@@ -195,13 +195,24 @@ class _Layers(ConvolvingStack):
         return tuple(self.batch.attention.append(rows, layer, kind, own) for rows, kind in kinds)
 
     def convolution(self, layer: int, state: LayerRows) -> str:
-        recurrent = self.spec.family.recurrent
-        if recurrent is None or self.spec.state is None:
+        g, native, taps = self.g, self.decoder.native, self.spec.conv_widths[layer]
+        if self.spec.state is not None:
+            return self._recurrent(layer, state, self.spec.state)
+        if native is None or not native.convolves(self.spec, taps):
             return super().convolution(layer, state)
-        g, batch, native = self.g, self.batch, self.decoder.native
+        with g.named("conv"):
+            mask = self.batch.tree_mask
+            mixed, written = native_conv(native, self.decoder, g, state.normed, self.rows(), mask, layer)
+            self.presents.append((written,))
+            return mixed
+
+    def _recurrent(self, layer: int, state: LayerRows, sizes: StateSizes) -> str:
+        """As `convolution`, of a layer with a recurrent state."""
+        g, batch, native, recurrent = self.g, self.batch, self.decoder.native, self.spec.family.recurrent
+        assert recurrent is not None
         if len(self.presents) == layer:  # nothing beside it that drafters read
             self.presents.append(())
-        sizes, taps = self.spec.state, self.spec.conv_widths[layer]
+        taps = self.spec.conv_widths[layer]
         if native is not None and native.remembers(recurrent.kind, sizes, taps) and not self.spec.norm_first:
             with g.named("recurrent"):
                 return native_mix(native, self.decoder, g, state.normed, self.rows(), layer)
@@ -254,7 +265,7 @@ class _Layers(ConvolvingStack):
             tree_mask=batch.tree_mask,
             visible=batch.visible,
             rings=batch.rings,
-            before=batch.before,
+            before=self.rows_before() if any(self.spec.conv_widths) and self.spec.state is None else None,
             inputs_of=self.inputs_of,
             **more,
         )

@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from streamspec.export.layers.attention import loaded
 from streamspec.export.layers.decoder import Decoder, Linear
+from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.spec.decoder_spec import DecoderSpec
@@ -93,6 +94,15 @@ def gated_inputs(decoder: Decoder, g: Scope, x: str, rows: Rows, layer: int, lin
     mapped = linear(g, x, rows, layer, decoder.spec.family.conv_in)
     first, gate, last = g.ops("Split", mapped, sizes, out=(None, None, None), axis=-1)
     return gate, g.op("Mul", first, last)
+
+
+def native_conv(
+    native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows: Rows, tree_mask: str, layer: int
+) -> tuple[str, str]:
+    """What the output map reads [1, n, H], by a native operator, and the cache, which it writes."""
+    mapped = decoder.linear(g, normed, rows, layer, decoder.spec.family.conv_in)
+    ring = decoder.spec.ring(layer) is not None
+    return native.short_conv(g, mapped, tree_mask, layer, tap_weights(decoder, g, layer), ring)
 
 
 def mixed_rows(decoder: Decoder, g: Scope, own: str, before: RowsBefore, read: Read, layer: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
 from streamspec.export.quantization.precisions import Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec, StateSizes
-from streamspec.layer_cache import DTYPES, RECURRENT, STATE_SPACE
+from streamspec.layer_cache import DTYPES, KEY, RECURRENT, STATE_SPACE
 from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, SEQUENCE_ROWS, TREE_MASK, past, present
 
 if TYPE_CHECKING:
@@ -183,6 +183,28 @@ class NativeOps:
         """Attention of rows [1, m, Hq*D] over `caches` and, where `own`, over the rows' own keys, under an additive
         bias [m, slots in use, then the rows]. Nothing is written."""
         return self._attend(g, "DraftAttention", spec, heads, (bias, *caches), out=(None,), own=int(own))[0]
+
+    def convolves(self, spec: DecoderSpec, taps: int) -> bool:
+        """Whether a short convolution of `taps` rows is one operator."""
+        return taps <= TAPS and spec.cache_dtype == DTYPES[0]
+
+    def short_conv(
+        self, g: Scope, mapped: str, tree_mask: str, layer: int, taps: Sequence[str], ring: bool
+    ) -> tuple[str, str]:
+        """What the output map of a short convolution reads [1, n, H], of rows `mapped` [1, n, 3 H] under a mask
+        [n, n], and the cache of `layer` after them. `taps`: as of `tap_weights`."""
+        mixed, written = g.ops(
+            "ShortConv",
+            mapped,
+            tree_mask,
+            PAST_LENGTH,
+            past(layer, KEY),
+            *taps,
+            out=(None, present(layer, KEY)),
+            domain=NATIVE,
+            ring=int(ring),
+        )
+        return mixed, written
 
     def remembers(self, kind: str, sizes: StateSizes, taps: int) -> bool:
         """Whether layers with recurrent states of this `kind` of `LAYER_KINDS` and these sizes, after a convolution of

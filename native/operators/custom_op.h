@@ -16,6 +16,7 @@ std::vector<const ort::CustomOp*> experts_operators();
 std::vector<const ort::CustomOp*> row_operators();
 std::vector<const ort::CustomOp*> attention_operators();
 std::vector<const ort::CustomOp*> recurrent_operators();
+std::vector<const ort::CustomOp*> convolution_operators();
 
 // Runs body; no exception crosses the C interface.
 template <typename Body>

@@ -9,8 +9,9 @@ namespace {
 ort::CustomOpDomain* make_domain() {
     ort::CustomOpDomain* out = nullptr;
     check(api.create_domain("streamspec", &out));
-    for (const auto& operators : {linear_operators(), experts_operators(), row_operators(),
-                                  attention_operators(), recurrent_operators()})
+    for (const auto& operators :
+         {linear_operators(), experts_operators(), row_operators(), attention_operators(),
+          recurrent_operators(), convolution_operators()})
         for (const ort::CustomOp* op : operators) check(api.add_op(out, op));
     return out;
 }

@@ -117,6 +117,7 @@ OPERATORS = {
             "LinearInt4",
             "LinearInt6",
             "LinearInt8",
+            "ShortConv",
             "SkipRmsNorm",
             "StateSpace",
         ]

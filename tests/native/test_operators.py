@@ -13,6 +13,7 @@ from tests.support.native_cases import CASES, HIDDEN, PARTS, Array, OperatorCase
 from tests.support.native_oracle import COMPARE, by_output, codes_of
 
 CASES_OF_EACH = 60
+ALONE = [kind for kind in CASES if not kind.startswith(("Embedding", "ArgMax", "ShortConv", *PARTS))]
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -24,7 +25,7 @@ def test_an_operator_computes_what_its_page_says(library: Path, kind: str) -> No
             COMPARE[kind](case, case.run(library, threads=int(rng.choice([1, 2, 4]))))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CASES if not kind.startswith(("Embedding", "ArgMax", *PARTS))])
+@pytest.mark.parametrize("kind", ALONE)
 def test_a_row_alone_has_the_bits_that_it_has_among_others(library: Path, kind: str) -> None:
     for seed in range(CASES_OF_EACH):
         rng = np.random.default_rng(seed)
@@ -34,6 +35,18 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(library: Path, kind: 
         at = int(rng.integers(len(rows)))
         [alone, *_] = case.changed(**row(case, at, caches)).run(library)
         assert np.array_equal(alone.reshape(-1), rows[at], equal_nan=True), seed
+
+
+def test_a_row_of_a_convolution_has_the_bits_in_a_tree_that_it_has_in_a_text(library: Path) -> None:
+    for seed in range(CASES_OF_EACH):
+        case = CASES["ShortConv"](np.random.default_rng(seed))
+        mask, packed = case.feeds["mask"], case.feeds["packed"]
+        [among, _] = case.run(library, threads=2)
+        path, inputs = np.flatnonzero(mask[-1] == 0), case.feeds["inputs"]
+        for at, row in enumerate(path):
+            here = {"packed": packed[:, [row]], "mask": np.zeros((1, 1), np.float32), "inputs": inputs}
+            [alone, inputs] = case.changed(**here, past=np.asarray(case.feeds["past"] + at)).run(library)
+            assert np.array_equal(alone[0, 0], among[0, row]), seed
 
 
 def strangers(case: OperatorCase) -> OperatorCase:

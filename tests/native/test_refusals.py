@@ -80,6 +80,11 @@ def fitting(kind: str) -> OperatorCase:
         constants | {"skip": zeros((4, 1, 1), F), "norm": zeros(128, F), "shift": zeros(192, F)},
         attributes,
     )
+    made["ShortConv"] = (
+        {"packed": zeros((1, 9, 120), F), "mask": feeds["mask"], "inputs": zeros((1, 1, 12, 40), F)} | past,
+        {"tap0": zeros(40, F), "tap1": zeros(40, F)},
+        {"ring": 1},
+    )
     feeds, constants, attributes = made[kind.removesuffix("Float16")]
     return OperatorCase(kind, feeds, constants, dict[str, Any](attributes))
 
@@ -97,6 +102,7 @@ BLOCKS = ("LinearBlocks", "EmbeddingBlocks")
 WITHOUT = dict.fromkeys(("multipliers", "minima", "minimum_multipliers"))
 CACHED = ("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16")
 WRITES, READS = CACHED[:2], CACHED[2:]
+CONV = ("ShortConv",)
 STATES = RULE, SPACE = ("GatedDeltaRule", "StateSpace")
 # Two sequences of 4 and 5 rows
 SEVERAL = {"keys": "two", "values": "two", "past": np.array([3, 21]), "counts": np.array([4, 5])}
@@ -268,6 +274,16 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((SPACE,), {"most": float("nan")}, "steps of 0.000000 to nan"),
     ((SPACE,), {"least": float("inf")}, "least inf, expected a finite number"),
     (STATES, {"tap1": z(191)}, r"a tap float32 \[191\], expected float32 \[192\]"),
+    (CONV, {"packed": z(1, 9, 119)}, r"packed rows float32 \[1, 9, 119\], expected float32 \[1, 9, 120\]"),
+    (CONV, {"mask": z(9, 8)}, r"a tree mask float32 \[9, 8\], expected float32 \[9, 9\]"),
+    (CONV, {"inputs": z(1, 2, 12, 40)}, r"inputs float32 \[1, 2, 12, 40\], expected float32 \[1, 1, 12, 40\]"),
+    (CONV, {"inputs": z(12, 40)}, r"inputs float32 \[12, 40\], expected float32 \[1, 1, 0, 0\]"),
+    (CONV, {"inputs": z(1, 1, 8, 40)}, "9 rows after 21 in 8 slots, expected slots for all of them"),
+    (CONV, {"ring": 0}, "9 rows after 21 in 12 slots"),
+    (CONV, {"ring": 0, "inputs": z(1, 1, 29, 40)}, "9 rows after 21 in 29 slots"),
+    (CONV, {"past": np.array(-1)}, "9 rows after -1 in 12 slots"),
+    (CONV, {"past": np.array([1, 2])}, r"a past length int64 \[2\], expected one int64"),
+    (CONV, {"tap1": z(41)}, r"a tap float32 \[41\], expected float32 \[40\]"),
     (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
 ]
 SHAPES = {

@@ -50,6 +50,7 @@ INPUTS = {
     **{f"DraftAttention{half}": (*READS, *OPTIONAL, "sinks") for half in ("", "Float16")},
     "GatedDeltaRule": ("packed", "mask", "past", *RINGS, "bias", "rate", "norm", *TAPS),
     "StateSpace": ("packed", "mask", "past", *PARTS["StateSpace"], "bias", "rate", "skip", "norm", "shift", *TAPS),
+    "ShortConv": ("packed", "mask", "past", "inputs", *TAPS),
 }
 
 
@@ -70,7 +71,7 @@ class OperatorCase:
     def outputs(self) -> int:
         if self.kind in PARTS:
             return 1 + len(PARTS[self.kind])
-        return 3 if self.kind.startswith("Attention") else 2 if "update" in self.feeds else 1
+        return 3 if self.kind.startswith("Attention") else 2 if {"update", "inputs"} & {*self.feeds} else 1
 
     def changed(self, **inputs: Array | None) -> OperatorCase:
         """With other inputs, where they are now; None leaves one out."""
@@ -321,6 +322,22 @@ def recurrent(rng: Random, kind: str) -> OperatorCase:
     return OperatorCase(kind, feeds, constants, attributes | limits)
 
 
+def convolution(rng: Random) -> OperatorCase:
+    """Of the whole text's rows, or in a ring."""
+    width, n = int(rng.choice([1, 5, 40, 300, 520])), int(rng.choice([1, 1, 2, 5, 33, 70]))
+    taps, past = int(rng.choice([1, 3, 4, 8])), int(rng.choice([0, 1, 2, 60, 1000]))
+    ring = maybe(rng, 50)
+    slots = max(n, taps) + int(rng.integers(3)) if ring else past + n + int(rng.integers(3))
+    feeds = {
+        "packed": floats(rng, 1, n, 3 * width),
+        "mask": random_mask(rng, n),
+        "past": np.array(past).reshape([(), (1,)][rng.integers(2)]),
+        "inputs": floats(rng, 1, 1, slots, width),
+    }
+    weights = {name: floats(rng, width) for name in TAPS[:taps]}
+    return OperatorCase("ShortConv", feeds, weights, {"ring": int(ring)})
+
+
 def together(cases: Sequence[OperatorCase], rng: Random) -> OperatorCase:
     """One call of attention for sequences of equal sizes, each with a cache of its own; bias that nobody reads is no
     number."""
@@ -357,6 +374,7 @@ CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "DraftAttention": lambda rng: attention(rng, False, False),
     "DraftAttentionFloat16": lambda rng: attention(rng, False, True),
     **{kind: lambda rng, kind=kind: recurrent(rng, kind) for kind in PARTS},
+    "ShortConv": convolution,
 }
 
 

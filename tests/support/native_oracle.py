@@ -329,6 +329,20 @@ def recurrent(case: OperatorCase, found: Sequence[Array]) -> None:
         within(side, rings[name], 2e-5 * np.abs(rings[name]).max())
 
 
+def convolution(case: OperatorCase, found: Sequence[Array]) -> None:
+    packed, past = case.feeds["packed"][0].astype(np.float64), int(case.feeds["past"].reshape(()))
+    ring, taps = case.feeds["inputs"].astype(np.float64), list(case.constants.values())
+    first, gate, last = np.split(packed, 3, -1)
+    inputs, slots, wanted = first * last, ring.shape[2], []
+    for row in range(len(packed)):
+        before = [inputs[at] for at in np.flatnonzero(case.feeds["mask"][row] == 0)[::-1]]
+        before += [ring[0, 0, at % slots] for at in range(past - 1, max(-1, past - 9), -1)]
+        wanted.append(gate[row] * sum(tap * x for tap, x in zip(taps, before, strict=False)))
+    ring[0, 0, (past + np.arange(len(packed))) % slots] = inputs
+    within(found[0][0], np.stack(wanted), 1e-5)
+    within(found[1], ring, 1e-6)
+
+
 def within(found: Array, wanted: Array, error: Array | float) -> None:
     """Numbers that are none are so in both."""
     assert found.shape == wanted.shape
@@ -345,5 +359,6 @@ COMPARE = {
     "SkipRmsNorm": norm,
     "ArgMax": argmax,
     **dict.fromkeys(PARTS, recurrent),
+    "ShortConv": convolution,
     **dict.fromkeys(("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16"), attention),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -67,6 +68,19 @@ def check_through_trees(session: Session, answer: list[int]) -> None:
         chosen = runner.verify(StepRequest(rows, TREE)).choices
         assert [chosen[row] for row in PATH] == [second, third, after], at
         runner.commit(PATH)
+
+
+@pytest.mark.parametrize("provider", ["cpu", "native"])
+def test_long_answers_through_trees_are_those_of_plain_decoding(provider: str, bundle: Path, tmp_path: Path) -> None:
+    session = load(bundle, threads=1, cache_dir=tmp_path, provider=provider)
+    check_through_trees(session, session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids)
+
+
+def test_a_convolution_is_one_native_operator_over_a_cache_of_float32(base: Path, bundle: Path, tmp_path: Path) -> None:
+    export_bundle(base, None, tmp_path / "half", "int8", kv_cache_dtype="float16", progress=lambda line: None)
+    for folder, count in ((bundle, 2), (tmp_path / "half", 0)):
+        graph = onnx.load(folder / "native.onnx", load_external_data=False).graph
+        assert [node.op_type for node in graph.node].count("ShortConv") == count
 
 
 @pytest.mark.parametrize("back", [3, 200, 500])
