@@ -128,9 +128,7 @@ class AttentionKernel {
     }
 
     void set_past_length(const Tensor& past_length, Attention& a) const {
-        if (past_length.type != ort::kInt64 || past_length.count() != 1)
-            fail(kName, "a past length " + to_text(past_length), "one int64");
-        const int64_t length = *past_length.as<int64_t>();
+        const int64_t length = past_length_of(kName, past_length);
         a.past_length = static_cast<size_t>(length);
         if (length < 0 || a.rows > a.slots || (!a.ring && a.past_length > a.slots - a.rows))
             fail(kName, std::to_string(a.rows) + " rows after " + std::to_string(length) + " slots",

@@ -114,9 +114,7 @@ struct RecurrentStateKernel {
     }
 
     static void set_past_length(const Tensor& past, const Tensor& keys, RecurrentState& d) {
-        if (past.type != ort::kInt64 || past.count() != 1)
-            fail(kName, "a past length " + to_text(past), "one int64");
-        const int64_t length = *past.as<int64_t>();
+        const int64_t length = past_length_of(kName, past);
         d.slots = keys.dims.size() == 4 ? keys.dims[2] : 0;
         d.past_length = static_cast<size_t>(length);
         const bool circular = d.slots >= 4 * kStateBlock && d.slots % kStateBlock == 0;

@@ -107,9 +107,7 @@ struct ShortConvKernel {
 
   private:
     void set_past_length(const Tensor& past, Rows& d) const {
-        if (past.type != ort::kInt64 || past.count() != 1)
-            fail(kName, "a past length " + to_text(past), "one int64");
-        const int64_t length = *past.as<int64_t>();
+        const int64_t length = past_length_of(kName, past);
         d.past_length = static_cast<size_t>(length);
         const size_t used = circular ? d.count : d.past_length + d.count;
         if (length < 0 || length > INT64_MAX / 2 || used > d.slots)

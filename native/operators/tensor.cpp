@@ -60,4 +60,10 @@ void expect(const char* op, const char* what, const Tensor& tensor, int type, co
     fail(op, std::string(what) + " " + to_text(tensor), to_text(type, dims));
 }
 
+int64_t past_length_of(const char* op, const Tensor& tensor) {
+    if (tensor.type != ort::kInt64 || tensor.count() != 1)
+        fail(op, "a past length " + to_text(tensor), "one int64");
+    return *tensor.as<int64_t>();
+}
+
 }  // namespace streamspec

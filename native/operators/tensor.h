@@ -82,4 +82,7 @@ std::string to_text(const Tensor& tensor);
 // Fails unless the tensor has this type and this shape.
 void expect(const char* op, const char* what, const Tensor& tensor, int type, const Dims& dims);
 
+// The number of committed rows that a tensor holds. Fails unless it is one int64.
+int64_t past_length_of(const char* op, const Tensor& tensor);
+
 }  // namespace streamspec
