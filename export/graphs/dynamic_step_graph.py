@@ -195,10 +195,10 @@ class _Layers(ConvolvingStack):
         return tuple(self.batch.attention.append(rows, layer, kind, own) for rows, kind in kinds)
 
     def convolution(self, layer: int, state: LayerRows) -> str:
-        g, native, taps = self.g, self.decoder.native, self.spec.conv_widths[layer]
+        g, native = self.g, self.decoder.native
         if self.spec.state is not None:
             return self._recurrent(layer, state, self.spec.state)
-        if native is None or not native.convolves(self.spec, taps):
+        if native is None or not native.convolves(self.spec, self.spec.conv_widths[layer]):
             return super().convolution(layer, state)
         with g.named("conv"):
             mask = self.batch.tree_mask
