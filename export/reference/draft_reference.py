@@ -6,9 +6,9 @@ A reference computes the drafts at a few nodes of a tree first, so that the mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 NODES = 4  # of a tree, beside which drafts are compared
+LevelLogits = Callable[[list[list[int]]], Array]  # logits [paths, V] after paths of draft tokens, equally long
 Compared = tuple[Array, Array, Array]  # of a row: candidates [C], the graph's logits [C], the reference's [V]
 
 
@@ -109,19 +110,37 @@ class ParallelDrafts(ExpectedDrafts):
             yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)
 
 
-class StatesLayer(Protocol):
-    """A draft layer that reads states of the target."""
+class LevelReference(DraftReference):
+    """A drafter whose rows follow candidates of the rows before them, level by level. It is kept, as those are the
+    graph's own."""
 
-    def drafts(self, text: Array, root: int, states: Any, out: dict[str, Array]) -> Iterator[Compared]:
-        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
-        `root` and whose states are `states` [T, ..]."""
+    spec: DraftSpec
+
+    @abstractmethod
+    def states(self, case: DraftedTree, main: TreePass) -> Any:
+        """What `after` reads of the target, of all rows of context and tree."""
+
+    @abstractmethod
+    def after(self, text: Array, root: int, states: Any, rows: list[int]) -> LevelLogits:
+        """Gives logits after draft tokens that follow `text` [T], the `rows` of `states`, and `root`."""
+
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        return _LevelDrafts(self, self.states(case, main))
+
+    def drafts(self, text: Array, root: int, states: Any, rows: list[int], out: dict[str, Array]) -> Iterator[Compared]:
+        """Yields every draft row in `out`, what the graph gives after `text` and `root`; of the logits of both the
+        largest is 0."""
+        logits_after, start = self.after(text, root, states, rows), 0
+        for paths in _level_paths(self.spec.levels, out):
+            level = slice(start, start := start + len(paths))
+            ours, theirs = out[CANDIDATE_LOGITS][level], logits_after(paths)
+            both = (logits - logits.max(axis=1, keepdims=True) for logits in (ours, theirs))
+            yield from zip(out[CANDIDATES][level], *both, strict=True)
 
 
 @dataclass(frozen=True)
-class DraftsOfStates(ExpectedDrafts):
-    """`states` [T + n, ..]: the target's, of a context and a tree."""
-
-    layer: StatesLayer
+class _LevelDrafts(ExpectedDrafts):
+    reference: LevelReference
     states: Any
 
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
@@ -129,7 +148,7 @@ class DraftsOfStates(ExpectedDrafts):
         for path, root, out in drafted_after(session, case):
             rows = [*range(length), *(length + node for node in path)]
             text = np.concatenate([case.context, case.drafted[path]])
-            yield from self.layer.drafts(text, root, self.states[rows], out)
+            yield from self.reference.drafts(text, root, self.states, rows, out)
 
 
 def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], int, dict[str, Array]]]:
@@ -145,8 +164,8 @@ def drafted_after(session: Any, case: DraftedTree) -> Iterator[tuple[list[int], 
         yield path, root, out
 
 
-def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[int, list[list[int]]]]:
-    """Yields of each level its first row in `out`, and of each of its rows the candidates that it follows."""
+def _level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[list[list[int]]]:
+    """Yields of each level the candidates that each of its rows follows."""
     paths: list[list[int]] = []
     start, candidates = 0, out[CANDIDATES].shape[1]
     for depth, count in enumerate(levels):
@@ -155,14 +174,5 @@ def level_paths(levels: Sequence[int], out: dict[str, Array]) -> Iterator[tuple[
             parent, rank = divmod(origin, candidates)
             token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
             paths.append([*before[parent], token] if depth else [])
-        yield start, paths
+        yield paths
         start += count
-
-
-def level_rows(out: dict[str, Array], start: int, logits: Array) -> Iterator[Compared]:
-    """Yields the rows of a level, from row `start` of `out` on, beside the reference's `logits` [rows, V]; of both the
-    largest is 0."""
-    rows = slice(start, start + len(logits))
-    ours = out[CANDIDATE_LOGITS][rows]
-    theirs = logits - logits.max(axis=1, keepdims=True)
-    yield from zip(out[CANDIDATES][rows], ours - ours.max(axis=1, keepdims=True), theirs, strict=True)

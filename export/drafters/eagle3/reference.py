@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,24 +9,17 @@ from torch import Tensor
 from streamspec.export.drafters.eagle3.spec import EMBEDDING, HEAD, LAYER, Eagle3Spec
 from streamspec.export.drafters.layer_reference import LayerReference, tapped_states, turned
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import (
-    Compared,
-    DraftedTree,
-    DraftReference,
-    DraftsOfStates,
-    ExpectedDrafts,
-    TreePass,
-    level_paths,
-    level_rows,
-)
+from streamspec.export.reference.draft_reference import DraftedTree, LevelLogits, LevelReference, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 Heads = tuple[Tensor, Tensor]  # keys and values [heads, rows, D] of the head's rows so far
 
 
-class Eagle3Reference(DraftReference):
+class Eagle3Reference(LevelReference):
     """The head over the target's states, which a second pass of the target records."""
+
+    spec: Eagle3Spec
 
     def __init__(self, model: ReferenceModel, spec: Eagle3Spec) -> None:
         self.model, self.spec = model, spec
@@ -37,9 +28,12 @@ class Eagle3Reference(DraftReference):
             rows = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
             self.head.tensors[HEAD] = LazyMatrix(model.decoder.lm_head.weight).rows(rows)
 
-    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
-        """Keeps the tapped states of all rows: later levels depend on the graph's own candidates."""
-        return DraftsOfStates(self.head, tapped_states(self.model, case, self.spec.entries))
+    def states(self, case: DraftedTree, main: TreePass) -> Tensor:
+        """The tapped states [T, taps * hidden]."""
+        return tapped_states(self.model, case, self.spec.entries)
+
+    def after(self, text: Array, root: int, states: Tensor, rows: list[int]) -> LevelLogits:
+        return self.head.after(torch.as_tensor(np.append(text[1:], root)), states[rows])
 
 
 class PublishedHead(LayerReference):
@@ -50,21 +44,23 @@ class PublishedHead(LayerReference):
         self.spec = spec
         self.embedding = self.tensors.get(EMBEDDING, embedding)
 
-    @torch.no_grad()
-    def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
-        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
-        `root` and whose tapped states are `states` [T, taps * hidden], as `TrainedDraftLayer.drafts` does."""
-        spec, following = self.spec, torch.as_tensor(np.append(text[1:], root))
-        first, past = self.run(following, self.fused(states), torch.arange(len(text)), None)
-        for start, paths in level_paths(spec.levels, out):
-            count = len(paths)
-            feature = torch.stack([self._after(path, first[-1:], past, len(text)) for path in paths])
-            logits = torch.full((count, len(self.embedding)), -torch.inf)
-            chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
-            logits[:, chosen] = self.logits(feature)
-            yield from level_rows(out, start, logits.numpy())
+    def after(self, following: Tensor, states: Tensor) -> LevelLogits:
+        """As `LevelReference.after`, of the tapped `states` [T, taps * hidden] and the tokens `following` them int64
+        [T]; minus infinity where nothing may be proposed."""
+        spec, length = self.spec, len(following)
+        first, past = self.run(following, self.fused(states), torch.arange(length), None)
 
-    def _after(self, path: list[int], feature: Tensor, past: Heads, length: int) -> Tensor:
+        @torch.no_grad()
+        def logits(paths: list[list[int]]) -> Array:
+            feature = torch.stack([self._feature(path, first[-1:], past, length) for path in paths])
+            of_paths = torch.full((len(paths), len(self.embedding)), -torch.inf)
+            chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
+            of_paths[:, chosen] = self.logits(feature)
+            return of_paths.numpy()
+
+        return logits
+
+    def _feature(self, path: list[int], feature: Tensor, past: Heads, length: int) -> Tensor:
         """The feature [H] after the draft tokens `path`; `feature` [1, H] and `past` are those before them."""
         for step, token in enumerate(path):
             feature, past = self.run(torch.tensor([token]), self.handed(feature), torch.tensor([length + step]), past)

@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from streamspec.export.drafters.mtp.spec import LABEL, MAP, NORM, PAIR, MtpSource, MtpSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import (
-    Compared,
-    DraftedTree,
-    DraftReference,
-    DraftsOfStates,
-    ExpectedDrafts,
-    TreePass,
-    level_paths,
-    level_rows,
-)
+from streamspec.export.reference.draft_reference import DraftedTree, LevelLogits, LevelReference, TreePass
 from streamspec.export.reference.numpy_reference import NumpyReference, times
 from streamspec.export.spec.weight_source import Table
 
 
-class MtpNumpyReference(DraftReference):
+class MtpNumpyReference(LevelReference):
     """The layer over the target's finished states, as one after the target's last."""
+
+    spec: MtpSpec
 
     def __init__(self, model: NumpyReference, spec: MtpSpec) -> None:
         self.spec, self.model = spec, copy.copy(model)
         self.model.spec, self.model.source = spec.layer_of(model.spec), _StoredRows(model.source, spec, model.spec)
 
-    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
-        """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
-        return DraftsOfStates(self, main.output[0])
+    def states(self, case: DraftedTree, main: TreePass) -> Array:
+        """The finished states [T, H]."""
+        states: Array = main.output[0]
+        return states
 
-    def drafts(self, text: Array, root: int, states: Array, out: dict[str, Array]) -> Iterator[Compared]:
-        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is `root`
-        and whose finished states are `states` [T, H]."""
-        after, tokens = dict[tuple[int, ...], Array](), np.append(text[1:], root)
-        for start, paths in level_paths(self.spec.levels, out):
-            finished = self._finished(paths, tokens, states, after)
-            after |= zip(map(tuple, paths), finished, strict=True)
-            yield from level_rows(out, start, self.model.head(finished))
+    def after(self, text: Array, root: int, states: Array, rows: list[int]) -> LevelLogits:
+        known, tokens, states = dict[tuple[int, ...], Array](), np.append(text[1:], root), states[rows]
+
+        def logits(paths: list[list[int]]) -> Array:
+            finished = self._finished(paths, tokens, states, known)
+            known.update(zip(map(tuple, paths), finished, strict=True))
+            return self.model.head(finished)
+
+        return logits
 
     def _finished(
         self, paths: Sequence[list[int]], tokens: Array, states: Array, after: dict[tuple[int, ...], Array]

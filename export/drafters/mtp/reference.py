@@ -4,7 +4,6 @@ the layer's weights, to compare the graph with."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,21 +15,14 @@ from streamspec.adapters.drafters.drafting_model import additive_mask
 from streamspec.export.drafters.layer_reference import tapped_states
 from streamspec.export.drafters.mtp.spec import LAYER, MAP, NORM, PAIR, MtpSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.reference.draft_reference import (
-    Compared,
-    DraftedTree,
-    DraftReference,
-    DraftsOfStates,
-    ExpectedDrafts,
-    TreePass,
-    level_paths,
-    level_rows,
-)
+from streamspec.export.reference.draft_reference import DraftedTree, LevelLogits, LevelReference, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 
 
-class MtpReference(DraftReference):
+class MtpReference(LevelReference):
     """The layer over the target's finished states, which a second pass of the target records."""
+
+    spec: MtpSpec
 
     def __init__(self, model: ReferenceModel, spec: MtpSpec) -> None:
         self.model, self.spec, self.decoder = model, spec, model.decoder
@@ -51,20 +43,22 @@ class MtpReference(DraftReference):
             norm.load_state_dict({"weight": around[f"{name}.weight"]})
         self.map = around[MAP]
 
-    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
-        """Keeps the finished states of all rows: later levels depend on the graph's own candidates."""
-        return DraftsOfStates(self, tapped_states(self.model, case, self.spec.tapped(self.model.layers)))
+    def states(self, case: DraftedTree, main: TreePass) -> Tensor:
+        """The finished states [T, H]."""
+        return tapped_states(self.model, case, self.spec.tapped(self.model.layers))
 
-    @torch.no_grad()
-    def drafts(self, text: Array, root: int, states: Tensor, out: dict[str, Array]) -> Iterator[Compared]:
-        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is `root`
-        and whose finished states are `states` [T, H], as `TrainedDraftLayer.drafts` does."""
-        following = torch.as_tensor(np.append(text[1:], root))
-        for start, paths in level_paths(self.spec.levels, out):
-            after = torch.stack([self._after(path, following, states) for path in paths])
-            yield from level_rows(out, start, self.decoder.logits(after).numpy())
+    def after(self, text: Array, root: int, states: Tensor, rows: list[int]) -> LevelLogits:
+        following, states = torch.as_tensor(np.append(text[1:], root)), states[rows]
 
-    def _after(self, path: list[int], following: Tensor, states: Tensor) -> Tensor:
+        @torch.no_grad()
+        def logits(paths: list[list[int]]) -> Array:
+            finished = torch.stack([self._finished(path, following, states) for path in paths])
+            of_paths: Array = self.decoder.logits(finished).numpy()
+            return of_paths
+
+        return logits
+
+    def _finished(self, path: list[int], following: Tensor, states: Tensor) -> Tensor:
         """The finished state [H] after the draft tokens `path`."""
         cache = GrowingCache()
         state = self._run(following, states, cache)

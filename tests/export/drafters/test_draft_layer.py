@@ -14,8 +14,9 @@ from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.adapter_section import AdapterSection
-from streamspec.export.drafters.draft_layer.reference import TrainedDraftLayer
+from streamspec.export.drafters.draft_layer.reference import DraftLayerReference
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, shapes
+from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.runners.captured_runner import CapturedGraphRunner
 from streamspec.export.weights.model_spec import describe
 from tests.support.latent_families import LATENT
@@ -140,7 +141,9 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
     assert int(out["accepted_node"][0]) == 2
     assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
     offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
-    rows = TrainedDraftLayer(built.model, built.streams).drafts(np.array(ids[:-1]), after, out)
+    rows = DraftLayerReference(ReferenceModel(built.model), built.streams).drafts(
+        np.array(ids[:-1]), after, None, [], out
+    )
     paths, start = np.zeros(1), 0
     for count in built.streams.levels:
         scores = np.empty((count, candidates))
