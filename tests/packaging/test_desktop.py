@@ -29,8 +29,9 @@ def window(app: Any) -> Iterator[Any]:
     made = app.Window(app.Model())
     made.model.start()
     yield weakref.proxy(made)
-    made.close()
-    made.model.join(10)
+    if made.model.is_alive():
+        made.close()
+        made.model.join(10)
     assert not made.model.is_alive()
     ended = weakref.ref(made)
     del made
@@ -205,11 +206,9 @@ def test_what_goes_wrong_is_one_line_and_the_window_goes_on(
 
 
 def test_closing_ends_the_answer_and_the_thread(
-    app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str
+    app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "load", lambda bundle: Talker())
-    window = app.Window(app.Model())
-    window.model.start()
     window.open(tmp_path)
     until(window, lambda: window.ready and not window.busy)
     says(window, "hello")
