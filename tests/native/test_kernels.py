@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.runtime.hardware import native_library
-
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SETS = NATIVE / "instruction_sets"
@@ -26,6 +24,10 @@ MACHINES = {"amd64": "x86_64", "aarch64": "arm64"}
 FLAGS = ("-std=c++17", "-O0", "-fPIC", "-ffp-contract=off", "-w", f"-I{NATIVE}")  # a third of the time of -O1
 LANES = ("-O1",)  # of kernels over vectors, which take longer to compile without
 CASES = 15  # where something is emulated
+CPUINFO = Path("/proc/cpuinfo")
+WORDS = CPUINFO.read_text().split() if CPUINFO.exists() else ["avx512_vnni", "avx_vnni", "amx_int8"]
+NEEDS = {"amx": "amx_int8", "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni"}
+NOT_HERE = tuple(name for name, word in NEEDS.items() if word not in WORDS)  # compiling them takes long
 # Checks by calls and without scopes of locals, of which the kernels' are many: a sixth of the time to compile.
 ADDRESS = ("-fsanitize=address", "-fno-sanitize-recover=all", "-fno-sanitize-address-use-after-scope")
 CALLS = {
@@ -93,7 +95,7 @@ def sanitizing(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
 
 @pytest.fixture(scope="module")
 def objects(sanitizing: Toolchain) -> list[str]:
-    return sanitizing.kernels(*ADDRESS, *sanitizing.calls, portable=(*UNDEFINED, *FEW))
+    return sanitizing.kernels(*ADDRESS, *sanitizing.calls, portable=(*UNDEFINED, *FEW), without=NOT_HERE)
 
 
 def agree(command: list[str], cases: int) -> tuple[str, str]:
@@ -178,9 +180,8 @@ def test_the_library_for_windows_loads_there_and_its_kernels_give_the_same_bits(
     monkeypatch.setenv("WINEDEBUG", "-all")
     monkeypatch.setenv("WINEDLLOVERRIDES", "mscoree,mshtml=")  # no .NET and no browser, which take seconds to set up
     windows = Toolchain(compiler, "x86_64", tmp_path)
-    # MinGW's own fmaf rounds twice. Sets of x86-64 take longest: those that differ in their lanes and run here.
-    wide = native_library.kernels() in ("amx", "avx512vnni")
-    kernels = windows.kernels(portable=("-mfma",), without=("amx", "avxvnni", *(() if wide else ("avx512vnni",))))
+    # MinGW's own fmaf rounds twice. Of the sets only those that differ in their lanes.
+    kernels = windows.kernels(portable=("-mfma",), without=("amx", "avxvnni", *NOT_HERE))
     test = windows.link(
         "kernels_test.exe", "-static", windows.compile(Path(__file__).with_name("kernels_test.cpp")), *kernels
     )
