@@ -122,7 +122,7 @@ class LevelReference(DraftReference):
 
     @abstractmethod
     def after(self, text: Array, root: int, states: Any, rows: list[int]) -> LevelLogits:
-        """Gives logits after draft tokens that follow `text` [T], the `rows` of `states`, and `root`."""
+        """Gives logits after draft tokens that follow `text`, the tokens of the `rows` of `states`, and `root`."""
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
         return _LevelDrafts(self, self.states(case, main))

@@ -7,9 +7,8 @@
 namespace streamspec::STREAMSPEC_ISA {
 namespace {
 
-constexpr size_t kScaled = 32;          // inputs of a row that share a scale
-constexpr size_t kSupers = 256;         // inputs that share a scale of multipliers
-constexpr size_t kTableBytes = 4 * 16;  // the same 16 values four times
+constexpr size_t kScaled = 32;   // inputs of a row that share a scale
+constexpr size_t kSupers = 256;  // inputs that share a scale of multipliers
 
 template <bool Signed>
 inline auto code_type() {

@@ -45,8 +45,8 @@ class PublishedHead(LayerReference):
         self.embedding = self.tensors.get(EMBEDDING, embedding)
 
     def after(self, following: Tensor, states: Tensor) -> LevelLogits:
-        """As `LevelReference.after`, of the tapped `states` [T, taps * hidden] and the tokens `following` them int64
-        [T]; minus infinity where nothing may be proposed."""
+        """As `LevelReference.after`, of the tapped `states` [n, taps * hidden] and the tokens `following` them int64
+        [n]; minus infinity where nothing may be proposed."""
         spec, length = self.spec, len(following)
         first, past = self.run(following, self.fused(states), torch.arange(length), None)
 
