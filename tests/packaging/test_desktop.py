@@ -205,12 +205,8 @@ def test_what_goes_wrong_is_one_line_and_the_window_goes_on(
     until(window, lambda: "word" in window.text.get("1.0", "end"))
 
 
-def test_closing_ends_the_answer_and_the_thread(
-    app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "load", lambda bundle: Talker())
-    window.open(tmp_path)
-    until(window, lambda: window.ready and not window.busy)
+def test_closing_ends_the_answer_and_the_thread(app: Any, window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    talking(app, window, monkeypatch)
     says(window, "hello")
     until(window, lambda: "word" in window.text.get("1.0", "end"))
     window.close()
