@@ -26,9 +26,9 @@ MACHINES = {"amd64": "x86_64", "aarch64": "arm64"}
 FLAGS = ("-std=c++17", "-O0", "-fPIC", "-ffp-contract=off", "-w", f"-I{NATIVE}")  # a third of the time of -O1
 LANES = ("-O1",)  # of kernels over vectors, which take longer to compile without
 CASES = 15  # where something is emulated
-CPUINFO = Path("/proc/cpuinfo")
-WORDS = CPUINFO.read_text().split() if CPUINFO.exists() else ["avx512_vnni", "avx_vnni", "amx_int8"]
 NEEDS = {"amx": "amx_int8", "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni"}
+CPUINFO = Path("/proc/cpuinfo")
+WORDS = CPUINFO.read_text().split() if CPUINFO.exists() else [*NEEDS.values()]
 NOT_HERE = tuple(name for name, word in NEEDS.items() if word not in WORDS)  # compiling them takes long
 # Checks by calls and without scopes of locals, of which the kernels' are many: a sixth of the time to compile.
 ADDRESS = ("-fsanitize=address", "-fno-sanitize-recover=all", "-fno-sanitize-address-use-after-scope")
