@@ -131,7 +131,7 @@ class DraftingOptions:
     labels: str | None = option(
         None,
         'drafters learn the tokens that came ("hard") or the distribution the target expects there ("kl", "tv", '
-        '"topk"); default: hard, of jakiro, eagle and hydra kl',
+        '"topk"); default: hard, of jakiro, eagle, eagle3 and hydra kl',
         choices=LABELS,
     )
     stream_rank: int = option(32, "streaming, staged: rank of the streams' own LoRA", minimum=1)
