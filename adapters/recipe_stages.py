@@ -75,7 +75,7 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
 
     check, end = partial(target_figures, plain, sample(run.val_rows)), stage_end(run, share)
     batch = planned_batch(run, "task", plain, TEXTS, run.rows, run.config.batch_size, end)
-    stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.note, check)
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.budget.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
     run.state.finish("task", used, log)
@@ -115,7 +115,7 @@ def fit_drafter(
     end = stage_end(run, share)
     loss = drafter_loss(run, drafter, vocabulary)
     batch = planned_batch(run, name, drafter, RANKED, rows, config.drafter_batch, end, unread)
-    stage = Stage(name, drafter, loss, rows, lr, batch, end, run.note, check, ahead)
+    stage = Stage(name, drafter, loss, rows, lr, batch, end, run.budget.note, check, ahead)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
@@ -243,7 +243,7 @@ def make_answers(
     config, source = run.config, run.source
     drawn = (config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None
     label = f"regenerating ({name})"
-    job = AnswerJob(config.max_new_tokens, drawn, until, run.budget.speeds, label, run.note)
+    job = AnswerJob(config.max_new_tokens, drawn, until, run.budget.speeds, label, run.budget.note)
     if source is None:
         return regenerate(model, prompts, run.formatter.end_ids, file, job, config.regenerate_batch)
     if not run.state.finished(COMPARED):

@@ -86,10 +86,6 @@ class Run(RunInputs):
         """
         return batch * self.state.processes
 
-    def note(self) -> None:
-        """Saves the time used, unless that was done a few seconds ago."""
-        self.budget.note()
-
     def first_rows(self, count: int) -> Sequence[TokenRow]:
         """Returns the first `count` training rows, or an eighth of them where the time is short."""
         return self.rows[: max(1, count // 8) if self.budget.short else count]

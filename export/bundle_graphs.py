@@ -52,16 +52,16 @@ def build_graph(
     """The step graph over the target's weights. `stream_weights`: how a LoRA of the streams' own is stored. `method`:
     as of `weights`; `folder`: where codes may wait that are not written yet."""
     source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say, method, folder)
-    streams = parts.streams
-    if isinstance(source, smooth.SmoothedSource) and streams is not None:
-        streams = source.drafter(streams, parts.spec)
+    draft_spec = parts.draft_spec
+    if isinstance(source, smooth.SmoothedSource) and draft_spec is not None:
+        draft_spec = replace(draft_spec, lora=source.scales.lora(draft_spec.lora, parts.spec))
     if parts.static:
         rows, slots = parts.static.rows, parts.static.slots
         fixed = cast(StaticPrecision, precision)
-        return StaticStepGraph(parts.spec, source, fixed, rows, slots, streams, parts.candidates, stream_weights)
+        return StaticStepGraph(parts.spec, source, fixed, rows, slots, draft_spec, parts.candidates, stream_weights)
     tree = parts.trees.tree() if parts.trees else None
     candidates, embeddings = parts.candidates, parts.embeddings
-    return StepGraph(parts.spec, source, precision, streams, tree, candidates, stream_weights, embeddings=embeddings)
+    return StepGraph(parts.spec, source, precision, draft_spec, tree, candidates, stream_weights, embeddings=embeddings)
 
 
 def weights(
@@ -96,7 +96,7 @@ def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts,
         if isinstance(graph, StepGraph):
             _write_native_and_short(folder, graph, parts, store)
             if parts.captured:
-                shared = graph.streams, graph.candidates, graph.stream_weights, DEVICES[target.name].lacks
+                shared = graph.draft_spec, graph.candidates, graph.stream_weights, DEVICES[target.name].lacks
                 captured = CapturedStepGraph(graph.spec, graph.source, graph.precision, parts.captured, *shared)
                 onnx.save(captured.build(store), folder / CAPTURED)
         step = graph.build(store)
@@ -104,7 +104,7 @@ def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts,
     if parts.static or parts.captured:
         onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
     if target.device:
-        onnx.save(compact_graph(graph_features(parts.spec, parts.streams, parts.candidates)), folder / COMPACT)
+        onnx.save(compact_graph(graph_features(parts.spec, parts.draft_spec, parts.candidates)), folder / COMPACT)
     opset: int = step.opset_import[0].version
     return opset
 
@@ -131,8 +131,9 @@ def _write_native_and_short(folder: Path, graph: StepGraph, parts: Parts, store:
 def _can_be_native(graph: StepGraph) -> bool:
     """Native operators know no eager streams, and apply the gate of an MLP within its first map, where nothing can be
     added to its outputs."""
-    if graph.streams is None:
+    if graph.draft_spec is None:
         return True
     family = graph.spec.family
-    beside = graph.stream_weights == DELTA and family.gated and graph.streams.adapts(family.up)
-    return not (graph.streams.eager or beside)
+    own = any(module in family.up for _, module in graph.draft_spec.lora)
+    beside = graph.stream_weights == DELTA and family.gated and own
+    return not (graph.draft_spec.eager or beside)

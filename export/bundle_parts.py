@@ -36,7 +36,7 @@ class Parts:
     described: DescribedBase
     target: ReadTarget
     spec: DecoderSpec
-    streams: DraftSpec | None
+    draft_spec: DraftSpec | None
     trees: DraftTreeInfo | None
     candidates: int
     static: StaticInfo | None = None
@@ -56,14 +56,14 @@ class Parts:
 def load_parts(described: DescribedBase, head: Published | None, options: ExportOptions, say: Progress) -> Parts:
     """Reads the target and its drafter, `head` where that is a published one, and fits them to the options."""
     parts = replace(read_parts(described, head, options.weights_alone), embeddings=options.embeddings)
-    if parts.streams is None and options.drafter is None and options.self_draft is None:
+    if parts.draft_spec is None and options.drafter is None and options.self_draft is None:
         parts = _with_published(parts, read_shipped(described, parts.spec, say))
     halved = options.precision == OWN_WEIGHTS and not any(parts.spec.conv_widths)
     parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype or DTYPES[halved]))
     if options.exit_layer is not None:
-        parts = replace(parts, streams=with_exit(parts.streams, parts.spec.layers, options.exit_layer))
+        parts = replace(parts, draft_spec=with_exit(parts.draft_spec, parts.spec.layers, options.exit_layer))
     if options.streams != DEFERRED:
-        parts = replace(parts, streams=eager(parts.streams, parts.spec))
+        parts = replace(parts, draft_spec=eager(parts.draft_spec, parts.spec))
     if options.target.static:
         return static_parts(parts, options.target, say)
     return captured_parts(parts, options.target) if options.target.capture else parts
@@ -78,17 +78,17 @@ def read_parts(described: DescribedBase, head: Published | None, weights_alone: 
     if adapter is None or not described.drafts:
         plain = Parts(described, target, spec, None, None, most_candidates(None, spec.vocab))
         return _with_published(plain, head)
-    streams = read_drafter(adapter, spec)
-    candidates = most_candidates(streams, spec.vocab)
-    nodes = read_nodes(adapter, streams.gamma, candidates)
-    return Parts(described, target, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    draft_spec = read_drafter(adapter, spec)
+    candidates = most_candidates(draft_spec, spec.vocab)
+    nodes = read_nodes(adapter, draft_spec.gamma, candidates)
+    return Parts(described, target, spec, draft_spec, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
 def _with_published(parts: Parts, head: Published | None) -> Parts:
     if head is None:
         return parts
-    streams, trees, candidates = beside(head, parts.target)
-    return replace(parts, streams=streams, trees=trees, candidates=candidates, published=PUBLISHED[type(head)])
+    draft_spec, trees, candidates = beside(head, parts.target)
+    return replace(parts, draft_spec=draft_spec, trees=trees, candidates=candidates, published=PUBLISHED[type(head)])
 
 
 def with_tokens(parts: Parts, tokenizer: Tokenizer) -> Parts:
@@ -122,10 +122,10 @@ def static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
     """Fits the parts to a static graph and its context. Raises ConfigError for a context that cannot be."""
     rows = target.rows or ROWS
     spec = _of_context(parts, target, rows)
-    streams = replace(parts.streams, pruning=None) if parts.streams else None
-    if parts.streams and parts.streams.pruning:
+    draft_spec = replace(parts.draft_spec, pruning=None) if parts.draft_spec else None
+    if parts.draft_spec and parts.draft_spec.pruning:
         say("leaving the early exit out: a static graph cannot prune")
-    return replace(parts, spec=spec, streams=streams, static=StaticInfo(rows, spec.context_length))
+    return replace(parts, spec=spec, draft_spec=draft_spec, static=StaticInfo(rows, spec.context_length))
 
 
 def captured_parts(parts: Parts, target: Target) -> Parts:
@@ -138,7 +138,7 @@ def captured_parts(parts: Parts, target: Target) -> Parts:
 
 def _of_context(parts: Parts, target: Target, rows: int) -> DecoderSpec:
     """The decoder with the context that is asked for."""
-    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
+    spec, gamma = parts.spec, parts.draft_spec.gamma if parts.draft_spec else 0
     slots = target.context or min(SLOTS, spec.context_length)
     if not rows + gamma < slots <= spec.context_length:
         raise ConfigError(
@@ -174,7 +174,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manif
     described, spec = parts.described, parts.spec
     base, adapter = described.base, described.adapter
     adapter_method = adapter.method if adapter else "lora"
-    drafter, method = parts.published or (adapter_method if parts.streams else None, adapter_method)
+    drafter, method = parts.published or (adapter_method if parts.draft_spec else None, adapter_method)
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method=method,
@@ -201,7 +201,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer) -> Manif
             **dict(zip(SKIPPED, parts.skipped, strict=True)),
         ),
         prompt_format=described.format,
-        streams=parts.streams.info(parts.candidates) if parts.streams else None,
+        streams=parts.draft_spec.info(parts.candidates) if parts.draft_spec else None,
         trees=parts.trees,
         static=parts.static,
         captured=parts.captured,

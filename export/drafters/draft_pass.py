@@ -19,7 +19,6 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.short_conv import Read, RowsBefore
 from streamspec.export.layers.window_ring import Ring
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
-from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, graph_features
@@ -116,7 +115,7 @@ class MainRows:
 class DraftPass(ABC):
     """Builds the branch. Its outputs are `outputs`; the accepted node is -1 where nothing is drafted."""
 
-    def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int, stream_weights: str = MERGED) -> None:
+    def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int, stream_weights: str) -> None:
         """`stream_weights`: how a LoRA of the drafter's own is carried, where it has one."""
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
         self.outputs = draft_outputs(graph_features(decoder.spec, spec, candidates))
@@ -126,40 +125,42 @@ class DraftPass(ABC):
     ) -> None:
         """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch, as only drafts need it.
         `presents`: the cache outputs of the layers that the drafter runs through, first layer first."""
-        drafting = g.op("Greater", g.op("Size", stream_ids), g.integer(0))
-        g.ops(
-            "If",
-            drafting,
-            out=tuple(row.name for row in self.outputs),
-            then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids),
-            else_branch=self._nothing(),
-        )
+        drafting, inside = g.op("Greater", g.op("Size", stream_ids), g.integer(0)), Scope(g.store, "streams")
+        accepted = accept(inside)
+        values = [accepted.node_in_call, *self.propose(inside, accepted, presents, stream_ids)]
+        none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
+        names = "with_streams", "without_streams"
+        self.branch(g, drafting, self.outputs, (inside, values), [none, *self.empty_outputs()], names)
+
+    def branch(
+        self,
+        g: Scope,
+        drafting: str,
+        rows: Sequence[GraphTensor],
+        then: tuple[Scope, Sequence[str]],
+        empty: Sequence[TensorProto],
+        names: tuple[str, str] = ("then_branch", "else_branch"),
+    ) -> None:
+        """Adds the `If` that gives `rows`: where it is `drafting` the values of a scope, else the constants `empty`."""
+        constants = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
+
+        def graph(name: str, nodes: list[onnx.NodeProto], values: Sequence[str]) -> onnx.GraphProto:
+            types = declared(replace(row, name=value) for value, row in zip(values, rows, strict=True))
+            return helper.make_graph(nodes, name, [], types)
+
+        then_branch = graph(names[0], then[0].nodes, then[1])
+        else_branch = graph(names[1], constants, [value.name for value in empty])
+        g.ops("If", drafting, out=tuple(row.name for row in rows), then_branch=then_branch, else_branch=else_branch)
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
         """Writes the main rows to the cache of the drafter's own layers; returns those layers' cache outputs."""
         return []
-
-    def _nothing(self) -> onnx.GraphProto:
-        none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
-        empty = [none, *self.empty_outputs()]
-        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-        return helper.make_graph(nodes, "without_streams", [], self._typed([value.name for value in empty]))
 
     def empty_outputs(self) -> list[TensorProto]:
         """No rows of the outputs after the accepted node."""
         return [
             helper.make_tensor(f"no_{row.name}", onnx_type(row), [0, *row.dims[1:]], []) for row in self.outputs[1:]
         ]
-
-    def _typed(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return declared(replace(row, name=value) for value, row in zip(values, self.outputs, strict=True))
-
-    def _drafting(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
-    ) -> onnx.GraphProto:
-        accepted = accept(g)
-        values = self.propose(g, accepted, presents, stream_ids)
-        return helper.make_graph(g.nodes, "with_streams", [], self._typed([accepted.node_in_call, *values]))
 
     @abstractmethod
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:

@@ -107,30 +107,21 @@ DRAFTERS = {
         whole_model=True,
     ),
 }  # by an adapter's method
-# No adapter holds these: `published` and `mtp` read them.
-PUBLISHED_BLOCK = Drafter(
-    spec=PublishedBlockSpec,
-    nodes=PublishedBlockPass,
-    reference="published.reference:PublishedBlockReference",
-)
-SHIPPED_LAYER = Drafter(
-    spec=MtpSpec,
-    nodes=MtpPass,
-    reference="mtp.reference:MtpReference",
-    in_numpy="mtp.numpy_reference:MtpNumpyReference",
-)
-ASSISTANT = Drafter(
-    spec=AssistantSpec,
-    nodes=AssistantPass,
-    reference="assistant.reference:AssistantReference",
+OTHERS = (  # in no adapter: of published drafters, of layers that a checkpoint brings, of an assistant
+    Drafter(spec=PublishedBlockSpec, nodes=PublishedBlockPass, reference="published.reference:PublishedBlockReference"),
+    Drafter(
+        spec=MtpSpec,
+        nodes=MtpPass,
+        reference="mtp.reference:MtpReference",
+        in_numpy="mtp.numpy_reference:MtpNumpyReference",
+    ),
+    Drafter(spec=AssistantSpec, nodes=AssistantPass, reference="assistant.reference:AssistantReference"),
 )
 
 
 def row_of(spec: DraftSpec) -> Drafter:
     """Finds the row of a drafter's spec."""
-    return next(
-        row for row in (*DRAFTERS.values(), PUBLISHED_BLOCK, SHIPPED_LAYER, ASSISTANT) if row.spec is type(spec)
-    )
+    return next(row for row in (*DRAFTERS.values(), *OTHERS) if row.spec is type(spec))
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:

@@ -18,7 +18,7 @@ from streamspec.export.layers.sampling import inverse_cdf, total, with_penalty
 from streamspec.export.ops.captured_scope import CapturedScope
 from streamspec.step_graph import DRAW, DRAW_INPUTS, MIN_P, TEMPERATURE, TOP_K, TOP_P, TREE_MASK, UNIFORMS
 
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+INT64 = TensorProto.INT64
 END = np.iinfo(np.int64).max
 RANKED = 256  # CUDA's TopK runs the same kernel for 33 to 512 (topk_impl.cuh)
 

@@ -100,14 +100,39 @@ class CapturedStepGraph:
     source: Source
     precision: Precision
     sizes: CallSizes
-    streams: DraftSpec | None = None
+    draft_spec: DraftSpec | None = None
     candidates: int = 10
     stream_weights: str = "merged"
     lacks: frozenset[str] = frozenset()
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, which stays open for the dynamic graph, and returns the graph."""
-        return _CapturedBuilder(self, store).build()
+        check_capturable(self.spec)
+        spec, sizes = self.spec, self.sizes
+        draft_spec = None if self.draft_spec is None else replace(self.draft_spec, pruning=None)
+        gamma = draft_spec.gamma if draft_spec else 0
+        decoder = TableDecoder(spec, self.source, self.precision, sizes.slots + sizes.margin + gamma)
+        features = captured_features(graph_features(spec, draft_spec, self.candidates), sizes)
+        graph_inputs, graph_outputs = declared(inputs(CAPTURED, features)), declared(outputs(CAPTURED, features))
+        g = CapturedScope(store, graph_inputs, self.lacks)
+        drafter: DraftPass | None = None
+        if draft_spec is not None:
+            drafter = row_of(draft_spec).nodes(decoder, draft_spec, self.candidates, self.stream_weights)
+        layers = _CapturedLayers(g, decoder, draft_spec, sizes, drafter if isinstance(drafter, EagerPass) else None)
+        final = layers.run(layers.positions)
+        with g.named("head"):
+            decoder.logits(g, final, layers.rows(), decoder.head_weight(), out=RAW_LOGITS)
+            greedy = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
+        with g.named("sample"):
+            choices, reported = CapturedSampler(g, spec.vocab).add(RAW_LOGITS, layers.tokens, greedy, layers.numbers)
+        values = [reported, *(layers.drafts(drafter, final, choices) if drafter is not None else ())]
+        with g.named("pack"):
+            flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
+            g.op("Concat", *flat, out=RESULT, axis=0)
+        g.drop_unused([value.name for value in graph_outputs])
+        model = finish(g, graph_inputs, graph_outputs, OPSET, first=True)
+        onnx.helper.set_model_props(model, {} if layers.joined is None else {STREAMS: EAGER})
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,47 +273,3 @@ class _CapturedLayers(UnbranchedStack):
                     bias = window_out(g, bias, self.positions, seen, window)
                 self._biases[window, group] = g.op("Tile", bias, g.ints(group, 1))
         return self._biases[window, group]
-
-
-class _CapturedBuilder:
-    def __init__(self, parts: CapturedStepGraph, store: WeightStore) -> None:
-        check_capturable(parts.spec)
-        self.streams = None if parts.streams is None else replace(parts.streams, pruning=None)
-        self.parts, sizes = parts, parts.sizes
-        gamma = self.streams.gamma if self.streams else 0
-        self.decoder = TableDecoder(parts.spec, parts.source, parts.precision, sizes.slots + sizes.margin + gamma)
-        features = captured_features(graph_features(parts.spec, self.streams, parts.candidates), sizes)
-        self.inputs, self.outputs = declared(inputs(CAPTURED, features)), declared(outputs(CAPTURED, features))
-        self.g = CapturedScope(store, self.inputs, parts.lacks)
-        self.drafter: DraftPass | None = None
-        if self.streams is not None:
-            nodes = row_of(self.streams).nodes
-            self.drafter = nodes(self.decoder, self.streams, parts.candidates, parts.stream_weights)
-        eager = self.drafter if isinstance(self.drafter, EagerPass) else None
-        self.layers = _CapturedLayers(self.g, self.decoder, self.streams, sizes, eager)
-
-    def build(self) -> onnx.ModelProto:
-        g = self.g
-        final = self.layers.run(self.layers.positions)
-        with g.named("head"):
-            self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
-            greedy = g.op("ArgMax", RAW_LOGITS, axis=-1, keepdims=0)
-        with g.named("sample"):
-            sampler = CapturedSampler(g, self.parts.spec.vocab)
-            choices, reported = sampler.add(RAW_LOGITS, self.layers.tokens, greedy, self.layers.numbers)
-        values = [reported]
-        if self.drafter is not None:
-            values += self.layers.drafts(self.drafter, final, choices)
-        with g.named("pack"):
-            flat = [g.op("Reshape", g.op("Cast", value, to=FLOAT), g.ints(-1)) for value in values]
-            g.op("Concat", *flat, out=RESULT, axis=0)
-        self._drop_unused()
-        model = finish(g, self.inputs, self.outputs, OPSET, first=True)
-        onnx.helper.set_model_props(model, {} if self.layers.joined is None else {STREAMS: EAGER})
-        return model
-
-    def _drop_unused(self) -> None:
-        """Removes the nodes that no output depends on; weights may be of the graph written next."""
-        weights = self.g.store.protos
-        self.g.drop_unused([value.name for value in self.outputs])
-        self.g.store.protos = weights

@@ -69,13 +69,13 @@ from streamspec.step_graph import (
 @dataclass
 class StepGraph:
     """A step graph. `tree`: the exported default for the tree's inputs. `room`: the graph is of the base
-    alone, with capacity for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`.
+    alone, with capacity for adapters; `draft_spec` then has empty tensors, `build` writes through a `SwappableStore`.
     `embeddings`: it gives the states that the head reads."""
 
     spec: DecoderSpec
     source: Source
     precision: Precision
-    streams: DraftSpec | None = None
+    draft_spec: DraftSpec | None = None
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
@@ -89,7 +89,7 @@ class StepGraph:
 
     def without(self, skipped: Skipped) -> StepGraph:
         """The graph without some layers, or halves of them, and without a drafter, over the same weights."""
-        return replace(self, spec=self.spec.without(skipped), streams=None, tree=None, embeddings=False)
+        return replace(self, spec=self.spec.without(skipped), draft_spec=None, tree=None, embeddings=False)
 
 
 @dataclass
@@ -346,20 +346,20 @@ class _Builder:
         self.decoder: Decoder
         if parts.room is not None:
             self.decoder = swappable = SwappableDecoder(parts.spec, parts.source, parts.precision)
-            if parts.streams is not None:
-                self.drafter = SwappableStreams(swappable, parts.streams, parts.candidates, parts.room)
+            if parts.draft_spec is not None:
+                self.drafter = SwappableStreams(swappable, parts.draft_spec, parts.candidates, parts.room)
         else:
             self.decoder = Decoder(parts.spec, parts.source, parts.precision, native)
-            if parts.streams is not None:
-                build = row_of(parts.streams).nodes
-                self.drafter = build(self.decoder, parts.streams, parts.candidates, parts.stream_weights)
+            if parts.draft_spec is not None:
+                build = row_of(parts.draft_spec).nodes
+                self.drafter = build(self.decoder, parts.draft_spec, parts.candidates, parts.stream_weights)
         self.final = ""  # [r, H]
 
     def build(self, first: bool) -> onnx.ModelProto:
         eager = self.drafter if isinstance(self.drafter, EagerPass) else None
-        self.layers, parts = _Layers(self.g, self.decoder, self.parts.streams, eager), self.parts
+        self.layers, parts = _Layers(self.g, self.decoder, self.parts.draft_spec, eager), self.parts
         more = {"sequences": self.layers.several, "embeddings": parts.embeddings}
-        self.features = graph_features(parts.spec, parts.streams, parts.candidates, **more)
+        self.features = graph_features(parts.spec, parts.draft_spec, parts.candidates, **more)
         self.final = self.layers.run(self.layers.batch.positions)
         if parts.embeddings:
             self.final = self.g.op("Identity", self.final, out=HIDDEN_STATES)
@@ -384,7 +384,7 @@ class _Builder:
             for row in inputs(DYNAMIC, self.features):
                 if row.default_alone is not None:
                     self.store.add_inline(row.name, row.filled(row.default_alone))
-        elif self.parts.streams is not None and tree is not None:
+        elif self.parts.draft_spec is not None and tree is not None:
             self.store.add_inline(TREE_MASK, tree.mask())
             self.store.add_inline(PARENTS, np.asarray(tree.parents, np.int64))
 

@@ -1,4 +1,4 @@
-"""Runs the rows of a call through all layers of a decoder; the dynamic and the static step graph share it.
+"""Runs the rows of a call through all layers of a decoder: what every graph of a decoder shares.
 
 Each graph implements the hooks: how rows attend over the cache, and which rows are left out at a layer.
 """

@@ -60,13 +60,30 @@ class StaticStepGraph:
     precision: StaticPrecision
     rows: int
     slots: int
-    streams: DraftSpec | None = None
+    draft_spec: DraftSpec | None = None
     candidates: int = 10
     stream_weights: str = "merged"
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
-        return _StaticBuilder(self, store).build()
+        draft_spec = self.draft_spec
+        positions = self.slots + self.rows + (draft_spec.gamma if draft_spec else 0)
+        decoder = TableDecoder(self.spec, self.source, self.precision, positions)
+        features = graph_features(self.spec, draft_spec, self.candidates, rows=self.rows, slots=self.slots)
+        graph_inputs, graph_outputs = declared(inputs(STATIC, features)), outputs(STATIC, features)
+        g = StaticScope(store, graph_inputs, self.precision.opset)
+        layers = _StaticLayers(g, decoder, draft_spec, self.rows, self.slots)
+        final = layers.run(layers.positions)
+        with g.named("head"):
+            raw, _ = decoder.logits(g, final, layers.rows(), decoder.head_weight(), out=RAW_LOGITS)
+            choices = g.op("ArgMax", raw, out=CHOICES, axis=-1, keepdims=0)
+        if draft_spec is not None:
+            drafter = row_of(draft_spec).nodes(decoder, draft_spec, self.candidates, self.stream_weights)
+            for row, value in zip(drafter.outputs, layers.drafts(drafter, final, choices), strict=True):
+                g.op("Identity", value, out=row.name)
+        g.drop_unused([row.name for row in graph_outputs])
+        assert all(g.shape(row.name) == row.dims for row in graph_outputs)
+        return finish(g, graph_inputs, declared(graph_outputs), self.precision.opset)
 
 
 class TableDecoder(Decoder):
@@ -212,30 +229,3 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
     def _slots(self) -> str:
         """int64 [S]: 0, 1, ..: of the past also the positions."""
         return self.g.store.once("slots", lambda: np.arange(self.slots))
-
-
-class _StaticBuilder:
-    def __init__(self, parts: StaticStepGraph, store: WeightStore) -> None:
-        self.parts, self.spec = parts, parts.spec
-        positions = parts.slots + parts.rows + (parts.streams.gamma if parts.streams else 0)
-        self.decoder = TableDecoder(parts.spec, parts.source, parts.precision, positions)
-        self.features = graph_features(parts.spec, parts.streams, parts.candidates, rows=parts.rows, slots=parts.slots)
-        self.inputs = declared(inputs(STATIC, self.features))
-        self.g = StaticScope(store, self.inputs, parts.precision.opset)
-        self.layers = _StaticLayers(self.g, self.decoder, parts.streams, parts.rows, parts.slots)
-
-    def build(self) -> onnx.ModelProto:
-        g, streams = self.g, self.parts.streams
-        final = self.layers.run(self.layers.positions)
-        with g.named("head"):
-            raw, _ = self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
-            choices = g.op("ArgMax", raw, out=CHOICES, axis=-1, keepdims=0)
-        if streams is not None:
-            build = row_of(streams).nodes
-            drafter = build(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
-            for row, value in zip(drafter.outputs, self.layers.drafts(drafter, final, choices), strict=True):
-                g.op("Identity", value, out=row.name)
-        graph_outputs = outputs(STATIC, self.features)
-        g.drop_unused([row.name for row in graph_outputs])
-        assert all(g.shape(row.name) == row.dims for row in graph_outputs)
-        return finish(g, self.inputs, declared(graph_outputs), self.parts.precision.opset)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.export.drafters.draft_pass import Accepted
@@ -25,7 +24,7 @@ from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear
-from streamspec.export.ops.builder import Array, Scope, WeightStore, declared
+from streamspec.export.ops.builder import Array, Scope, WeightStore
 from streamspec.export.quantization.lora_inputs import LowRank
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
 from streamspec.export.spec.decoder_spec import DecoderSpec
@@ -155,7 +154,9 @@ class SwappableStreams(StreamPass):
         for number, (first, end) in enumerate(pairwise(self.begins)):
             begun = g.op("And", drafting, g.op("LessOrEqual", STREAM_BEGIN, g.ints(number)))
             self._entering = self._optional_layers(g, begun, range(first, end), accepted, presents, stream_ids)
-        self._candidates_branch(g, drafting, accepted, presents, stream_ids)
+        inside = Scope(g.store, "streams")
+        values = self.propose(inside, accepted, presents, stream_ids)
+        self.branch(g, drafting, self.outputs[1:], (inside, values), self.empty_outputs())
 
     def _start_branch(
         self, g: Scope, drafting: str, accept: Callable[[Scope], Accepted], stream_ids: str
@@ -187,27 +188,6 @@ class SwappableStreams(StreamPass):
         same = [outside.op("Identity", value) for value in (self._entering.stream, self._entering.update)]
         stream, update = g.either(begun, (inside, [done.stream, pending]), (outside, same), STATE_TYPES)
         return Residual(stream, update)
-
-    def _candidates_branch(
-        self, g: Scope, drafting: str, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
-    ) -> None:
-        """Adds the last layers and the head."""
-        inside, rows = Scope(g.store, "streams"), self.outputs[1:]
-        values = self.propose(inside, accepted, presents, stream_ids)
-        empty = self.empty_outputs()
-        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-
-        def branch(name: str, nodes: list[onnx.NodeProto], names: list[str]) -> onnx.GraphProto:
-            types = declared(replace(row, name=value) for value, row in zip(names, rows, strict=True))
-            return helper.make_graph(nodes, name, [], types)
-
-        g.ops(
-            "If",
-            drafting,
-            out=tuple(row.name for row in rows),
-            then_branch=branch("then_branch", inside.nodes, values),
-            else_branch=branch("else_branch", nodes, [value.name for value in empty]),
-        )
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         """Adds the layers that all adapters use, and the head: [m, D]."""

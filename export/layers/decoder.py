@@ -18,7 +18,7 @@ import numpy as np
 from streamspec.export.layers.activations import activate, clamped_swiglu
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.heads import AttentionHeads, Linear
-from streamspec.export.layers.mlp.registry import MLPS
+from streamspec.export.layers.mlp.experts import experts
 from streamspec.export.layers.per_layer_input import layer_end
 from streamspec.export.native.layout import TILE
 from streamspec.export.native.operators import ACTIVATIONS, NativeOps
@@ -225,10 +225,7 @@ class Decoder(AttentionHeads):
             normed, total = self.native.norm(g, residual.stream, residual.update, weights[0], self.spec.eps)
             return normed, Residual(total)
         if not residual.update:
-            normed = g.op(
-                f"{plain}LayerNormalization", residual.stream, *weights, axis=-1, epsilon=self.spec.eps, stash_type=1
-            )
-            return normed, residual
+            return g.norm(residual.stream, *weights, eps=self.spec.eps, centred=not plain), residual
         normed, _, _, total = g.ops(
             f"Skip{plain}LayerNormalization",
             residual.stream,
@@ -307,11 +304,14 @@ class Decoder(AttentionHeads):
     def unit_rms(self, g: Scope, x: str) -> str:
         """x [.., H] over its root mean square."""
         ones = g.store.once("unit_rms.ones", lambda: np.ones(self.spec.hidden, np.float32))
-        return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+        return g.norm(x, ones, eps=UNIT_RMS_EPS)
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear, residual: Residual) -> str:
         """The update that the MLP adds to rows, which are `normed` and `residual` as of `before_mlp`."""
-        return MLPS[self.spec.mlp_kind(layer)](self, g, normed, rows, layer, linear, residual)
+        if self.spec.mlp_kind(layer) == "experts":
+            return experts(self, g, normed, rows, layer, linear, residual)
+        family = self.spec.family
+        return linear(g, linear(g, normed, rows, layer, family.up, activated=True), rows, layer, family.down)
 
     def activated(self, g: Scope, inner: str, layer: int, half: int, clamp: tuple[float, float] | None = None) -> str:
         """The MLP's activation of its first map's outputs, times the second `half` of them where there is a gate.

@@ -168,14 +168,7 @@ class AttentionHeads:
         name, spec = self.spec.weight_name(layer, module), self.spec.at(layer)
         split = x if spec.joint_head_norms else g.op("Reshape", x, g.ints(0, 0, heads, spec.head_dim))
         if not spec.family.layernorm:
-            normed = g.op(
-                "SimplifiedLayerNormalization",
-                split,
-                *self.norm_weights(g, name),
-                axis=-1,
-                epsilon=spec.eps,
-                stash_type=1,
-            )
+            normed = g.norm(split, *self.norm_weights(g, name), eps=spec.eps)
         elif self.source.bias(f"{name}.bias") is not None:
             normed = g.op("LayerNormalization", split, *self.norm_weights(g, name), axis=-1, epsilon=spec.eps)
         else:  # weights of its own for every head: Cohere's a table, StableLM's a module each

@@ -70,7 +70,7 @@ class LatentHeads:
 
     def _normed(self, g: Scope, x: str, module: str) -> str:
         (weight,), eps = self.decoder.norm_weights(g, self._name(module)), self.sizes.eps
-        return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=eps, stash_type=1)
+        return g.norm(x, weight, eps=eps)
 
     def _by_head(self, g: Scope, x: str, part: str) -> str:
         """[1, n, Hq, out] of x [1, n, Hq, in], each head by a map of its own."""

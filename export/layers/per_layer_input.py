@@ -94,5 +94,5 @@ def value_norm(decoder: DecoderSpec, g: Scope, values: str, layer: int) -> str:
     spec = decoder.at(layer)
     ones = g.store.once(f"value_norm.{spec.head_dim}", lambda: np.ones(spec.head_dim, np.float32))
     split = g.op("Reshape", values, g.ints(0, 0, spec.kv_heads, spec.head_dim))
-    normed = g.op("SimplifiedLayerNormalization", split, ones, axis=-1, epsilon=spec.eps, stash_type=1)
+    normed = g.norm(split, ones, eps=spec.eps)
     return g.op("Reshape", normed, g.ints(0, 0, spec.kv_heads * spec.head_dim))

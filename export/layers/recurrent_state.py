@@ -357,7 +357,7 @@ class DeltaRuleLayer(RecurrentLayer):
         heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
         weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
         eps = self.names.eps or spec.eps
-        scaled = g.op("SimplifiedLayerNormalization", heads, *weights, axis=-1, epsilon=eps, stash_type=1)
+        scaled = g.norm(heads, *weights, eps=eps)
         flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
         return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
 
@@ -435,7 +435,7 @@ class DeltaRuleLayer(RecurrentLayer):
         weight = g.store.once(f"recurrent.unit.{power}", lambda: np.full(width, width**power, np.float32))
         heads = g.op("Reshape", x, g.ints(0, 0, self.sizes.key_heads, width))
         eps = L2_EPS / width
-        normed = g.op("SimplifiedLayerNormalization", heads, weight, axis=-1, epsilon=eps, stash_type=1)
+        normed = g.norm(heads, weight, eps=eps)
         return g.op("Transpose", normed, perm=[0, 2, 1, 3])
 
 
@@ -474,7 +474,7 @@ class StateSpaceLayer(RecurrentLayer):
         width = sizes.values // sizes.key_heads
         ones = g.store.once("state_space.ones", lambda: np.ones(width, np.float32))
         parts = g.op("Reshape", x, g.ints(0, 0, sizes.key_heads, width))
-        scaled = g.op("SimplifiedLayerNormalization", parts, ones, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
+        scaled = g.norm(parts, ones, eps=self.decoder.spec.eps)
         return g.op("Mul", g.op("Reshape", scaled, g.ints(0, 0, sizes.values)), *weights)
 
 

@@ -124,6 +124,12 @@ class Scope:
         finally:
             self.label = outer
 
+    def norm(self, x: str, *weights: str, eps: float, centred: bool = False) -> str:
+        """x over its root mean square, or where `centred` less its mean and over its standard deviation, along the last
+        axis; times a weight, plus a bias if any."""
+        kind = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
+        return self.op(kind, x, *weights, axis=-1, epsilon=eps, stash_type=1)
+
     def ints(self, *values: int) -> str:
         """1-D int64 constant."""
         return self.store.constant(list(values), np.int64)

@@ -58,14 +58,13 @@ class StaticScope(Scope):
             node.input[1] = self.ints(*self.shape(node.output[0]))
 
     def drop_unused(self, outputs: Iterable[str]) -> None:
-        """Removes the nodes and constants that no output of the graph depends on."""
+        """Removes the nodes that no output of the graph depends on."""
         needed, kept = set(outputs), []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 kept.append(node)
                 needed.update(node.input)
         self.nodes = kept[::-1]
-        self.store.protos = {name: proto for name, proto in self.store.protos.items() if name in needed}
 
     def _computed(self, kind: str, inputs: tuple[str, ...], attributes: dict[str, Any]) -> tuple[str, ...]:
         """The constant that a node over small constants gives; nothing where an input is none."""

@@ -30,7 +30,7 @@ from streamspec.export.quantization.arithmetic import HADAMARD, Simulation, hada
 from streamspec.export.quantization.gptq import moments, round_to_nearest, round_weight
 from streamspec.export.reference.reference import reference_of
 from streamspec.export.spec.decoder_spec import DecoderSpec, Mixer
-from streamspec.export.spec.draft_spec import DraftSpec, Lora
+from streamspec.export.spec.draft_spec import Lora
 from streamspec.export.spec.mixture_spec import DOWN
 from streamspec.export.spec.weight_source import Blocks, ChangedSource, Source
 from streamspec.progress import counted
@@ -200,10 +200,6 @@ class SmoothedSource(ChangedSource):
         bias = self.source.bias(name)
         scale = self.rows.get(name.removesuffix(".bias"))
         return bias if bias is None or scale is None else bias * scale
-
-    def drafter(self, drafter: DraftSpec, spec: DecoderSpec) -> DraftSpec:
-        """Copies a drafter with its LoRA, if any, in the scaled coordinates."""
-        return drafter.with_lora(lambda lora: self.scales.lora(lora, spec))
 
 
 def smooth(

@@ -39,10 +39,10 @@ class ReferenceOutput:
 class ReferenceModel:
     """HF's layers of `model`, called one by one in float32."""
 
-    def __init__(self, model: Any, streams: DraftSpec | None = None) -> None:
+    def __init__(self, model: Any, draft_spec: DraftSpec | None = None) -> None:
         self.model, self.decoder, self.config = model, Float32Decoder(model), model.config
         self.layers = len(self.decoder.layers)
-        self.first = streams.first_layer(self.layers) if streams else self.layers
+        self.first = draft_spec.first_layer(self.layers) if draft_spec else self.layers
 
     @torch.no_grad()
     def states(

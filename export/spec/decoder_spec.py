@@ -225,7 +225,7 @@ class DecoderSpec:
         return *filter(None, (*mixing, *self.mlp_maps(layer))), *per_layer
 
     def mlp_kind(self, layer: int) -> str:
-        """The kind of MLP of a layer, by its name in `MLPS`."""
+        """The kind of MLP of a layer: `dense` or `experts`."""
         number = self.numbers[layer] if self.numbers else layer
         return "experts" if self.mixture and number in self.mixture.layers else "dense"
 

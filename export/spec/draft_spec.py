@@ -4,9 +4,9 @@ graph. Covered by the tests of the drafters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo
 from streamspec.export.ops.builder import Array
@@ -40,6 +40,7 @@ class DraftSpec:
     exits: tuple[PruningSpec, ...] = ()  # early exits, of which `pruning` is one
     eager: bool = False  # streams beside every node of a tree, not after acceptance
     own_keys: tuple[int, int] = (0, 0)  # heads and width of keys of its own layers, where they are not the target's
+    lora: Lora = field(default_factory=dict)  # of its own
 
     @property
     def uses_root(self) -> bool:
@@ -74,14 +75,6 @@ class DraftSpec:
     def tapped(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs the drafter reads."""
         return ()
-
-    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
-        """A copy with its LoRA changed; itself where it has none."""
-        return self
-
-    def adapts(self, modules: Collection[str]) -> bool:
-        """Whether its LoRA changes one of the linear maps `modules` of a layer."""
-        return False
 
     def info(self, candidates: int) -> DrafterInfo:
         """The drafter as a manifest describes it."""

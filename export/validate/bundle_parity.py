@@ -140,5 +140,5 @@ def compute_reference(
     tokens = tokens[: PROBE_ROWS + TREE_ROWS] if brief else tokens
     say(f"computing the reference in {computed_by(model)}")
     with one_blas_thread() if brief else nullcontext():
-        expected = expect(model, parts.streams, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
+        expected = expect(model, parts.draft_spec, tokens, parts.max_rows or TREE_ROWS, spec, say, long=not brief)
     return BundleReference(computed_by(model), tokens, expected, measure_all(model, texts), brief, spec.mixture)

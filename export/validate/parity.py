@@ -112,7 +112,7 @@ class Expected:
 
 def expect(
     model: Any,
-    streams: DraftSpec | None,
+    draft_spec: DraftSpec | None,
     tokens: Array,
     max_rows: int = TREE_ROWS,
     spec: DecoderSpec | None = None,
@@ -121,15 +121,15 @@ def expect(
 ) -> Expected:
     """Runs PyTorch once over a context and a tree, and with the model's `spec` over a `long` text. `max_rows`: rows of
     a tree that the graph can take; `say` gets a line of progress."""
-    reference = reference_of(model, streams)
+    reference = reference_of(model, draft_spec)
     rows = min(TREE_ROWS, max_rows)
     drafted = tokens[-rows:]
-    case = DraftedTree(tokens[:-rows], drafted, sample_tree(len(drafted), streams.gamma if streams else 4))
+    case = DraftedTree(tokens[:-rows], drafted, sample_tree(len(drafted), draft_spec.gamma if draft_spec else 4))
     every, positions, sees = tree_rows(case.context, drafted, case.tree)
     output = reference.states(every, positions, sees)
     drafts = None
-    if streams is not None:
-        drafts = row_of(streams).reference_of(reference, streams).expect(case, TreePass(output, positions, sees))
+    if draft_spec is not None:
+        drafts = row_of(draft_spec).reference_of(reference, draft_spec).expect(case, TreePass(output, positions, sees))
     beyond = expect_long(reference, spec, tokens, say) if spec and long else None
     logits = reference.logits(output)
     if not np.isfinite(logits).all():

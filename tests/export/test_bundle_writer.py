@@ -318,10 +318,9 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     simulation = replace(Int8.simulation, everything=True)
     source = smooth(model, spec, ModelSource(model, spec), tokens[None], simulation)
     expected = expect(model, streams, tokens)
+    moved = replace(streams, lora=source.scales.lora(streams.lora, spec))
     for mode in ("merged", "delta"):
-        session = write(
-            tmp_path, StepGraph(spec, source, precision("fp32"), source.drafter(streams, spec), None, 10, mode)
-        )
+        session = write(tmp_path, StepGraph(spec, source, precision("fp32"), moved, None, 10, mode))
         report = check_parity(session, expected, "fp32")
         assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4
 

@@ -16,7 +16,6 @@ from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.ops.builder import Scope
-from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 
 
@@ -25,7 +24,7 @@ class BlockPass(StreamPass):
 
     spec: BlockSpec
 
-    def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int, stream_weights: str = MERGED) -> None:
+    def __init__(self, decoder: Decoder, spec: BlockSpec, candidates: int, stream_weights: str) -> None:
         super().__init__(self.own_decoder(decoder, spec), spec, candidates, stream_weights)
         self.own = range(self.first, self.first + spec.block_layers)
 

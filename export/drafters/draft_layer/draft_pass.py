@@ -30,7 +30,6 @@ from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.heads import Linear
 from streamspec.export.layers.latent_attention import attention_maps
 from streamspec.export.ops.builder import Array, Scope
-from streamspec.export.options import MERGED
 from streamspec.export.quantization.precisions import Rows, Weight
 
 
@@ -80,9 +79,9 @@ class DraftLayerPass(DraftPass):
 
     spec: DraftLayerSpec
 
-    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int, stream_weights: str = MERGED) -> None:
+    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int, stream_weights: str) -> None:
         self.layer = decoder.spec.layers
-        super().__init__(self.own_decoder(decoder, spec), spec, candidates)
+        super().__init__(self.own_decoder(decoder, spec), spec, candidates, stream_weights)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present: tuple[str, ...] = ()  # where the K/V of all rows so far are
 
@@ -291,8 +290,7 @@ class DraftLayerPass(DraftPass):
         weights = [self._constant(g, "norm_out", spec.in_graph("norm_out.weight", tensors["norm_out.weight"]))]
         if "norm_out.bias" in tensors:
             weights.append(self._constant(g, "norm_out.bias", tensors["norm_out.bias"]))
-        plain = "" if spec.family.layernorm else "Simplified"
-        return g.op(f"{plain}LayerNormalization", x, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
+        return g.norm(x, *weights, eps=spec.eps, centred=spec.family.layernorm)
 
     def _queries_keys_values(
         self, g: Scope, x: str, rows: Rows, positions: str, layer: int, linear: Linear | None = None

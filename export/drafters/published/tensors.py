@@ -35,15 +35,8 @@ MOST_NODES = 64
 
 def checked_tensors(folder: Path, shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
     """The tensors of a published drafter; `shapes_of` gives the shapes of those it must have, of the names found.
-    Raises AdapterError as `checked`."""
-    return checked(folder, _stored(folder), shapes_of)
-
-
-def checked(
-    folder: Path, stored: Mapping[str, SafeTensor], shapes_of: Callable[[set[str]], Shapes]
-) -> dict[str, Array]:
-    """The tensors `stored` by their names, which are as `shapes_of` says. Raises AdapterError that names all that are
-    missing, misshapen, unknown or not finite."""
+    Raises AdapterError that names all that are missing, misshapen, unknown or not finite."""
+    stored = _stored(folder)
     _check_described(folder, stored, shapes_of(set(stored)), DTYPES)
     tensors = {name: _array(tensor) for name, tensor in stored.items()}
     broken = [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]
@@ -54,7 +47,7 @@ def checked(
 
 def mapped(folder: Path, stored: Mapping[str, SafeTensor], shapes_of: Callable[[set[str]], Shapes]) -> dict[str, Array]:
     """The tensors `stored` of a base by their names as they lie in their files, mapped, for `FloatsOf`. Raises
-    AdapterError as `checked`; that they are finite was seen when the base's files were hashed."""
+    AdapterError as `checked_tensors`; that they are finite was seen when the base's files were hashed."""
     _check_described(folder, stored, shapes_of(set(stored)), FLOATS)
     files = {file: np.memmap(file, np.uint8, "r") for file in {tensor.file for tensor in stored.values()}}
     return {

@@ -79,7 +79,7 @@ class StreamPass(ParallelDraftPass):
     spec: StreamSpec
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
-        super().__init__(decoder, spec, candidates)
+        super().__init__(decoder, spec, candidates, mode)
         self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
         self.exit_layer = spec.exit_layer(decoder.spec.layers) or 0

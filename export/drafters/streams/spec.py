@@ -4,9 +4,8 @@ with, each at the input of one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,6 @@ class StreamSpec(DraftSpec):
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
     moved: tuple[Array, Array] | None = None  # D [r, hidden] and U [hidden, r] of f(M) = M + U D M; None: M
     value_rotation: bool = False
-    lora: Lora = field(default_factory=dict)
 
     @property
     def uses_root(self) -> bool:
@@ -48,14 +46,6 @@ class StreamSpec(DraftSpec):
     def tapped(self, layers: int) -> tuple[int, ...]:
         """The last `ns` layers."""
         return tuple(range(self.first_layer(layers), layers))
-
-    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
-        """Copies the spec with `change` applied to its LoRA."""
-        return replace(self, lora=change(self.lora))
-
-    def adapts(self, modules: Collection[str]) -> bool:
-        """Whether the streams' LoRA changes one of the linear maps `modules`."""
-        return any(module in modules for _, module in self.lora)
 
     def info(self, candidates: int) -> DrafterInfo:
         """Adds the number of layers, the positions and the root token to the description."""

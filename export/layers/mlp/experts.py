@@ -61,7 +61,7 @@ def _over_norm(decoder: Decoder, g: Scope, stream: str, layer: int, mixture: Mix
     name = decoder.spec.weight_name(layer, str(mixture.names.router_scale))
     weights = g.store.once(name, lambda: decoder.source.weight(name) * np.float32(decoder.spec.hidden**-0.5))
     eps = decoder.spec.eps
-    return g.op("SimplifiedLayerNormalization", stream, weights, axis=-1, epsilon=eps, stash_type=1)
+    return g.norm(stream, weights, eps=eps)
 
 
 def _route(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: int) -> tuple[str, str, str]:

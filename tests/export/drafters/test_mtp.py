@@ -173,7 +173,7 @@ def test_answers_are_those_of_plain_decoding_and_of_transformers(
 def test_none_leaves_the_layer_out(base: Path) -> None:
     described, said = describe_base(resolve_base(str(base)), None, None), list[str]()
     parts = load_parts(described, None, ExportOptions(drafter="none"), said.append)
-    assert parts.streams is None and not said and ExportOptions(drafter="none").base_alone
+    assert parts.draft_spec is None and not said and ExportOptions(drafter="none").base_alone
 
 
 def read(base: Path, model: Any) -> tuple[Any, str]:
