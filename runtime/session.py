@@ -29,6 +29,7 @@ from streamspec.runtime.draft_sources.registry import brought
 from streamspec.runtime.embeddings import MEAN, Embedding, Texts
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import SWITCHES, GenerationKwargs, GenerationOptions
+from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
 from streamspec.runtime.text.grammar import Vocabulary
@@ -104,7 +105,7 @@ class Session:
     @property
     def adapters(self) -> list[str]:
         """Names of the adapters in the bundle."""
-        return self._swapper.names() if self._swapper else []
+        return swappable.names(self._swapper.folder) if self._swapper else []
 
     def swap(self, adapter: str | Path | None) -> None:
         """Switches to another adapter from the next generation on.
@@ -404,9 +405,10 @@ class Session:
             found = "a thought of a prompt format without thoughts"
             raise ConfigError(found, "a model that thinks", "leave reasoning_effort and enable_thinking out")
 
-        def prepare(control: CancelToken) -> None:
-            if options.grammar is not None or budget is not None:
-                decoder.grammar = self.vocabulary.start(options.grammar, control.check, thought, ids, budget)
+        def grammar(control: CancelToken) -> GrammarState | None:
+            if options.grammar is None and budget is None:
+                return None
+            return self.vocabulary.start(options.grammar, control.check, thought, ids, budget)
 
         @contextmanager
         def exclusive(control: CancelToken) -> Iterator[None]:
@@ -417,7 +419,7 @@ class Session:
                     )
                 yield
 
-        return Stream(decoder, ids, self.tokenizer, exclusive, finished, prepare, thought)
+        return Stream(decoder, ids, self.tokenizer, exclusive, finished, grammar, thought)
 
     @contextmanager
     def _exclusive(self, control: CancelToken | None = None, reload: bool = True) -> Iterator[bool]:

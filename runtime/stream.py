@@ -14,6 +14,7 @@ from weakref import WeakSet
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
 from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.sampling.grammar_state import GrammarState
 from streamspec.runtime.sampling.sampling_params import Logprob
 from streamspec.runtime.text.answer_text import AnswerText
 from streamspec.runtime.text.detokenize import ShowingSpecials
@@ -140,11 +141,11 @@ class Stream(Iterator[Chunk]):
         tokenizer: Any,
         exclusive: Callable[[CancelToken], AbstractContextManager[None]],
         finished: Callable[[list[Chunk]], None],
-        prepare: Callable[[CancelToken], None],
+        grammar: Callable[[CancelToken], GrammarState | None],
         thought: Thought | None = None,
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
-        of an answer that the chat keeps. `prepare` runs before the model does and may be cancelled as it may.
+        of an answer that the chat keeps. `grammar` starts what limits it, before the model runs, and may be cancelled.
         `thought`: what is kept apart from the text.
         """
         self._control = CancelToken()
@@ -152,7 +153,7 @@ class Stream(Iterator[Chunk]):
         shown = decoder.options.shown_special_tokens
         decoding = ShowingSpecials(tokenizer, shown) if shown else tokenizer
         text = AnswerText(decoding, decoder.options.stops, thought, prompt)
-        answer = _answer(decoder, prompt, text, self._control, prepare)
+        answer = _answer(decoder, prompt, text, self._control, grammar)
         self._chunks = _exclusively(decoder, answer, self._control, exclusive, finished)
 
     def __next__(self) -> Chunk:
@@ -216,13 +217,12 @@ def _answer(
     prompt: Sequence[int],
     text: AnswerText,
     control: CancelToken,
-    prepare: Callable[[CancelToken], None],
+    grammar: Callable[[CancelToken], GrammarState | None],
 ) -> Iterator[Chunk]:
     with_logprobs = decoder.options.logprobs is not None
     try:
         control.check()
-        prepare(control)
-        for done in decoder.run(prompt):
+        for done in decoder.run(prompt, grammar(control)):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
             piece = text.push(done.tokens[:-1] if ended else done.tokens)
             tokens = done.tokens[: piece.counted] if piece.stopped else done.tokens
@@ -231,8 +231,7 @@ def _answer(
                 piece = text.finish(piece)
                 reason = "stop" if piece.stopped else reason
             dropped = len(done.tokens) - len(tokens)  # those after a stop string do not count
-            decoder.stats.new_tokens -= dropped
-            decoder.stats.step_tokens -= dropped
+            decoder.stats.drop(dropped)
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
             drafted, of_prompt = done.drafted[: len(tokens)], done.prompt_logprobs

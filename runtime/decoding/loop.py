@@ -1,8 +1,8 @@
 """Runs the decoding loop: prefill, then plan, verify, accept and commit until the text ends.
 
-The loop is the algorithm alone (`reference` has it in forty lines). A call of the model verifies
-one draft and, at its end, runs the drafter for the next: so the graph accepts too, by the same
-rule. The `planner` decides what a call computes, the `observers` learn from its outcome, and
+The loop is the algorithm alone (`reference` has it in forty lines), but for its order: a call of the
+model verifies one draft and, at its end, runs the drafter for the next, so the graph accepts too, by
+the same rule. The `planner` decides what a call computes, the `observers` learn from its outcome, and
 `token_choice` chooses tokens in ways that graphs do not know.
 Works on any `ModelRunner`: token ids in, token ids out.
 """
@@ -33,7 +33,6 @@ class SpeculativeDecoder:
     """Decodes one generation. Iterate `run()`; `stats` is up to date whenever it yields.
 
     `options`: of the call. `policy` and `adaptive`: of the session; default: plain decoding that has learned nothing.
-    `grammar`: the state of `options.grammar`, at the beginning of the answer.
     """
 
     def __init__(
@@ -42,36 +41,32 @@ class SpeculativeDecoder:
         options: GenerationOptions,
         policy: DecodingPolicy | None = None,
         adaptive: AdaptiveState | None = None,
-        grammar: GrammarState | None = None,
     ) -> None:
         self.runner = runner
         self.options = options
         self.policy = policy or DecodingPolicy()
         self.adaptive = adaptive or AdaptiveState()
-        self.grammar = grammar
         self.stats = Stats(call_rows=self.policy.call_rows)
         self.consumer_seconds = 0.0  # spent by the consumer between calls: no decode time
         rows = min(self.policy.rows, self.policy.call_rows or self.policy.rows)
         self.rows = rows if options.speculate else 1  # maximum of a verification step; 1: plain
 
-    def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
-        """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
-        planner = self.planner()
+    def run(self, prompt: Sequence[int], grammar: GrammarState | None = None) -> Iterator[Committed]:
+        """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context).
+        `grammar`: limits the answer, at its beginning, for `options.grammar` or a thinking budget."""
+        planner = Planner(self.runner, self.policy, self.adaptive, grammar, self.rows, self.clock)
+        choice = TokenChoice(self.options, grammar)
         observers = observers_of(planner, self.adaptive, self.stats)
         answer: list[int] = []
         for observer in observers:
             observer.begin(len(prompt))
         try:
-            for committed in self._decode(prompt, planner, observers):
+            for committed in self._decode(prompt, planner, choice, observers):
                 answer += committed.tokens
                 yield committed
         finally:
             for observer in observers:
                 observer.end(answer)
-
-    def planner(self) -> Planner:
-        """Makes the planner of an answer."""
-        return Planner(self.runner, self.policy, self.adaptive, self.grammar, self.rows, self.clock)
 
     def clock(self) -> float:
         """Seconds, without those in the scheduler's queue."""
@@ -83,10 +78,11 @@ class SpeculativeDecoder:
             return self.adaptive.controller.describe(self.rows)
         return self.policy.describe() if self.options.speculate else f"off ({PLAIN_REQUESTED})"
 
-    def _decode(self, prompt: Sequence[int], planner: Planner, observers: list[StepObserver]) -> Iterator[Committed]:
+    def _decode(
+        self, prompt: Sequence[int], planner: Planner, choice: TokenChoice, observers: list[StepObserver]
+    ) -> Iterator[Committed]:
         """Yields the first token, which belongs to the prefill, and then what each step commits."""
         limit = min(self.options.max_new_tokens, self.runner.context_length - len(prompt))
-        choice = TokenChoice(self.options, self.grammar)
         committed, proposal = self._prefill(prompt, planner, choice, limit)
         began = time.perf_counter()
         graph_began, waited_began = self.runner.graph_seconds, self.runner.waited_seconds
@@ -114,16 +110,15 @@ class SpeculativeDecoder:
         """Reads what the cache does not hold of the prompt, and commits the first token. Returns the drafter's proposal
         beside it."""
         started = time.perf_counter()
-        known = choice.begin(prompt, self.runner)
+        reused = choice.begin(prompt, self.runner)
         progress = self.options.progress
-        report = None if progress is None else lambda read: progress(known + read, len(prompt))
-        drafter, mask = planner.plan_prefill(len(prompt)), choice.mask()
-        request = drafter.request(prompt[known:], mask)
-        result = choice.choose(self.runner.prefill(request, report), mask)
+        report = None if progress is None else lambda read: progress(reused + read, len(prompt))
+        plan, mask = planner.plan_prefill(len(prompt)), choice.mask()
+        result = choice.choose(self.runner.prefill(plan.request(prompt[reused:], mask), report), mask)
         committed = choice.finish(committed_tokens((), result.choices, (0,), self.policy.eos, limit), result, (0,))
         choice.advance(committed.tokens)
         self.stats.prompt_tokens = len(prompt)
-        self.stats.reused_tokens = known
+        self.stats.reused_tokens = reused
         self.stats.prefill_seconds = time.perf_counter() - started
         self.stats.count(len(committed.tokens), rows=0)
         self._update_stats(choice)

@@ -58,6 +58,11 @@ class Stats:
         elif rows == 1:
             self.plain_steps += 1
 
+    def drop(self, tokens: int) -> None:
+        """Takes back `tokens` of the last step: those after a stop string."""
+        self.new_tokens -= tokens
+        self.step_tokens -= tokens
+
     def copy(self) -> Stats:
         """Returns the counts as they are now."""
         now = object.__new__(Stats)  # at every step: `dataclasses.replace` takes ten times as long

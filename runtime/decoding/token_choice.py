@@ -1,4 +1,5 @@
-"""Chooses tokens in ways that graphs do not know: grammars, adjusted logits, and log-probabilities.
+"""Chooses tokens in ways that graphs do not know: adjusted logits and log-probabilities. Masks, of grammars and
+thinking budgets, are made here and applied by the graph.
 
 tests/runtime/sampling/test_grammar_state.py and tests/runtime/sampling/test_sampling_params.py cover this module.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class TokenChoice:
-    """Chooses the tokens of one answer. `options`: of the call; `grammar`: at the beginning of the answer, or None."""
+    """Chooses the tokens of one answer. `options`: of the call; `grammar`: what limits it, at its
+    beginning, or None."""
 
     def __init__(self, options: GenerationOptions, grammar: GrammarState | None) -> None:
         self._options = options

@@ -228,7 +228,7 @@ class Setup:
         costs = None if self.costs is None else RowCosts(self.costs)
         sources = self.sources + ((NGRAM,) if self.ngram else ())
         policy = DecodingPolicy(self.eos, self.rows, costs, sources, self.pruning)
-        return SpeculativeDecoder(runner, options, policy, self.adaptive, self.grammar)
+        return SpeculativeDecoder(runner, options, policy, self.adaptive)
 
 
 def adaptive(controller: SpeculationController | None = None, gate: DrafterGate | None = None) -> AdaptiveState:

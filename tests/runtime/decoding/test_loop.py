@@ -25,7 +25,7 @@ from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 def decode(runner: ToyRunner, setup: Setup, prompt: list[int]) -> tuple[list[int], str | None, SpeculativeDecoder]:
     decoder, tokens, reason = setup.decoder(runner), [], None
-    for done in decoder.run(prompt):
+    for done in decoder.run(prompt, setup.grammar):
         assert len(done.tokens) == len(done.drafted) > 0
         tokens += done.tokens
         reason = done.finish_reason

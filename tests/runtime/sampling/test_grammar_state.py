@@ -27,7 +27,7 @@ def decode(
     runner: ToyRunner, setup: Setup, prompt: list[int]
 ) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
     decoder, tokens, reason, said = setup.decoder(runner), [], None, []
-    for done in decoder.run(prompt):
+    for done in decoder.run(prompt, setup.grammar):
         tokens, reason, said = tokens + done.tokens, done.finish_reason, said + done.logprobs
         assert len(done.tokens) == len(done.drafted) == len(done.logprobs)
     return tokens, reason, said, decoder
