@@ -61,10 +61,6 @@ class AdapterSwapper:
         new._shared = self._shared
         return new
 
-    def names(self) -> list[str]:
-        """Returns the names of the adapters in the bundle."""
-        return swappable.names(self.folder)
-
     def to(self, adapter: str | Path | None) -> tuple[str | None, Manifest, DecodingPolicy, AdaptiveState]:
         """Makes the runner compute with this adapter, None: the base alone. Returns the adapter as it was given, the
         bundle's manifest with it, its policy and its adaptive state. Raises AdapterError; all is then as before.

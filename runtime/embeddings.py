@@ -35,7 +35,7 @@ AS_IT_IS = PromptFormat()  # with the tokenizer's special tokens, as the base wa
 class StatesRunner(OrtRunner):
     """Reads texts into a cache of its own, apart from the session's conversation."""
 
-    drafts = True  # it does not count as a sequence
+    secondary = True
 
     def _empty_cache(self) -> Cache:
         if self.model.sharing is None:

@@ -107,13 +107,8 @@ class DraftSearch:
         return proposal.gradient(came, sharpness), firsts
 
 
-class ChainSearch(DraftSearch):
-    """Chooses the likeliest path alone, for graphs whose rows see all rows before them."""
-
-    chain = True
-
-
-PYTHON_SEARCH, CHAIN_SEARCH = DraftSearch(), ChainSearch()
+PYTHON_SEARCH, CHAIN_SEARCH = DraftSearch(), DraftSearch()
+CHAIN_SEARCH.chain = True  # the likeliest path alone, for graphs whose rows see all rows before them
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Observes the steps of an answer: one small observer for each learner.
 
-A further learner is a class here and a line in `observers_of`. The tests are those of the planner (`planner`).
+A further learner is a class here and a line in `observers_of`. tests/runtime/decoding/test_loop.py covers this module.
 """
 
 from __future__ import annotations

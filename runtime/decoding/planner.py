@@ -115,7 +115,7 @@ class Planner:
             draft = with_rows(likeliest, exploration, self.sources.explorer)
         if draft is None:
             return None
-        if self.policy.call_rows is None:
+        if self.policy.call_rows is None:  # static graphs are exact but for near-ties
             draft = off_borders(draft, plan.cached)
         explored = max(0, len(draft.tree) - len(likeliest.tree))  # they come last, so a cut takes them first
         drafter = self._after_draft(plan)
@@ -140,7 +140,7 @@ class Planner:
         propose that end pauses."""
         grammar, root = self._grammar, plan.draft.tokens[0]
         costs = None if plan.costs is None else plan.costs[spare:]
-        source_tree = self._continuations(plan, room, rows, costs)
+        source_tree = self._source_tree(plan, room, rows, costs)
         forced = grammar is not None and grammar.after().forced is not None
         if not forced and not self._promising(plan, source_tree):
             return None
@@ -158,7 +158,7 @@ class Planner:
         drafter_runs_anyway = plan.proposal is not None and plan.drafter.runs
         return draft if costs is None or drafter_runs_anyway or draft.pays(costs) else None
 
-    def _continuations(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
+    def _source_tree(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
         """Returns what the sources propose, at most `room` tokens deep; while speculation pauses, those that end it."""
         found = self.sources.look_up(room, plan.paused)
         if plan.paused or room <= 0 or not self.sources.lasting:
@@ -194,7 +194,7 @@ class Planner:
     # ---- whether the drafter runs
 
     def _drafter(self, together: int) -> DrafterPlan:
-        """Tells whether the drafter is worth running in the next call, of either kind, and how far it drafts."""
+        """Tells whether the drafter is worth running in the next call, of a prompt or a step, and how far it drafts."""
         gate, costs = self.gate, self.policy.costs
         runs = (
             self.rows > 1

@@ -1,6 +1,6 @@
 """Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers.
 
-The tests of the planner and the observers cover this module."""
+tests/runtime/decoding/test_loop.py and test_draft_depth.py cover this module."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class StepPlan(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """The outcome of a plan. `path`: nodes of the draft that were accepted, the root first. `constrained`: a grammar
-    limited the choices, which say nothing about other texts then."""
+    """The outcome of a plan. `path`: nodes of the draft that were accepted, the root first. `constrained`: a grammar or
+    thinking budget limited the choices, which say nothing about other texts then."""
 
     plan: StepPlan
     result: StepResult

@@ -28,7 +28,7 @@ SINKS = 4  # tokens at the beginning that are always kept: softmax needs somewhe
 class WindowRunner(OrtRunner):
     """Runs a target's graph over the sinks and the newest tokens of its cache, at most `window` tokens in all."""
 
-    drafts = True
+    secondary = True
 
     def __init__(self, target: OrtRunner, window: int) -> None:
         self.window, self._target = window, target

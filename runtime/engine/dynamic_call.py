@@ -36,7 +36,7 @@ class DynamicCall:
         self._executor = context.executor
         self._cache = context.cache
         self._adapter = context.adapter
-        self._choice = context.choice
+        self._sampling_state = context.sampling_state
         self._drafter = context.drafter
         self._draft_outputs = [self._drafter.outputs(runs) for runs in (False, True)]
         self._vocab = context.executor.model.manifest.model.vocab_size
@@ -46,9 +46,9 @@ class DynamicCall:
         self._scoring: dict[str, IoBinding] = {}  # by the output that a call computes alone
 
     def begin(self) -> None:
-        if self._choice.logits != self._logits_bound:  # an output that is bound once stays so
-            self._binding, self._logits_bound = self._bind(), self._choice.logits
-        for name, value in self._choice.sampling.scalars().items():
+        if self._sampling_state.logits != self._logits_bound:  # an output that is bound once stays so
+            self._binding, self._logits_bound = self._bind(), self._sampling_state.logits
+        for name, value in self._sampling_state.sampling.scalars().items():
             self._binding.input(name, value)
 
     def follow_cache(self) -> None:
@@ -151,11 +151,11 @@ class DynamicCall:
         binding.input(sg.FREE, FREE if mask is None else BOUND)
         if mask is not None:
             binding.input(sg.ALLOWED, mask)
-        sampling = self._choice.sampling
+        sampling = self._sampling_state.sampling
         if sampling.random:
-            binding.input(sg.UNIFORMS, self._choice.uniforms(rows))
-        if sampling.repetition_penalty != 1:
-            binding.input(sg.SEEN, self._choice.seen)
+            binding.input(sg.UNIFORMS, self._sampling_state.uniforms(rows))
+        if sampling.uses_seen:
+            binding.input(sg.SEEN, self._sampling_state.seen)
 
     def _bind_logits(self, binding: IoBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Binds buffers for raw logits [rows, vocabulary] and their scale [rows, 1]; returns both."""

@@ -77,11 +77,11 @@ class GraphExecutor:
                     self.model.sharing.leave(self)
 
 
-def run_options(ort: Any, shrink: bool = False) -> Any:
-    """Options of calls; `shrink`: they return their working memory to the system."""
+def run_options(ort: Any, shrink: bool = False, graph_id: int = -1) -> Any:
+    """Options of calls; `shrink`: they return their working memory to the system. `graph_id`: of the captured graph."""
     options = ort.RunOptions()
     # -1 (no graph capture) is the default, but looking up an option that is not set costs 80 us in every call.
-    options.add_run_config_entry("gpu_graph_id", "-1")
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
     if shrink:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     options.log_severity_level = 4

@@ -143,7 +143,7 @@ class SamplingState:
 
     def saw(self, tokens: Sequence[int]) -> None:
         """Adds committed tokens."""
-        if self.sampling.repetition_penalty != 1:
+        if self.sampling.uses_seen:
             self.seen[tokens] = True
 
     def uniforms(self, rows: CallRows) -> np.ndarray:
@@ -157,7 +157,7 @@ class CallContext(NamedTuple):
 
     executor: GraphExecutor
     cache: Cache
-    choice: SamplingState
+    sampling_state: SamplingState
     drafter: DrafterShape
     adapter: Mapping[str, Any]
 

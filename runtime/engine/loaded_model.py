@@ -49,7 +49,7 @@ SPIN = 1000
 class Unloadable(Protocol):
     """An object that holds references to an open model."""
 
-    drafts: bool  # it drafts for another runner, and belongs to that one's sequence
+    secondary: bool  # it reads for another runner's sequence, or for none
 
     def unload(self) -> None:
         """Releases the model."""
@@ -149,7 +149,7 @@ class LoadedModel:
     @property
     def sequences(self) -> int:
         """Number of sequences that run over this model."""
-        return sum(not runner.drafts for runner in self._runners)
+        return sum(not runner.secondary for runner in self._runners)
 
     def attach(self, runner: Unloadable) -> None:
         """Unloads and reloads `runner` with this model from now on; holds a weak reference to it."""

@@ -34,7 +34,7 @@ class OrtRunner:
     excepted.
     """
 
-    drafts = False  # True: for another runner over the same model, in that one's sequence
+    secondary = False
 
     def __init__(self, model: LoadedModel, context: int | None = None) -> None:
         """`context`: maximum number of tokens in the cache; default: the model's context.
@@ -62,7 +62,7 @@ class OrtRunner:
         self._kind = graph_kind(model)
         self.trees = self._kind.trees
         self._executor = GraphExecutor(model)
-        self._choice = SamplingState(self.vocab_size)
+        self._sampling_state = SamplingState(self.vocab_size)
         self._drafter = DrafterShape.of_manifest(manifest)
         self._adapter: Mapping[str, Any] = {}
         self.gamma = self._drafter.gamma
@@ -106,7 +106,7 @@ class OrtRunner:
         return self._kind.cache(self.model, self.context_length + spare)
 
     def _new_call(self, drafter: DrafterShape, adapter: Mapping[str, Any]) -> GraphCall:
-        return self._kind.call(CallContext(self._executor, self.cache, self._choice, drafter, adapter))
+        return self._kind.call(CallContext(self._executor, self.cache, self._sampling_state, drafter, adapter))
 
     # ---- the sequence
 
@@ -164,7 +164,7 @@ class OrtRunner:
         self._call.follow_cache()
 
     def _choose_by(self, sampling: Sampling, logits: bool = False) -> None:
-        self._choice.begin(sampling, self.tokens, logits)
+        self._sampling_state.begin(sampling, self.tokens, logits)
         self._call.begin()
 
     # ---- calls
@@ -213,7 +213,7 @@ class OrtRunner:
         self._call.commit(path)
         committed = [self._verified[node] for node in path]
         self.tokens += committed
-        self._choice.saw(committed)
+        self._sampling_state.saw(committed)
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
         """Returns logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits

@@ -73,11 +73,6 @@ class DeviceCache(SequenceRows):
                 ) from error
         self.length += len(path)
 
-    def rows(self) -> list[np.ndarray]:
-        return [
-            self.taken(number, self.held_rows(group, self.slots(group))) for number, group in enumerate(self.groups)
-        ]
-
     def taken(self, group: int, numbers: np.ndarray) -> np.ndarray:
         slots, layers = numbers % self.slots(self.groups[group]), self.groups[group].layers
         return np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in layers])

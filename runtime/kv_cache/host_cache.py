@@ -128,12 +128,6 @@ class KeyValueCache(SequenceRows):
             data[..., slots % data.shape[4], :] = new[..., list(path), :]
         self.length += len(path)
 
-    def rows(self) -> list[np.ndarray]:
-        return [
-            self.taken(number, self.held_rows(group, self.data[number].shape[4]))
-            for number, group in enumerate(self.groups)
-        ]
-
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
         for number, (data, filled) in enumerate(zip(self.data, rows, strict=True)):

@@ -178,10 +178,14 @@ class SequenceRows:
         for window in self._windows:
             window.first = length - rows[window.group].shape[4]
 
-    def held_rows(self, group: CacheGroup, slots: int) -> np.ndarray:
-        """Returns the numbers of the committed rows, ascending, that a group of `slots` slots holds."""
+    def rows(self) -> list[np.ndarray]:
+        """See `Cache`."""
+        return [self.taken(number, self._held(group)) for number, group in enumerate(self.groups)]
+
+    def _held(self, group: CacheGroup) -> np.ndarray:
+        """Returns the numbers of the committed rows, ascending, that a group holds."""
         filled = [each.first for each in self._windows if self.groups[each.group] is group]
-        return np.arange(max(filled[0], self._written - slots) if filled else 0, self.length)
+        return np.arange(max(filled[0], self._written - self.slots(group)) if filled else 0, self.length)
 
     @property
     def _earliest(self) -> int:

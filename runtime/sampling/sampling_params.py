@@ -106,7 +106,12 @@ class Sampling:
     @property
     def plain_argmax(self) -> bool:
         """Tells whether graphs are to choose the likeliest token by the model's own logits."""
-        return not self.random and self.repetition_penalty == 1
+        return not self.random and not self.uses_seen
+
+    @property
+    def uses_seen(self) -> bool:
+        """Tells whether a choice depends on the tokens of the text so far."""
+        return self.repetition_penalty != 1
 
     @property
     def in_words(self) -> str:
@@ -172,7 +177,7 @@ class AdjustedSampler:
         self._sampling, self._length = sampling, len(prompt)
         biases = sampling.logit_bias or {}
         self._biased, self._biases = list(biases), list(biases.values())
-        self._seen = {*prompt} if sampling.repetition_penalty != 1 else set[int]()
+        self._seen = {*prompt} if sampling.uses_seen else set[int]()
         self._counts: Counter[int] = Counter()  # of the answer's tokens
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -72,7 +72,7 @@ class TextOffsets:
 def spelling(tokenizer: Any) -> Callable[[str], bytes] | None:
     """Returns what gives the bytes of a token as the vocabulary spells it, None for other kinds of `tokenizer`. It
     raises KeyError or ValueError for a token that its kind does not have."""
-    steps = list(_steps(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else []
+    steps = list(steps_of(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else []
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level()
@@ -95,7 +95,13 @@ def _with_fallback(text: str) -> bytes:
     return text.replace(SPACE, " ").encode()
 
 
-def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield decoder
-    for inner in decoder.get("decoders") or ():
-        yield from _steps(inner)
+def steps_of(component: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the steps of a normalizer, pre-tokenizer, post-processor or decoder, as `tokenizer.json` spells them."""
+    inner = next(
+        (component[name] for name in ("normalizers", "pretokenizers", "processors", "decoders") if name in component),
+        None,
+    )
+    if inner is None:
+        yield component
+    for step in inner or ():
+        yield from steps_of(step)

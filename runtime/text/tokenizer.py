@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
 from streamspec.errors import BundleError
 from streamspec.prompt.control_tokens import ControlTokens
 from streamspec.runtime.hardware.huge_pages import trim
+from streamspec.runtime.text.token_bytes import steps_of
 
 MAX_TOKENIZER = 128 << 20  # bytes; the largest in use, of 262,144 tokens, have 33 MB
 MAX_TEMPLATE = 1 << 20  # bytes
@@ -142,7 +143,7 @@ def _check_growth(what: str, *components: Any) -> None:
         step
         for component in components
         if component is not None
-        for step in _steps(json.loads(component.__getstate__()))
+        for step in steps_of(json.loads(component.__getstate__()))
     ]
     for step in steps:
         kind = str(step.get("type"))
@@ -185,14 +186,3 @@ GROWING: dict[str, Callable[[dict[str, Any]], Growth]] = {
     "Precompiled": _normalized,
     "TemplateProcessing": _around,
 }
-
-
-def _steps(component: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    inner = next(
-        (component[name] for name in ("normalizers", "pretokenizers", "processors", "decoders") if name in component),
-        None,
-    )
-    if inner is None:
-        yield component
-    for step in inner or ():
-        yield from _steps(step)

@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 import pytest
 
 from streamspec.errors import ConfigError
-from streamspec.option_fields import help_of
 from streamspec.runtime import GenerationOptions, LoadOptions, Pruning, Sampling, load
 from streamspec.runtime.options import GenerationKwargs, LoadKwargs
 from tests.runtime.test_session import saying
@@ -26,7 +25,7 @@ def test_keywords_are_the_fields() -> None:
 
 @pytest.mark.parametrize("options", [GenerationOptions, LoadOptions, Sampling])
 def test_every_field_has_its_help(options: type) -> None:
-    assert all(help_of(options, field.name) for field in fields(options) if field.init)
+    assert all(field.metadata["help"] for field in fields(options) if field.init)
 
 
 def test_sampling_may_be_given_as_keywords() -> None:

@@ -55,7 +55,7 @@ class DecoderCall:
     together = 1
 
     def __init__(self, context: CallContext) -> None:
-        self._executor, self._cache, self._choice = context.executor, context.cache, context.choice
+        self._executor, self._cache, self._sampling_state = context.executor, context.cache, context.sampling_state
         model = context.executor.model
         self._vocab = model.manifest.model.vocab_size
         kind = _HandingBinding if isinstance(self._cache, HandedCache) else IoBinding
@@ -75,7 +75,7 @@ class DecoderCall:
     def run(self, rows: CallRows, request: StepRequest, forced_node: int = -1, shrink: bool = False) -> StepResult:
         logits = self._run(rows, shrink)
         choices = checked_tokens(self._chosen(logits, rows, request.mask), self._vocab)
-        return StepResult(choices, logits=logits if self._choice.logits else None)
+        return StepResult(choices, logits=logits if self._sampling_state.logits else None)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         return self._run(rows)
@@ -109,11 +109,11 @@ class DecoderCall:
 
     def _chosen(self, logits: np.ndarray, rows: CallRows, mask: np.ndarray | None) -> np.ndarray:
         """Returns int64 [r]: the tokens after `logit_rows`, out of those that `mask` allows."""
-        sampling = self._choice.sampling
+        sampling = self._sampling_state.sampling
         if sampling.plain_argmax and mask is None:
             return np.argmax(logits, axis=1)
-        uniforms = self._choice.uniforms(rows) if sampling.random else np.zeros(len(logits), np.float32)
-        seen = self._choice.seen.copy()
+        uniforms = self._sampling_state.uniforms(rows) if sampling.random else np.zeros(len(logits), np.float32)
+        seen = self._sampling_state.seen.copy()
         chosen, read = [], 0
         for at, row in enumerate(rows.logit_rows.tolist()):
             scores = logits[at].astype(np.float64)

@@ -29,13 +29,13 @@ class CapturedBinding:
         self._sizes = model.captured
         self._executor = context.executor
         self._cache = cache
-        self._choice = context.choice
+        self._sampling_state = context.sampling_state
 
     def follow_cache(self) -> None:
         """Nothing is to be bound: a cache is filled where it lies."""
 
     def run(self, rows: CallRows, forced_node: int, shrink: bool = False, draws: bool = False) -> PaddedOutputs:
-        n, cache, choice = len(rows.tokens), self._cache, self._choice
+        n, cache, choice = len(rows.tokens), self._cache, self._sampling_state
         cache.reserve(n)
         call = cache.calls[self._sizes.padded(n)]
         row = rows.tokens, rows.positions, rows.parents
@@ -47,7 +47,7 @@ class CapturedBinding:
             run = call.sampled
             uniforms = choice.uniforms(rows) if choice.sampling.random else np.zeros(len(rows.logit_rows))
             pack_draw(run.draw, [*choice.sampling.scalars().values()], rows.logit_rows, uniforms)
-            call.send_draw(choice.seen if choice.sampling.repetition_penalty != 1 else None)
+            call.send_draw(choice.seen if choice.sampling.uses_seen else None)
         try:
             self._executor.run(run.io, options=run.options)
         except BundleError:

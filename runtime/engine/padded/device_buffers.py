@@ -27,6 +27,7 @@ from streamspec.captured.packed_call import (
     result_parts,
     unmoved,
 )
+from streamspec.runtime.engine.executor import run_options
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
@@ -85,10 +86,7 @@ class BoundCall:
             for kind, bound in zip(sg.CACHE_KINDS, parts, strict=False):
                 io.bind_ortvalue_input(sg.past(layer, kind), bound)
                 io.bind_ortvalue_output(sg.present(layer, kind), bound)
-        options = model.ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        options.log_severity_level = 4
-        return BoundRun(io, options, draw, on_device)
+        return BoundRun(io, run_options(model.ort, graph_id=graph_id), draw, on_device)
 
     def send(self) -> None:
         """Copies the packed call to the device."""

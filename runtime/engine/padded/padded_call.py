@@ -61,7 +61,7 @@ class PaddedCall:
     def __init__(self, context: CallContext, binding: PaddedBinding) -> None:
         self.binding = binding
         self.max_rows: int | None = binding.max_rows
-        self._choice = context.choice
+        self._sampling_state = context.sampling_state
         self._drafter = context.drafter
         self._model = context.executor.model
         self._vocab = self._model.manifest.model.vocab_size
@@ -76,7 +76,7 @@ class PaddedCall:
         outputs = self.binding.run(rows, forced_node, shrink, draws=request.mask is None)
         chosen, by_graph = self._chosen(rows, request.mask, outputs)
         choices = checked_tokens(chosen, self._vocab)
-        logits = outputs.logits(rows.logit_rows) if self._choice.logits else None
+        logits = outputs.logits(rows.logit_rows) if self._sampling_state.logits else None
         if not request.run_drafter or not outputs.drafts:
             return StepResult(choices, logits=logits)
         accepted, *drafts = outputs.drafts
@@ -119,7 +119,7 @@ class PaddedCall:
 
     def _sample(self, rows: CallRows, mask: np.ndarray | None, outputs: PaddedOutputs) -> np.ndarray:
         """Samples on the CPU: int64 [r], the tokens after `logit_rows`, out of those that `mask` allows."""
-        logit_rows, choice = rows.logit_rows, self._choice
+        logit_rows, choice = rows.logit_rows, self._sampling_state
         feed = choice.sampling.scalars() | {
             sg.RAW_LOGITS: outputs.logits(logit_rows),
             sg.INPUT_IDS: np.array([rows.tokens], np.int64),

@@ -27,7 +27,7 @@ class StaticBinding:
         self.max_rows = model.rows
         self._executor = context.executor
         self._cache = cache
-        self._choice = context.choice
+        self._sampling_state = context.sampling_state
         self._io = IoBinding(model.ort, model.session, cache, context.adapter, model.in_place)
         self.root_matters = self._io.has(sg.FORCED_ROOT)
         self._new = [np.zeros(group.shape(self.max_rows), group.dtype) for group in cache.groups]  # of the last call
@@ -66,7 +66,7 @@ class StaticBinding:
         binding.input(sg.NEXT_IDS, next_ids)
         binding.follow(self._cache)
         self._executor.run(binding.io, shrink)
-        return self._greedy if self._choice.sampling.plain_argmax else self._sampled
+        return self._greedy if self._sampling_state.sampling.plain_argmax else self._sampled
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache.append(self._new, path)

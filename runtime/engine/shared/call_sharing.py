@@ -130,8 +130,8 @@ class CallSharing:
             self._changed.wait_for(lambda: not self._missing(mine), self._patience)
             self._late |= self._missing(mine)
             self._waiting.remove(mine)
-            calls = [mine]
-            for call in [call for call in self._waiting if call.shared_call_key == mine.shared_call_key]:
+            calls, key = [mine], mine.sampling.shared_call_key
+            for call in [call for call in self._waiting if call.sampling.shared_call_key == key]:
                 if sum(len(other.rows.tokens) for other in (*calls, call)) <= MAX_ROWS:
                     self._waiting.remove(call)
                     calls.append(call)
@@ -140,7 +140,7 @@ class CallSharing:
             return calls
 
     def _missing(self, mine: SharedRows) -> set[object]:
-        alike = {sequence for sequence, other in self._decoding.items() if other == mine.shared_call_key}
+        alike = {sequence for sequence, other in self._decoding.items() if other == mine.sampling.shared_call_key}
         return alike - {call.sequence for call in self._waiting} - self._late
 
     def _make(self, calls: list[SharedRows], gathering: float) -> None:

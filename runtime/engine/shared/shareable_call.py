@@ -26,7 +26,7 @@ class ShareableCall:
     def __init__(self, context: CallContext, cache: SharedCache, sharing: CallSharing) -> None:
         self._alone = DynamicCall(context)
         self._executor = context.executor
-        self._choice = context.choice
+        self._sampling_state = context.sampling_state
         self._cache = cache
         self._sharing = sharing
         self._decoding = 1  # sequences that do, this one included, while calls may be shared
@@ -34,9 +34,9 @@ class ShareableCall:
 
     @property
     def together(self) -> int:
-        sampling = self._choice.sampling
+        sampling = self._sampling_state.sampling
         self._decoding = 1
-        if self._choice.logits or sampling.repetition_penalty != 1:
+        if self._sampling_state.logits or sampling.uses_seen:
             return 1
         self._decoding = self._sharing.sequences(self._executor, sampling.shared_call_key)
         return self._decoding if self._sharing.gate.shares(self._decoding) else 1
@@ -66,11 +66,11 @@ class ShareableCall:
         self._alone.commit(path)
 
     def _run_shared(self, rows: CallRows) -> StepResult:
-        sampling = self._choice.sampling
+        sampling = self._sampling_state.sampling
         self._cache.reserve(len(rows.tokens))
         mine = SharedRows(self._executor, rows, self._cache.place, self._cache.length, sampling)
         if sampling.random:
-            mine.uniforms = self._choice.uniforms(rows)
+            mine.uniforms = self._sampling_state.uniforms(rows)
         self._executor.run_shared(mine, self._sharing)
         self._shared = mine.sequences
         return StepResult(mine.choices, sequences=mine.sequences)

@@ -44,11 +44,6 @@ class SharedRows:
     began: float = 0.0
     seconds: float = 0.0
 
-    @property
-    def shared_call_key(self) -> tuple[float, ...]:
-        """A key that is equal for sequences for which one call can choose tokens."""
-        return self.sampling.shared_call_key
-
 
 class SharedCall:
     """Calls over all `places`."""

@@ -238,7 +238,7 @@ class Adding:
 
     def run(self, calls: list[SharedRows]) -> None:
         self.inside += 1
-        assert self.inside == 1 and len({call.shared_call_key for call in calls}) == 1
+        assert self.inside == 1 and len({call.sampling.shared_call_key for call in calls}) == 1
         self.sizes.append(len(calls))
         time.sleep(0.0005)
         self.inside -= 1
@@ -260,7 +260,7 @@ def test_no_call_is_lost_made_twice_or_given_to_another() -> None:
             tokens = [1000 * number + count] * rng.randint(1, 20)
             rows = CallRows(tokens, tokens, np.zeros((1, 1)), np.zeros(1), np.zeros(1), None, DraftTree((0,), (0,)))
             mine = SharedRows(me, rows, number, 0, sampling)
-            sharing.sequences(me, mine.shared_call_key)
+            sharing.sequences(me, mine.sampling.shared_call_key)
             if rng.random() < 0.1:
                 threading.Timer(rng.random() / 1000, lambda: (cancelled.set(), sharing.recheck())).start()
             try:

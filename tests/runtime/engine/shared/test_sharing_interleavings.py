@@ -50,7 +50,7 @@ class Sharing:
         """In the place of `SharedCall`: chooses the number after each token."""
         self.inside += 1
         assert self.inside == 1, "two calls at once"
-        assert len({call.shared_call_key for call in calls}) == 1, "others than asked for"
+        assert len({call.sampling.shared_call_key for call in calls}) == 1, "others than asked for"
         self.calls.append(calls)
         self.stepper.pause()
         self.inside -= 1
@@ -63,7 +63,7 @@ class Sharing:
         """A step of an answer, as the runner makes it."""
         rows = CallRows([token], [0], np.zeros((1, 1)), np.zeros(1), np.zeros(1), None, DraftTree((0,), (0,)))
         mine = SharedRows(me, rows, 0, 0, sampling)
-        self.sharing.sequences(me, mine.shared_call_key)
+        self.sharing.sequences(me, mine.sampling.shared_call_key)
         self.stepper.pause(waits=True)  # while it drafts
         try:
             self.sharing.run(mine, event)
