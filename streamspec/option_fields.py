@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -22,11 +22,6 @@ def option(default: Any, help: str, **rules: Any) -> Any:
     `rules`: further metadata: a range, and what the field's flag is (`streamspec.cli.option_flags`).
     """
     return field(default=default, metadata={"help": help, **rules})
-
-
-def help_of(options: type, name: str) -> str:
-    """The help text of the field `name` of a dataclass."""
-    return str(next(field.metadata["help"] for field in fields(options) if field.name == name))
 
 
 def flag(name: str) -> str:

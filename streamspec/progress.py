@@ -30,9 +30,9 @@ def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 
 
 @contextmanager
-def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that adds to what is done and shows how many of `total` that are; `add(0)` shows that work goes
-    on.
+def counted(label: str, total: int, shown: Callable[[int], list[str]] | None = None) -> Iterator[Callable[[int], None]]:
+    """Gives a function that adds to what is done and shows how many of `total` that are, in the words of `shown`, if
+    given; `add(0)` shows that work goes on.
     """
     done, began = 0, time.monotonic()
 
@@ -45,7 +45,7 @@ def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
         left = (time.monotonic() - began) / done * (total - done) if done else 0.0
         return [f"{label}: {done}/{total}", *([f"{duration(left)} left"] if 0 < done < total else [])]
 
-    with region(parts) as show:
+    with region(parts if shown is None else lambda: shown(done)) as show:
         yield add
 
 

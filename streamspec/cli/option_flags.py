@@ -127,7 +127,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Puts flags in the place of each parameter that is an option dataclass or annotated with `Flags`."""
     hints = get_type_hints(command, include_extras=True)
     parameters = list[inspect.Parameter]()
-    groups = dict[str, _Group]()
+    groups = dict[str, tuple[Flags, Any, Any, dict[str, inspect.Parameter]]]()
     for name, parameter in inspect.signature(command).parameters.items():
         flags = next((mark for mark in get_args(hints[name]) if isinstance(mark, Flags)), None)
         if flags is None and not is_dataclass(hints[name]):
@@ -135,12 +135,13 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             continue
         options = hints[name] if flags is None else get_args(hints[name])[0]
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        groups[name] = _Group(flags or Flags(), options, default)
-        parameters += groups[name].keywords.values()
+        flags = flags or Flags()
+        groups[name] = flags, options, default, flags.keywords(options, default)
+        parameters += groups[name][3].values()
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        filled = {name: group.filled(values) for name, group in groups.items()}
+        filled = {name: _filled(values, *group) for name, group in groups.items()}
         command(**values, **filled)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -148,19 +149,12 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-class _Group:
-    """The flags of one parameter."""
-
-    def __init__(self, flags: Flags, options: Any, default: Any) -> None:
-        self._flags = flags
-        self._options = options
-        self._default = default
-        self.keywords = flags.keywords(options, default)
-
-    def filled(self, values: dict[str, Any]) -> Any:
-        """The parameter's value. Takes the values of its flags out of `values`."""
-        typed = {name: values.pop(keyword.name, None) for name, keyword in self.keywords.items()}
-        given = {name: value for name, value in typed.items() if value not in (None, [])}
-        readers = self._flags.readers
-        present = {name: readers[name](value) if name in readers else value for name, value in given.items()}
-        return self._flags.filled(self._options, self._default, present)
+def _filled(
+    values: dict[str, Any], flags: Flags, options: Any, default: Any, keywords: dict[str, inspect.Parameter]
+) -> Any:
+    """A parameter's value. Takes the values of its flags out of `values`."""
+    typed = {name: values.pop(keyword.name, None) for name, keyword in keywords.items()}
+    given = {name: value for name, value in typed.items() if value not in (None, [])}
+    readers = flags.readers
+    present = {name: readers[name](value) if name in readers else value for name, value in given.items()}
+    return flags.filled(options, default, present)

@@ -21,7 +21,6 @@ from streamspec.errors import DataError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of datasets.save_to_disk
-FORMATS = ".jsonl, .json, .csv, .tsv or .parquet"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifes
 from streamspec.errors import BundleError, ResourceError
 from streamspec.export.ops.huge_page_file import HugePageFile
 from streamspec.json_fields import Fields, parse_json
-from streamspec.progress import region
+from streamspec.progress import counted
 
 FORMAT = 1
 MOST_FILES = 2000
@@ -85,18 +85,9 @@ def total_of(files: FileList) -> int:
     return sum(info.bytes for info in files.values())
 
 
-@contextmanager
-def megabytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def megabytes(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """Gives a function that adds to the bytes done, and shows how many of `total` those are."""
-    done = 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        show()
-
-    with region(lambda: [f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"]) as show:
-        yield add
+    return counted(label, total, lambda done: [f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"])
 
 
 def receive(source: BinaryIO, target: Path, name: str, info: FileInfo, add: Callable[[int], None]) -> None:

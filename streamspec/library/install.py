@@ -38,18 +38,18 @@ ENDINGS = re.compile(r"(\.streamspec|\.tar|\.bundle)+$")
 
 @dataclass(frozen=True)
 class SourceKind:
-    """`fits(source)`; `fetch(source, sha256, work)` returns the packed file or the folder, brought to the folder `work`
+    """`fits(source)`; `fetch(source, work, sha256)` returns the packed file or the folder, brought to the folder `work`
     where it is not on this machine (`remote`). `one_file`: it has a checksum.
     """
 
     words: str
     fits: Callable[[str], bool]
-    fetch: Callable[[str, str | None, Path], Path]
+    fetch: Callable[[str, Path, str | None], Path]
     one_file: bool
     remote: bool
 
 
-def _local_file(source: str, sha256: str | None, work: Path) -> Path:
+def _local_file(source: str, work: Path, sha256: str | None) -> Path:
     path = Path(source)
     if sha256 is not None and (digest := sha256_file(path)) != sha256.lower():
         raise BundleError(f"{path} has sha256 {digest}", sha256.lower(), "check file and checksum")
@@ -57,19 +57,13 @@ def _local_file(source: str, sha256: str | None, work: Path) -> Path:
 
 
 SOURCES = (
-    SourceKind("a folder", lambda s: Path(s).is_dir(), lambda source, sha256, work: Path(source), False, False),
+    SourceKind("a folder", lambda s: Path(s).is_dir(), lambda source, work, sha256: Path(source), False, False),
     SourceKind("a file of `streamspec pack`", lambda s: Path(s).is_file(), _local_file, True, False),
-    SourceKind(
-        "an https address",
-        lambda s: "://" in s,
-        lambda source, sha256, work: download.fetch(source, work, sha256),
-        True,
-        True,
-    ),
+    SourceKind("an https address", lambda s: "://" in s, download.fetch, True, True),
     SourceKind(
         "a Hugging Face repository (owner/name)",
         lambda s: REPOSITORY.fullmatch(s) is not None and not s.startswith("."),
-        lambda source, sha256, work: fetch_repository(source, work),
+        lambda source, work, sha256: fetch_repository(source, work),
         False,
         True,
     ),
@@ -96,7 +90,7 @@ def pull(
     if (target / MANIFEST).exists() and not force:
         raise BundleError(f"{target} already holds a bundle", "a new name", "choose another --name, or pass --force")
     with _workplace(source) if source_type.remote else nullcontext(Path()) as work:
-        fetched = source_type.fetch(source, sha256, work)
+        fetched = source_type.fetch(source, work, sha256)
         try:
             with bundle_folder(target, force) as staging:
                 files = copy(fetched, staging) if fetched.is_dir() else archive.unpack(fetched, staging)

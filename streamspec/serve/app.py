@@ -89,7 +89,6 @@ class Service:
         more: Mapping[str, Session],
     ) -> None:
         self.pool, self.limits, self.created = Pool([session, *more.values()], limits), limits, int(time.time())
-        self.items = KeptItems()
         offered: list[tuple[str, Session, str | None]] = [(name, session, session.adapter)]
         offered += [(model, session, str(adapter)) for model, adapter in adapters.items()]
         for bundle, other in more.items():
@@ -119,19 +118,6 @@ class Service:
         """Answers `GET /v1/models/{name}`. Raises ApiError for an unknown name."""
         self.model_of(request.path_params["name"])
         return JSONResponse(self._model(request.path_params["name"]))
-
-    async def chat(self, request: Request) -> Response:
-        """Answers `POST /v1/chat/completions`."""
-        return await self.answer(request, read_chat, ResponseBuilder)
-
-    async def complete(self, request: Request) -> Response:
-        """Answers `POST /v1/completions`."""
-        return await self.answer(request, read_completion, ResponseBuilder)
-
-    async def respond(self, request: Request) -> Response:
-        """Answers `POST /v1/responses`."""
-        read, build = partial(read_responses, kept=self.items), partial(ResponseObject, kept=self.items)
-        return await self.answer(request, read, build)
 
     async def embed(self, request: Request) -> Response:
         """Answers `POST /v1/embeddings`."""
@@ -289,13 +275,16 @@ def create_app(
     for model ids that collide or are invalid, and for what is no web origin.
     """
     service = Service(session, name, adapters or {}, limits, more or {})
-    files = _page_files() if page else {}
+    files, kept = _page_files() if page else {}, KeptItems()
+    answered: dict[str, tuple[Read, Build]] = {
+        "/v1/chat/completions": (read_chat, ResponseBuilder),
+        "/v1/completions": (read_completion, ResponseBuilder),
+        "/v1/responses": (partial(read_responses, kept=kept), partial(ResponseObject, kept=kept)),
+    }
     routes = [
         Route("/v1/models", service.list_models),
         Route("/v1/models/{name}", service.one_model),
-        Route("/v1/chat/completions", service.chat, methods=["POST"]),
-        Route("/v1/completions", service.complete, methods=["POST"]),
-        Route("/v1/responses", service.respond, methods=["POST"]),
+        *(Route(path, partial(service.answer, read=r, build=b), methods=["POST"]) for path, (r, b) in answered.items()),
         Route("/v1/embeddings", service.embed, methods=["POST"]),
         Route("/metrics", service.metrics),
         Route("/health", _health),

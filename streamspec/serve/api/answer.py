@@ -19,7 +19,7 @@ class Answer(Protocol):
     """Builds the answer to one request from a session's chunks. `waited`: seconds for a session. `left_out`: keywords
     of its schema that it need not keep to."""
 
-    media_type: str  # of the stream
+    media_type: str = EVENTS  # of the stream
     waited: float = 0.0
     left_out: Sequence[str] = ()
 

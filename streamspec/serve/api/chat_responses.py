@@ -17,7 +17,7 @@ from streamspec.runtime import Chunk, Logprob
 from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
-from streamspec.serve.api.answer import EVENTS, Answer
+from streamspec.serve.api.answer import Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser
@@ -28,8 +28,6 @@ NEVER = -9999.0  # OpenAI's log-probability of a token that cannot come: JSON ha
 
 class ResponseBuilder(Answer):
     """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
-
-    media_type = EVENTS
 
     def __init__(
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None

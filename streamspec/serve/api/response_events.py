@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
-from streamspec.serve.api.answer import EVENTS, Answer
+from streamspec.serve.api.answer import Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
 from streamspec.serve.api.kept_items import KeptItems
@@ -22,8 +22,6 @@ Event = dict[str, Any]
 
 class ResponseObject(Answer):
     """Builds the response to one request: `push` every chunk of its answer, or send what `events` makes of them."""
-
-    media_type = EVENTS
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -286,14 +287,11 @@ def _add(messages: list[dict[str, Any]], said: dict[str, Any]) -> None:
 
 
 def _routes(service: ChatPath) -> list[Route]:
-    async def messages(request: Request) -> Response:
-        return await service.answer(request, read_messages, AnthropicMessage)
-
     async def count_tokens(request: Request) -> Response:
         return JSONResponse({"input_tokens": await service.count(request, read_counted)})
 
     return [
-        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages", partial(service.answer, read=read_messages, build=AnthropicMessage), methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
 

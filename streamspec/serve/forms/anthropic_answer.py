@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamspec.runtime import Chunk
-from streamspec.serve.api.answer import EVENTS, Answer
+from streamspec.serve.api.answer import Answer
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters, event
 from streamspec.serve.errors import ApiError
@@ -30,8 +30,6 @@ TAIL = 64  # characters of an answer that are looked for before its stop string
 
 class AnthropicMessage(Answer):
     """Builds the message that answers one request: `push` every chunk of it, or send what `events` makes of them."""
-
-    media_type = EVENTS
 
     def __init__(
         self, request: ParsedRequest, adapter: str | None, tokenizer: Any, calls: Callable[[], CallParser] | None

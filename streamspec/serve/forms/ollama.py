@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from streamspec.serve.api.answer import Read
 from streamspec.serve.api.body import json_object, parsed_as, renamed
 from streamspec.serve.api.chat_requests import (
     ChatRequest,
@@ -254,24 +256,13 @@ def _messages(given: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _routes(service: ChatPath) -> list[Route]:
-    def only_loads(values: Mapping[str, Any], asked: str) -> str | None:
-        """Returns the model of a request that asks for nothing: clients load or unload it so."""
+    async def answer(request: Request, asked: str, read: Read, build: type[OllamaChat]) -> Response:
+        """Answers. Clients load or unload a model by a request without what is `asked`."""
+        values = json_object(await request.body())
         if values.get(asked) or values.get("suffix") or not isinstance(values.get("model"), str):
-            return None
+            return await service.answer(request, read, build)
         service.model_of(values["model"].removesuffix(LATEST))
-        return str(values["model"])
-
-    async def chat(request: Request) -> Response:
-        model = only_loads(json_object(await request.body()), "messages")
-        if model is not None:
-            return JSONResponse(OllamaChat.loaded(model))
-        return await service.answer(request, read_chat, OllamaChat)
-
-    async def generate(request: Request) -> Response:
-        model = only_loads(json_object(await request.body()), "prompt")
-        if model is not None:
-            return JSONResponse(OllamaText.loaded(model))
-        return await service.answer(request, read_generate, OllamaText)
+        return JSONResponse(build.loaded(values["model"]))
 
     async def tags(request: Request) -> Response:
         return JSONResponse({"models": [_listed(service, name) for name in service.models]})
@@ -306,8 +297,8 @@ def _routes(service: ChatPath) -> list[Route]:
         return JSONResponse({"version": SPOKEN})
 
     return [
-        Route("/api/chat", chat, methods=["POST"]),
-        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/chat", partial(answer, asked="messages", read=read_chat, build=OllamaChat), methods=["POST"]),
+        Route("/api/generate", partial(answer, asked="prompt", read=read_generate, build=OllamaText), methods=["POST"]),
         Route("/api/show", show, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
         Route("/api/embeddings", embed, methods=["POST"]),
