@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from streamspec.bundle import onnx_schema as schema
 from streamspec.bundle.files import regular_file
 from streamspec.bundle.onnx_check import (
     MAX_NESTING,
@@ -25,24 +26,6 @@ from streamspec.bundle.onnx_check import (
     Span,
     number_of,
     spans,
-)
-from streamspec.bundle.onnx_schema import (
-    ATTRIBUTE_FIELDS,
-    BYTES,
-    DIMENSION_FIELDS,
-    ENTRY_FIELDS,
-    GRAPH_FIELDS,
-    MANY,
-    MODEL_FIELDS,
-    NODE_FIELDS,
-    OPSET_FIELDS,
-    SHAPE_FIELDS,
-    TENSOR_FIELDS,
-    TENSOR_TYPE_FIELDS,
-    TYPE_FIELDS,
-    VALUE_FIELDS,
-    VARINT,
-    Fields,
 )
 from streamspec.errors import BundleError
 from streamspec.layer_cache import KEY, VALUE
@@ -56,9 +39,9 @@ BITS = {2: 8, 3: 8, 4: 16, 5: 16, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 7: 64, 1
 INT4 = ("MatMulNBits", "GatherBlockQuantized")
 INT8 = ("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "QGemm")
 ROUNDS_TOGETHER = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")  # by the largest number of all rows
-MODEL: Fields = MODEL_FIELDS | {25: (BYTES, MANY)}
-GRAPH: Fields = GRAPH_FIELDS | {15: (BYTES, MANY)}
-ATTRIBUTE: Fields = ATTRIBUTE_FIELDS | {10: (BYTES, MANY), 11: (BYTES, MANY)}
+MODEL: schema.Fields = schema.MODEL_FIELDS | {25: (schema.BYTES, schema.MANY)}
+GRAPH: schema.Fields = schema.GRAPH_FIELDS | {15: (schema.BYTES, schema.MANY)}
+ATTRIBUTE: schema.Fields = schema.ATTRIBUTE_FIELDS | {10: (schema.BYTES, schema.MANY), 11: (schema.BYTES, schema.MANY)}
 
 
 @dataclass(frozen=True)
@@ -128,11 +111,13 @@ class _Reader(GraphReader):
         model = self.message((0, len(self.data)), MODEL, "the model")
         if 25 in model:
             raise MalformedGraph("functions of its own")
-        opsets = [self.message(span, OPSET_FIELDS, "an opset") for span in spans(model, 8)]
+        opsets = [self.message(span, schema.OPSET_FIELDS, "an opset") for span in spans(model, 8)]
         if not spans(model, 7):
             raise MalformedGraph("no graph in it")
         graph = self._graph(spans(model, 7)[0], MAX_NESTING)
-        held = {self.bytes(self.message(span, TENSOR_FIELDS, "a tensor"), 8).decode() for span in spans(graph, 5)}
+        held = {
+            self.bytes(self.message(span, schema.TENSOR_FIELDS, "a tensor"), 8).decode() for span in spans(graph, 5)
+        }
         inputs = {name: tensor for name, tensor in self._values(graph, 11) if name not in held}
         outputs = dict(self._values(graph, 12))
         return GraphFile(
@@ -158,7 +143,7 @@ class _Reader(GraphReader):
         return graph
 
     def _node(self, span: Span, nesting: int) -> None:
-        node = self.message(span, NODE_FIELDS, "a node")
+        node = self.message(span, schema.NODE_FIELDS, "a node")
         domain, operator = self.text(node, 7, "a node's domain"), self.text(node, 4, "an operator")
         if domain not in DOMAINS or operator in REFUSED:
             raise MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
@@ -174,7 +159,7 @@ class _Reader(GraphReader):
                 self._graph(graph, nesting - 1)
 
     def _tensor(self, span: Span) -> None:
-        tensor = self.message(span, TENSOR_FIELDS, "a tensor")
+        tensor = self.message(span, schema.TENSOR_FIELDS, "a tensor")
         kind, count = number_of(tensor, 2), 1
         for size in tensor.get(1, ()):
             assert isinstance(size, int)
@@ -189,7 +174,7 @@ class _Reader(GraphReader):
     def _external(self, tensor: Message) -> None:
         entries = {}
         for span in spans(tensor, 13):
-            entry = self.message(span, ENTRY_FIELDS, "a location of external data")
+            entry = self.message(span, schema.ENTRY_FIELDS, "a location of external data")
             entries[self.bytes(entry, 1)] = self.text(entry, 2, "a location of external data")
         name = entries.get(b"location", "").removeprefix("./")
         if not name or PurePosixPath(name).name != name or "\\" in name:
@@ -204,18 +189,18 @@ class _Reader(GraphReader):
 
     def _values(self, graph: Message, field: int) -> Iterator[tuple[str, Tensor]]:
         for span in spans(graph, field):
-            value = self.message(span, VALUE_FIELDS, "a value")
+            value = self.message(span, schema.VALUE_FIELDS, "a value")
             kind, dims = 0, list[int | str]()
             for type_ in spans(value, 2):
-                for tensor in spans(self.message(type_, TYPE_FIELDS, "a type"), 1):
-                    fields = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
+                for tensor in spans(self.message(type_, schema.TYPE_FIELDS, "a type"), 1):
+                    fields = self.message(tensor, schema.TENSOR_TYPE_FIELDS, "a tensor's type")
                     kind = number_of(fields, 1)
                     for shape in spans(fields, 2):
-                        dims += map(self._dimension, spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1))
+                        dims += map(self._dimension, spans(self.message(shape, schema.SHAPE_FIELDS, "a shape"), 1))
             yield self.text(value, 1, "a name"), Tensor(DTYPES.get(kind, ""), tuple(dims))
 
     def _dimension(self, span: Span) -> int | str:
-        fields = self.message(span, DIMENSION_FIELDS, "a dimension")
+        fields = self.message(span, schema.DIMENSION_FIELDS, "a dimension")
         return number_of(fields, 1) if 1 in fields else self.text(fields, 2, "a dimension") or "?"
 
     def _shares_cache(self, inputs: dict[str, Tensor]) -> bool:
@@ -231,13 +216,13 @@ class _Reader(GraphReader):
         ]
         return bool(names) and set(names) == pairs
 
-    def message(self, span: Span, known: Fields, what: str) -> Message:
+    def message(self, span: Span, known: schema.Fields, what: str) -> Message:
         """As of a bundle's graphs, but passes over fields that are not `known`; the last of repeated ones counts."""
         out: Message = {}
         for number, wire, value in self.fields(*span):
             self.count()
             expected, many = known.get(number, (None, False))
-            if wire == BYTES and expected == VARINT and many:  # packed
+            if wire == schema.BYTES and expected == schema.VARINT and many:  # packed
                 assert isinstance(value, tuple)
                 out.setdefault(number, []).extend(self.packed(*value))
             elif wire == expected:
