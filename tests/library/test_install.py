@@ -370,7 +370,8 @@ def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
 
 VICTIM = """
 import os, sys
-from streamspec.library import archive, download, file_list, install
+from streamspec import progress
+from streamspec.library import archive, download, install
 step = 0
 def waits(real):
     def call(*args, **kwargs):
@@ -383,7 +384,7 @@ def waits(real):
     return call
 for name in "rename replace unlink mkdir".split():
     setattr(os, name, waits(getattr(os, name)))
-file_list.region, download.WAIT = waits(file_list.region), 0.0
+progress.region, download.WAIT = waits(progress.region), 0.0
 for module, name in ((archive, "receive"), (archive, "_content"), (download, "_span"), (install, "check_arrived")):
     setattr(module, name, waits(getattr(module, name)))
 if sys.argv[2] == "pack":
