@@ -41,6 +41,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup() -> None:
+    """Spares a search for garbage at each beginning of a training, through all that a process of tests has imported."""
+    if (memory := sys.modules.get("accelerate.utils.memory")) is not None:
+        memory.clear_device_cache = lambda garbage_collection=False: None  # type: ignore[attr-defined]
+
+
 def skip_without_the_base(items: list[pytest.Item]) -> None:
     needing = [item for item in items if item.get_closest_marker("base")]
     if os.environ.get("STREAMSPEC_TEST_BASE") == "1" or not needing:
