@@ -40,6 +40,7 @@ from streamspec.runtime.decoding.planner import Planner
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.step_plan import StepPlan
 from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.sampling.grammar_state import GrammarState
 
 TREES = (
     *("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05"),
@@ -93,8 +94,8 @@ class FixedTree(SpeculativeDecoder):
     tree: DraftTree
     depends: bool
 
-    def planner(self) -> Planner:
-        planner = FixedTreePlanner(self.runner, self.policy, self.adaptive, self.grammar, self.rows, self.clock)
+    def planner(self, grammar: GrammarState | None) -> Planner:
+        planner = FixedTreePlanner(self.runner, self.policy, self.adaptive, grammar, self.rows, self.clock)
         planner.tree = self.tree
         planner.depends = self.depends
         return planner

@@ -53,8 +53,8 @@ class SpeculativeDecoder:
 
     def run(self, prompt: Sequence[int], grammar: GrammarState | None = None) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context).
-        `grammar`: limits the answer, at its beginning, for `options.grammar` or a thinking budget."""
-        planner = Planner(self.runner, self.policy, self.adaptive, grammar, self.rows, self.clock)
+        `grammar`: what limits the answer, in its first state, for `options.grammar` or a thinking budget."""
+        planner = self.planner(grammar)
         choice = TokenChoice(self.options, grammar)
         observers = observers_of(planner, self.adaptive, self.stats)
         answer: list[int] = []
@@ -67,6 +67,10 @@ class SpeculativeDecoder:
         finally:
             for observer in observers:
                 observer.end(answer)
+
+    def planner(self, grammar: GrammarState | None) -> Planner:
+        """Makes the planner of an answer."""
+        return Planner(self.runner, self.policy, self.adaptive, grammar, self.rows, self.clock)
 
     def clock(self) -> float:
         """Seconds, without those in the scheduler's queue."""
