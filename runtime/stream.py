@@ -145,8 +145,8 @@ class Stream(Iterator[Chunk]):
         thought: Thought | None = None,
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
-        of an answer that the chat keeps. `grammar` starts what limits it, before the model runs, and may be cancelled.
-        `thought`: what is kept apart from the text.
+        of an answer that the chat keeps. `grammar` starts what limits the answer, before the
+        model runs, and may be cancelled. `thought`: what is kept apart from the text.
         """
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.

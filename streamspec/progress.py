@@ -32,7 +32,7 @@ def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 @contextmanager
 def counted(label: str, total: int, shown: Callable[[int], list[str]] | None = None) -> Iterator[Callable[[int], None]]:
     """Gives a function that adds to what is done and shows how many of `total` that are, in the words of `shown`, if
-    given; `add(0)` shows that work goes on.
+    given, instead of label and total; `add(0)` shows that work goes on.
     """
     done, began = 0, time.monotonic()
 

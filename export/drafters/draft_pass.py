@@ -116,7 +116,7 @@ class DraftPass(ABC):
     """Builds the branch. Its outputs are `outputs`; the accepted node is -1 where nothing is drafted."""
 
     def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int, stream_weights: str) -> None:
-        """`stream_weights`: how a LoRA of the drafter's own is carried, where it has one."""
+        """`stream_weights`: how a LoRA of the drafter's own is carried; `StreamPass` alone reads it."""
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
         self.outputs = draft_outputs(graph_features(decoder.spec, spec, candidates))
 

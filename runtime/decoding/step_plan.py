@@ -1,6 +1,6 @@
 """Defines the values between the parts of the decoding loop: the plan of a call, its outcome, and its observers.
 
-tests/runtime/decoding/test_loop.py and test_draft_depth.py cover this module."""
+tests/runtime/decoding/test_loop.py and tests/runtime/draft_sources/test_lookahead.py cover this module."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class SequenceRows:
     """
 
     capacity: int  # rows that there is room for, of layers that keep all
-    # Where layers keep rings: copies rows of a group by their numbers, [layers, parts, 1, heads, rows, width], and
-    # writes what was copied where it lay.
+    # Copies rows of a group by their numbers, [layers, parts, 1, heads, rows, width], and writes what was copied where
+    # it lay. Caches without rings that have a `rows` of their own need neither.
     taken: Callable[[int, np.ndarray], np.ndarray]
     put: Callable[[int, np.ndarray, np.ndarray], None]
 

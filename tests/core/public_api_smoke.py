@@ -9,7 +9,7 @@ import numpy as np
 
 import streamspec
 from streamspec import Completion, Grammar, Sampling, Session, StreamspecError, TrainConfig
-from streamspec.bench import Report
+from streamspec.bench import Report, compare
 from streamspec.bundle.manifest import Manifest
 from streamspec.export import PromptFormat, Target
 from streamspec.runtime import Stats
@@ -37,6 +37,7 @@ def train_export_and_bench(folder: Path) -> None:
     layout = PromptFormat("raw", "\n")
     assert_type(streamspec.export_bundle("smollm2-135m", None, folder / "plain", prompt_format=layout), Manifest)
     assert_type(streamspec.bench(folder / "bundle", folder / "prompts.jsonl", limit=3), Report)
+    assert_type(compare(folder / "a.jsonl", folder / "b.jsonl"), dict[str, Any])
     assert_type(streamspec.__version__, str)
 
 
