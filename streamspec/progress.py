@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,23 +29,30 @@ def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
             add(1)
 
 
-@contextmanager
-def counted(label: str, total: int, shown: Callable[[int], list[str]] | None = None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that adds to what is done and shows how many of `total` that are, in the words of `shown`, if
-    given, instead of label and total; `add(0)` shows that work goes on.
+def counted(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Gives a function that adds to what is done and shows how many of `total` that are; `add(0)` shows that work goes
+    on.
     """
-    done, began = 0, time.monotonic()
+    began = time.monotonic()
+
+    def parts(done: int) -> list[str]:
+        left = (time.monotonic() - began) / done * (total - done) if done else 0.0
+        return [f"{label}: {done}/{total}", *([f"{duration(left)} left"] if 0 < done < total else [])]
+
+    return adding(parts)
+
+
+@contextmanager
+def adding(parts: Callable[[int], list[str]]) -> Iterator[Callable[[int], None]]:
+    """Gives a function that adds to what is done, of which `parts` are shown as of `region`."""
+    done = 0
 
     def add(count: int) -> None:
         nonlocal done
         done += count
         show()
 
-    def parts() -> list[str]:
-        left = (time.monotonic() - began) / done * (total - done) if done else 0.0
-        return [f"{label}: {done}/{total}", *([f"{duration(left)} left"] if 0 < done < total else [])]
-
-    with region(parts if shown is None else lambda: shown(done)) as show:
+    with region(lambda: parts(done)) as show:
         yield add
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class TokenChoice:
-    """Chooses the tokens of one answer. `options`: of the call; `grammar`: what limits it, in its
-    first state, or None."""
+    """Chooses the tokens of one answer. `options`: of the call; `grammar`: what limits it, in its first state,
+    or None."""
 
     def __init__(self, options: GenerationOptions, grammar: GrammarState | None) -> None:
         self._options = options

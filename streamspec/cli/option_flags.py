@@ -127,7 +127,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Puts flags in the place of each parameter that is an option dataclass or annotated with `Flags`."""
     hints = get_type_hints(command, include_extras=True)
     parameters = list[inspect.Parameter]()
-    groups = dict[str, tuple[Flags, Any, Any, dict[str, inspect.Parameter]]]()
+    groups = dict[str, Callable[[dict[str, Any]], Any]]()
     for name, parameter in inspect.signature(command).parameters.items():
         flags = next((mark for mark in get_args(hints[name]) if isinstance(mark, Flags)), None)
         if flags is None and not is_dataclass(hints[name]):
@@ -136,12 +136,13 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         options = hints[name] if flags is None else get_args(hints[name])[0]
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         flags = flags or Flags()
-        groups[name] = flags, options, default, flags.keywords(options, default)
-        parameters += groups[name][3].values()
+        keywords = flags.keywords(options, default)
+        groups[name] = functools.partial(_filled, flags, options, default, keywords)
+        parameters += keywords.values()
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        filled = {name: _filled(values, *group) for name, group in groups.items()}
+        filled = {name: fill(values) for name, fill in groups.items()}
         command(**values, **filled)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -150,7 +151,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _filled(
-    values: dict[str, Any], flags: Flags, options: Any, default: Any, keywords: dict[str, inspect.Parameter]
+    flags: Flags, options: Any, default: Any, keywords: dict[str, inspect.Parameter], values: dict[str, Any]
 ) -> Any:
     """A parameter's value. Takes the values of its flags out of `values`."""
     typed = {name: values.pop(keyword.name, None) for name, keyword in keywords.items()}

@@ -18,7 +18,7 @@ from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifes
 from streamspec.errors import BundleError, ResourceError
 from streamspec.export.ops.huge_page_file import HugePageFile
 from streamspec.json_fields import Fields, parse_json
-from streamspec.progress import counted
+from streamspec.progress import adding
 
 FORMAT = 1
 MOST_FILES = 2000
@@ -87,7 +87,7 @@ def total_of(files: FileList) -> int:
 
 def megabytes(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """Gives a function that adds to the bytes done, and shows how many of `total` those are."""
-    return counted(label, total, lambda done: [f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"])
+    return adding(lambda done: [f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"])
 
 
 def receive(source: BinaryIO, target: Path, name: str, info: FileInfo, add: Callable[[int], None]) -> None:

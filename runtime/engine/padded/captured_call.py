@@ -35,7 +35,7 @@ class CapturedBinding:
         """Nothing is to be bound: a cache is filled where it lies."""
 
     def run(self, rows: CallRows, forced_node: int, shrink: bool = False, draws: bool = False) -> PaddedOutputs:
-        n, cache, choice = len(rows.tokens), self._cache, self._sampling_state
+        n, cache, state = len(rows.tokens), self._cache, self._sampling_state
         cache.reserve(n)
         call = cache.calls[self._sizes.padded(n)]
         row = rows.tokens, rows.positions, rows.parents
@@ -43,11 +43,11 @@ class CapturedBinding:
         pack(call.packed, self._sizes, numbers, row, rows.mask == 0, cache.sources(), rows.next_ids)
         call.send()
         run = call.greedy
-        if draws and not choice.sampling.plain_argmax:
+        if draws and not state.sampling.plain_argmax:
             run = call.sampled
-            uniforms = choice.uniforms(rows) if choice.sampling.random else np.zeros(len(rows.logit_rows))
-            pack_draw(run.draw, [*choice.sampling.scalars().values()], rows.logit_rows, uniforms)
-            call.send_draw(choice.seen if choice.sampling.uses_seen else None)
+            uniforms = state.uniforms(rows) if state.sampling.random else np.zeros(len(rows.logit_rows))
+            pack_draw(run.draw, [*state.sampling.scalars().values()], rows.logit_rows, uniforms)
+            call.send_draw(state.seen if state.sampling.uses_seen else None)
         try:
             self._executor.run(run.io, options=run.options)
         except BundleError:

@@ -119,13 +119,13 @@ class PaddedCall:
 
     def _sample(self, rows: CallRows, mask: np.ndarray | None, outputs: PaddedOutputs) -> np.ndarray:
         """Samples on the CPU: int64 [r], the tokens after `logit_rows`, out of those that `mask` allows."""
-        logit_rows, choice = rows.logit_rows, self._sampling_state
-        feed = choice.sampling.scalars() | {
+        logit_rows, state = rows.logit_rows, self._sampling_state
+        feed = state.sampling.scalars() | {
             sg.RAW_LOGITS: outputs.logits(logit_rows),
             sg.INPUT_IDS: np.array([rows.tokens], np.int64),
             sg.TREE_MASK: np.ascontiguousarray(rows.mask[logit_rows, : len(rows.tokens)]),
-            sg.UNIFORMS: choice.uniforms(rows),
-            sg.SEEN: choice.seen,
+            sg.UNIFORMS: state.uniforms(rows),
+            sg.SEEN: state.seen,
             sg.FREE: np.array([mask is None]),
         }
         if mask is not None:

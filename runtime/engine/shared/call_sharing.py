@@ -140,7 +140,8 @@ class CallSharing:
             return calls
 
     def _missing(self, mine: SharedRows) -> set[object]:
-        alike = {sequence for sequence, other in self._decoding.items() if other == mine.sampling.shared_call_key}
+        key = mine.sampling.shared_call_key
+        alike = {sequence for sequence, other in self._decoding.items() if other == key}
         return alike - {call.sequence for call in self._waiting} - self._late
 
     def _make(self, calls: list[SharedRows], gathering: float) -> None:
