@@ -2,8 +2,9 @@
 """Trains streams, Medusa heads, draft layers and a second model from the same start:
 `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
-The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
-of CPU time. Each computes the target's states itself, or a later one would find those of an earlier one:
+The target's int8 bundle answers `--rows` training prompts once. Every drafter then learns from these answers for the
+same `--minutes` of CPU time. Each computes the target's states itself, or a later one would find those of an earlier
+one:
 
     streams-bigram  gamma 6, Ns 2, rank 32, with a bigram of rank 32
     streams-deep    the same with Ns 10 and rank 24
@@ -70,12 +71,13 @@ def run(*command: object) -> None:
 
 def answer(config: dict[str, object]) -> None:
     """Generates the target's answers before any drafter's time starts."""
+    import streamspec
     from streamspec.adapters import models
     from streamspec.adapters.prepare import prepare
     from streamspec.adapters.recipe_stages import own_answers
     from streamspec.adapters.training.config import TrainConfig
 
-    prepared = prepare(TrainConfig.from_dict(config))
+    prepared = prepare(TrainConfig.from_dict(config), load=streamspec.load)
     model = models.load_target(prepared, prepared.config.target_adapter)
     own_answers(prepared, model, prepared.prompts, prepared.config.regenerate_rows, "train")
     own_answers(prepared, model, prepared.val_prompts, prepared.config.val_rows, "val")
@@ -97,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out, streamspec = arguments.out, [sys.executable, "-m", "streamspec"]
     threads = ["--threads", arguments.threads] if arguments.threads else []
-    answers = out / f"{arguments.task}-answers.jsonl"
+    answers, answering = out / f"{arguments.task}-answers.jsonl", out / f"{arguments.task}-target-int8"
     base, target = ["--base", arguments.base], ["--target-adapter", arguments.target_adapter]
     shape = json.loads((arguments.target_adapter / "streamspec_config.json").read_text())["prompt_format"]
     given: dict[str, object] = {
@@ -107,6 +109,7 @@ def main() -> None:
         "separator": shape["separator"],
         "regenerate_rows": arguments.rows,
         "max_new_tokens": arguments.max_new_tokens,
+        "answers_from": str(answering),
     }
     if arguments.answer:
         given |= {"base": arguments.base, "target_adapter": arguments.target_adapter, "answers": answers}
@@ -114,6 +117,8 @@ def main() -> None:
         return answer(given)
     same = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
     same += ["--epochs", 50, "--clock", "cpu", "--states-gb", 0, *threads]
+    if not answering.exists():
+        run(*streamspec, "export", *base, "--adapter", arguments.target_adapter, "--out", answering)
     run(sys.executable, __file__, *sys.argv[1:], "--answer")
     for name in (n for n in arguments.only if n in DRAFTERS):
         adapter, bundle = out / f"{arguments.task}-{name}", out / f"{arguments.task}-{name}-int8"
