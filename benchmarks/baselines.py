@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[*DRAFTERS, "two-models"])
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    out, streamspec = arguments.out, [sys.executable, "-m", "streamspec"]
+    out, streamspec = arguments.out, [sys.executable, "-P", "-m", "streamspec"]
     threads = ["--threads", arguments.threads] if arguments.threads else []
     answers, answering = out / f"{arguments.task}-answers.jsonl", out / f"{arguments.task}-target-int8"
     base, target = ["--base", arguments.base], ["--target-adapter", arguments.target_adapter]

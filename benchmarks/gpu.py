@@ -39,7 +39,8 @@ WARM, STEPS = 10, 60
 def command(*arguments: str | Path) -> str:
     """Runs streamspec; returns what it printed. Ends the program where that fails."""
     print("$ streamspec", *arguments, flush=True)
-    done = subprocess.run([sys.executable, "-m", "streamspec", *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-P", "-m", "streamspec", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\ngpu: streamspec {arguments[0]} failed")
     return done.stdout

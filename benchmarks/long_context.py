@@ -59,7 +59,7 @@ def bundle_of(out: Path, base: str, dtype: str) -> Path:
             if not (out / base / "tokenizer_config.json").exists():
                 subprocess.run([sys.executable, HERE / "big_models.py", "--job", "make", base, folder], check=True)
         options = ["--out", bundle, "--precision", "int8", "--kv-cache-dtype", dtype]
-        subprocess.run([sys.executable, "-m", "streamspec", "export", "--base", folder, *options], check=True)
+        subprocess.run([sys.executable, "-P", "-m", "streamspec", "export", "--base", folder, *options], check=True)
     return bundle
 
 

@@ -59,7 +59,7 @@ class Command:
         program = self.words[0]
         options = [one for word in self.words[1:] for one in (sorted(glob(word)) or [word] if "*" in word else [word])]
         resume = options[:1] == ["train"] and self.result is not None and Path(self.result).exists()
-        module = ["-m", "streamspec"] if program == "streamspec" else []
+        module = ["-P", "-m", "streamspec"] if program == "streamspec" else []
         return [sys.executable, *module, *options, *(["--resume"] if resume else [])]
 
 

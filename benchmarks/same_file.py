@@ -94,7 +94,7 @@ def bytes_in(folder: Path) -> int:
 
 def first_word(arguments: argparse.Namespace, cache: Path) -> tuple[float, int]:
     """Seconds and memory of `streamspec generate` of one token."""
-    command = [sys.executable, "-m", "streamspec", "generate", arguments.file, "Hello", "--max-new-tokens", "1"]
+    command = [sys.executable, "-P", "-m", "streamspec", "generate", arguments.file, "Hello", "--max-new-tokens", "1"]
     command += ["--precision", arguments.precision] if arguments.precision else []
     log = (arguments.work / "logs" / "same-file-start.log").open("wb")
     process = subprocess.Popen(

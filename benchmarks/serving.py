@@ -54,6 +54,7 @@ class Server:
     def __init__(self, bundle: Path, threads: int | None, sessions: int, *more: str) -> None:
         command = [
             sys.executable,
+            "-P",
             "-m",
             "streamspec",
             "serve",

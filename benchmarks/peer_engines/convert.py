@@ -75,7 +75,7 @@ class Converter:
         target = self.models / f"streamspec-{precision}"
         if not (target / "manifest.json").exists():
             say(f"{self.name}: streamspec {precision}")
-            command = [sys.executable, "-m", "streamspec", "export", "--base", base, "--precision", precision]
+            command = [sys.executable, "-P", "-m", "streamspec", "export", "--base", base, "--precision", precision]
             chosen = [] if adapter is None else ["--adapter", adapter]
             log = self._log("streamspec", precision)
             call([*command, *chosen, "--out", target], log)
