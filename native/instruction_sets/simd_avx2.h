@@ -220,7 +220,7 @@ inline Ints end(NibbleSum sum, int32_t first) {
 }
 #endif
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch(const void* p, int) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return {_mm256_and_ps(_mm256_cmp_ps(x.low, limit.low, _CMP_NLT_UQ), y.low),
             _mm256_and_ps(_mm256_cmp_ps(x.high, limit.high, _CMP_NLT_UQ), y.high)};

@@ -109,11 +109,14 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     std::memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
 }
-// Weights are read once a step. AMD's processors then spare L2, others leave L2 and its own
-// prefetching out, and wait.
-inline void prefetch(const void* p) {
-    if (kByAmd)
+// Of weights, which are read once a step; `work`: products for each of their bytes. AMD's
+// processors then spare L2, but Zen 4 with much work has lost the lines of L1 when it comes to
+// them. Others leave L2 and its own prefetching out, and wait.
+inline void prefetch(const void* p, int work) {
+    if (work <= kWorkPastL2)
         _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA);
+    else if (kByAmd)
+        _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
     else
         _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }

@@ -173,7 +173,7 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     const int8x16_t codes = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return quarters<Ints>([&](int i) { return dot(sum.of[i], weights.of[i], codes); });
 }
-inline void prefetch(const void* p) {
+inline void prefetch(const void* p, int) {
 #if defined(_MSC_VER) && !defined(__clang__)
     __prefetch(p);
 #else

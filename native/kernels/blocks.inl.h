@@ -36,8 +36,8 @@ struct Coded {
     static constexpr size_t kGroups = kInputs / 4, kBytes = kBits == 6 ? kBytes6 : kBytes8;
     using Weights = decltype(code_type<kSigned>());
 
-    // Of half a tile.
-    static STREAMSPEC_INLINE void load(const uint8_t* at, const Bytes& table,
+    // Of half a tile, for `work` products of each byte.
+    static STREAMSPEC_INLINE void load(const uint8_t* at, const Bytes& table, int work,
                                        Weights (&out)[kGroups][1]) {
         if constexpr (kBits == 8) {
             out[0][0] = load_weights(reinterpret_cast<const int8_t*>(at));
@@ -56,7 +56,7 @@ struct Coded {
                 out[1][0] = high;
             }
         }
-        for (size_t i = 0; i < kBytes; i += 64) prefetch(at + i + kAhead);
+        for (size_t i = 0; i < kBytes; i += 64) prefetch(at + i + kAhead, work);
     }
 };
 
@@ -129,7 +129,8 @@ STREAMSPEC_INLINE void add_stored(const Linear& map, const Rows& x, size_t tile,
                 each<kSteps>([&](auto step) {
                     constexpr size_t kAt = part * kSteps + step;
                     typename Codes::Weights groups[Codes::kGroups][1];
-                    Codes::load(weights + Codes::kBytes * (2 * kAt + c), table, groups);
+                    constexpr int kWork = 2 * R * 8 / Codes::kBits;  // scales take as long
+                    Codes::load(weights + Codes::kBytes * (2 * kAt + c), table, kWork, groups);
                     add_products(sums, groups, x.codes + rows_at * kScaled + Codes::kInputs * kAt,
                                  kScaled, kAll);
                 });

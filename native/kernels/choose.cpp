@@ -1,5 +1,6 @@
 // Chooses the kernels that this processor runs. A file kernels_NAME.cpp that the compiler could not
 // build is left out by STREAMSPEC_WITHOUT_NAME.
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -48,6 +49,11 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
     __get_cpuid_count(leaf, subleaf, &out.eax, &out.ebx, &out.ecx, &out.edx);
 #endif
     return out;
+}
+
+uint32_t processor_family() {
+    const uint32_t signature = cpuid(1, 0).eax;
+    return (signature >> 8 & 15) + (signature >> 20 & 255);
 }
 
 // Registers that the operating system saves for each thread.
@@ -118,6 +124,7 @@ bool dot_products() {
 
 #if STREAMSPEC_X86
 const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
+const int kWorkPastL2 = !kByAmd ? 0 : processor_family() < 0x1a ? 4 : INT_MAX;  // 0x1a: Zen 5
 #endif
 
 // clang-format off

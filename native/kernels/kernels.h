@@ -190,7 +190,9 @@ static inline size_t state_scratch(const RecurrentState& d) {
            2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);
 }
 
-extern const bool kByAmd;  // the processor's vendor, on x86
+// On x86: the processor's vendor, and at most how much work sends weights past L2 (`prefetch`).
+extern const bool kByAmd;
+extern const int kWorkPastL2;
 
 // The tables that this processor runs, the best first.
 struct Choices {
