@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import numpy as np
 
 from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.data import read_examples
-from streamspec.draft_tree import DraftTree, cartesian
+from streamspec.draft_tree import DraftTree
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
@@ -99,6 +100,18 @@ class FixedTree(SpeculativeDecoder):
         planner.tree = self.tree
         planner.depends = self.depends
         return planner
+
+
+def cartesian(k: int, gamma: int) -> DraftTree:
+    """Builds the papers' full tree: every combination of `k` candidates at each of `gamma` depths,
+    1 + k + k^2 + ... nodes."""
+    paths: list[tuple[int, ...]] = [()]
+    for depth in range(1, gamma + 1):
+        paths += product(range(k), repeat=depth)
+    paths.sort()  # lexicographic order is depth-first, first candidates first
+    index = {path: i for i, path in enumerate(paths)}
+    parents = tuple(index[path[:-1]] if path else 0 for path in paths)
+    return DraftTree(parents, tuple(path[-1] if path else 0 for path in paths))
 
 
 def decoder_of(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -136,18 +135,6 @@ class DraftTree:
 def chain(gamma: int) -> DraftTree:
     """Builds a tree of the first candidate of every depth, each below the one before: gamma + 1 nodes."""
     return DraftTree((0, *range(gamma)), (0,) * (gamma + 1))
-
-
-def cartesian(k: int, gamma: int) -> DraftTree:
-    """Builds the papers' full tree: every combination of `k` candidates at each of `gamma` depths,
-    1 + k + k^2 + ... nodes."""
-    paths: list[tuple[int, ...]] = [()]
-    for depth in range(1, gamma + 1):
-        paths += product(range(k), repeat=depth)
-    paths.sort()  # lexicographic order is depth-first, first candidates first
-    index = {path: i for i, path in enumerate(paths)}
-    parents = tuple(index[path[:-1]] if path else 0 for path in paths)
-    return DraftTree(parents, tuple(path[-1] if path else 0 for path in paths))
 
 
 def expected_tokens(nodes: Sequence[Sequence[float]], n: int) -> float:

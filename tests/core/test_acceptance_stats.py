@@ -15,7 +15,7 @@ from streamspec.acceptance_stats import (
     per_stream_accuracy,
     simulated_tau,
 )
-from streamspec.draft_tree import DraftTree, cartesian, chain, expected_tokens
+from streamspec.draft_tree import DraftTree, chain, expected_tokens
 from streamspec.errors import AdapterError
 
 
@@ -40,7 +40,7 @@ def test_perfect_candidates_commit_gamma_plus_one_tokens() -> None:
     assert simulated_tau(ranks, chain(1)) == 2.0
     assert simulated_tau(ranks, chain(0)) == 1.0
     assert simulated_tau([completion(9, 3, rank=1)], chain(3)) == 1.0
-    assert simulated_tau([completion(9, 3, rank=1)], cartesian(2, 3)) == 4.0
+    assert simulated_tau([completion(9, 3, rank=1)], DraftTree((0, 0, 1, 2), (0, 1, 1, 1))) == 4.0
 
 
 def test_the_end_of_a_completion_cuts_the_last_step() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamspec.draft_tree import DraftTree, cartesian, chain
+from streamspec.draft_tree import DraftTree, chain
 
 
 def test_chain_is_causal() -> None:
@@ -11,15 +11,6 @@ def test_chain_is_causal() -> None:
     assert len(tree) == 4 and tree.depth == 3 and tree.path(3) == (0, 1, 2, 3)
     assert np.array_equal(tree.mask() == 0, np.tril(np.ones((4, 4), bool)))
     assert tree.mask().dtype == np.float32 and tree.mask().min() == np.float32(-1e4)
-
-
-def test_cartesian_has_all_combinations_depth_first() -> None:
-    tree = cartesian(3, 2)
-    assert len(tree) == 1 + 3 + 9
-    assert {tree.ranks_to(i) for i in range(len(tree)) if tree.depths[i] == 2} == {
-        (a, b) for a in range(3) for b in range(3)
-    }
-    assert tree.path(2) == (0, 1, 2)
 
 
 def test_a_row_sees_its_ancestors_only() -> None:

@@ -39,6 +39,17 @@ def written(decoder: SpeculativeDecoder, prompt: list[int]) -> list[int]:
     return [token for done in decoder.run(prompt) for token in done.tokens]
 
 
+def test_cartesian_has_all_combinations_depth_first(scripts: Any) -> None:
+    from trees import cartesian
+
+    tree = cartesian(3, 2)
+    assert len(tree) == 1 + 3 + 9
+    assert {tree.ranks_to(i) for i in range(len(tree)) if tree.depths[i] == 2} == {
+        (a, b) for a in range(3) for b in range(3)
+    }
+    assert tree.path(2) == (0, 1, 2)
+
+
 def test_long_contexts_are_measured_and_predicted(
     bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

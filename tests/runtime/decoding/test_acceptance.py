@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from streamspec.draft_tree import DraftTree, cartesian, chain
+from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime.decoding.acceptance import SUM_BLOCK, accept, committed_tokens, off_borders
 from streamspec.runtime.decoding.draft_tree_search import Draft, Taken
 
@@ -56,7 +56,7 @@ def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
-    draft = Draft(cartesian(2, 2), list(range(7)), [1.0] * 7, [1] * 7, 2.0)
+    draft = Draft(DraftTree((0, 0, 1, 1, 0, 4, 4), (0, 0, 0, 1, 1, 0, 1)), list(range(7)), [1.0] * 7, [1] * 7, 2.0)
     for length in range(3 * SUM_BLOCK):
         kept = off_borders(draft, length)
         first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.draft_tree import cartesian
+from streamspec.draft_tree import DraftTree
 from streamspec.layer_cache import LayerCache, window_slots
 from streamspec.runtime.kv_cache import host_cache
 from streamspec.runtime.kv_cache.compaction import runs
@@ -48,7 +48,7 @@ def test_rows_of_a_ring_move_over_its_end(path: tuple[int, ...]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
-    tree = cartesian(2, 3)
+    tree = DraftTree((0, 0, 1, 1, 0, 4, 4), (0, 0, 0, 1, 1, 0, 1))
     path = tree.path(data.draw(st.integers(0, len(tree) - 1)))
     length = data.draw(st.integers(0, 5))
     cache = KeyValueCache(plain_groups(2, 1, 8), limit=64)
