@@ -75,8 +75,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
       `context` tokens, or 1,024 without one, before anything large is opened.
     - `idle`: seconds without use after which the bundle is unloaded, as by `Session.unload` (default: never).
     - `prepare_grammar`: prepares the vocabulary for grammars in the background, so that the first constrained answer
-      need not wait (default: where it has 65,536 tokens or more and the extra `grammar` is installed; False: at the
-      first grammar).
+      need not wait (default: in the first pause, where it has 65,536 tokens or more and the extra `grammar` is
+      installed; False: at the first grammar).
     - `batch`: most answers that may share a model call (default: 1, none does): those of `generate` with a list of
       prompts, and of sessions in threads of their own (`Session.another`). Answers stay the same. Calls are shared by a
       bundle of a CPU's native operators whose layers keep all tokens, where that turns out to bring more tokens a
@@ -122,7 +122,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         if options.pruning is not None:
             session.manifest.check_prunes()
     runner.model.unloader.limit(options.idle)
-    session.vocabulary.prepare(options.prepare_grammar)
+    session.vocabulary.prepare(options.prepare_grammar, runner.model.unloader.unused)
     return session
 
 

@@ -251,10 +251,7 @@ class Session:
         turns = [*before, conversation.message(message)]
         context = self.context_length
         room = min(options.max_new_tokens, context // 2)
-
-        def encode(messages: Sequence[Message]) -> list[int]:
-            return self.encode(messages, chat_template_kwargs=options.template_variables)
-
+        encode = partial(self.encode, chat_template_kwargs=options.template_variables)
         if overflow == "forget" and len(encode(turns)) + room > context:
             turns = conversation.forget(turns, lambda left: len(encode(left)), min(context // 2, context - room))
 

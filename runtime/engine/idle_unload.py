@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakMethod
@@ -25,7 +26,7 @@ class IdleUnloader:
         self._unload, self._reload = WeakMethod(unload, lambda _: self._stop()), WeakMethod(reload)
         # Reentrant: while it is held, an abandoned body may end in the same thread.
         self._lock = threading.RLock()
-        self._users = 0
+        self._users, self._ended = 0, time.monotonic()
         self._timer: threading.Timer | None = None
 
     @contextmanager
@@ -41,6 +42,11 @@ class IdleUnloader:
         finally:
             if there:
                 self._end()
+
+    def unused(self) -> float:
+        """Returns for how many seconds the bundle has not been in use."""
+        with self._lock:
+            return 0.0 if self._users else time.monotonic() - self._ended
 
     def limit(self, seconds: float | None) -> None:
         """Sets the idle timeout."""
@@ -64,7 +70,7 @@ class IdleUnloader:
 
     def _end(self) -> None:
         with self._lock:
-            self._users -= 1
+            self._users, self._ended = self._users - 1, time.monotonic()
             # A thread that is started while the interpreter ends never runs.
             if self._users == 0 and self.seconds is not None and not sys.is_finalizing():
                 self._start(self.seconds)

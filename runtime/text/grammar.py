@@ -11,8 +11,10 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,8 @@ DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabul
 ESCAPES = r"(?s:([^\\]|\\[^u]|\\u00([01][0-9a-fA-F]|7[fF]))*)"
 SEPARATORS = (", ", ": ")
 SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
-LARGE = 65_536  # tokens from which on a vocabulary is prepared while the bundle loads: a second and more
+LARGE = 65_536  # tokens from which on a vocabulary is prepared before it is needed: a second and more
+PAUSE = 1.0  # seconds without an answer after which it is
 
 
 @dataclass(frozen=True)
@@ -131,11 +134,8 @@ class Grammar:
         from streamspec.schemas.schema_checks import check_pattern
 
         check_pattern(pattern)
-        return _checked(
-            "regular expression",
-            pattern,
-            _call_library("regular expression", _library().LLMatcher.grammar_from_regex, pattern),
-        )
+        kind = "regular expression"
+        return _checked(kind, pattern, _call_library(kind, _library().LLMatcher.grammar_from_regex, pattern))
 
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
@@ -160,7 +160,6 @@ class Vocabulary:
         self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
-        self._by_bytes: SortedTokens | None = None
         self.builds = GrammarBuilds(self._match)
         self._triggers: dict[str, Thought] = {}  # what may stand before a grammar, by the text that ends it
 
@@ -188,7 +187,7 @@ class Vocabulary:
             if grammar.unique is not None:
                 from streamspec.schemas.unique_items import UniqueItems
 
-                inner = UniqueItems(inner, grammar.unique, self._sorted())
+                inner = UniqueItems(inner, grammar.unique, self._sorted)
             if grammar.trigger:
                 before = self._before(grammar.trigger)
                 inner = ThoughtMatcher(before, Place(WITHIN), self._size, None, inner, may_end=True)
@@ -199,14 +198,12 @@ class Vocabulary:
         matcher = ThoughtMatcher(thought, thought.after(prompt), self._size, budget, inner, headed=headed)
         return GrammarState(matcher, self._eos)
 
+    @cached_property
     def _sorted(self) -> SortedTokens:
         from streamspec.schemas.unique_items import SortedTokens
 
         tokens, end = self._tokens()
-        with self._lock:
-            if self._by_bytes is None:
-                self._by_bytes = SortedTokens([tokens.decode_bytes([i]) for i in range(min(end, self._size))])
-            return self._by_bytes
+        return SortedTokens([tokens.decode_bytes([i]) for i in range(min(end, self._size))])
 
     def _before(self, trigger: str) -> Thought:
         if trigger not in self._triggers:
@@ -219,17 +216,23 @@ class Vocabulary:
         made = [_library().LLMatcher(tokens, text, log_level=0, limits=_limits()) for text in grammar._texts]
         return next((str(each.get_error()) for each in made if each.is_error()), (made, end))
 
-    def prepare(self, enabled: bool | None = None) -> None:
-        """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
-        `enabled`; None: wanted for large vocabularies where the library is installed.
+    def prepare(self, enabled: bool | None = None, unused: Callable[[], float] = lambda: PAUSE) -> None:
+        """Begins to build in a thread of its own, which `start` then waits for, if `enabled`; None: for large
+        vocabularies where the library is installed, and not before `unused()` is PAUSE: it lets no other Python run.
 
         The thread holds nothing but this vocabulary: sessions may be closed meanwhile. A process that ends waits for
         it: Python ends daemon threads by unwinding, which kills the process inside of the library.
         """
-        if enabled is None:
-            enabled = self._size >= LARGE and find_spec("llguidance") is not None
         if enabled and self._built is None:
             threading.Thread(target=self._build_quietly, name="streamspec grammar").start()
+        elif enabled is None and self._size >= LARGE and find_spec("llguidance") is not None:
+            threading.Thread(target=self._prepare_later, args=[unused], name="streamspec pause", daemon=True).start()
+
+    def _prepare_later(self, unused: Callable[[], float]) -> None:
+        while self._built is None and (left := PAUSE - unused()) > 0:
+            time.sleep(left)
+        with contextlib.suppress(RuntimeError):  # the process ends
+            self.prepare(True)
 
     def _build_quietly(self) -> None:
         with contextlib.suppress(StreamspecError):  # the first grammar raises it where it can be read
@@ -308,20 +311,18 @@ class _LibraryMatcher:
                 raise _bad(self._kind, matcher.get_error())
 
 
-def _narrowed(
-    schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool = True
-) -> tuple[str, Narrowed]:
+def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool) -> tuple[str, Narrowed]:
     """Returns the text of a checked schema, and what the library is to make of it."""
     from streamspec.schemas.narrowing import narrowed
     from streamspec.schemas.schema_checks import check_schema
 
-    text = schema if isinstance(schema, str) else _dumped(schema)
-    if len(text) > MAX_TEXT:
-        raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
     try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+        if len(text) > MAX_TEXT:
+            raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
         parsed = json.loads(text)
         json.dumps(parsed, allow_nan=False)  # JSON has none, and neither numbers beyond a double's
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
     if not isinstance(parsed, (dict, bool)):
         raise ConfigError(f"a JSON schema that is a {type(parsed).__name__}", "a JSON object", "correct it")
@@ -400,10 +401,3 @@ def _bad(kind: str, message: str) -> ConfigError:
 def _line(message: str) -> str:
     """Returns a library's message as one short line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]
-
-
-def _dumped(schema: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None

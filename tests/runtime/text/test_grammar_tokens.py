@@ -187,8 +187,22 @@ def test_it_is_prepared_where_it_takes_long_or_where_asked_for(
     vocabulary.let.set()
     monkeypatch.setattr(grammar, "LARGE", vocabulary._size + (not large))
     monkeypatch.setattr(grammar, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(grammar, "PAUSE", 0.0)
     vocabulary.prepare(wanted)
     assert vocabulary.begun.wait(20 if begins else 0.05) == begins
+
+
+def test_answers_come_first(bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    monkeypatch.setattr(grammar, "LARGE", 1)
+    monkeypatch.setattr(grammar, "PAUSE", 0.05)
+    monkeypatch.setattr(Vocabulary, "_build", lambda self: begun.set())
+    folder = bundles("fp32")
+    session = load(folder, threads=1, tree=4, cache_dir=folder.parent / "cache", prepare_grammar=False)
+    with session.runner.model.unloader.in_use():
+        session.vocabulary.prepare(None, session.runner.model.unloader.unused)
+        assert not begun.wait(0.3)
+    assert begun.wait(20)
 
 
 def test_what_fails_in_the_background_is_raised_where_a_grammar_is_used(capfd: pytest.CaptureFixture[str]) -> None:
