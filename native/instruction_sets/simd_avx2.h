@@ -19,6 +19,7 @@ constexpr int kRowsStored = STREAMSPEC_AVXVNNI ? 4 : 8, kRowsSigned = 4,
 constexpr int kQueries = 3;     // of attention, at a time
 constexpr int kFewQueries = 8;  // up to which keys are not transposed
 constexpr int kAhead = 1024;    // bytes that are prefetched ahead
+constexpr int kFar = 8192;      // the same of weights, into L2: over the border of a page
 
 struct Floats {
     __m256 low, high;
@@ -220,7 +221,12 @@ inline Ints end(NibbleSum sum, int32_t first) {
 }
 #endif
 
-inline void prefetch(const void* p, int) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_weights(const void* p, int) {
+    const char* at = static_cast<const char*>(p);
+    _mm_prefetch(at + kFar, _MM_HINT_T1);
+    prefetch(at + kAhead);
+}
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return {_mm256_and_ps(_mm256_cmp_ps(x.low, limit.low, _CMP_NLT_UQ), y.low),
             _mm256_and_ps(_mm256_cmp_ps(x.high, limit.high, _CMP_NLT_UQ), y.high)};

@@ -109,16 +109,22 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     std::memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
 }
-// Of weights, which are read once a step; `work`: products for each of their bytes. AMD's
-// processors then spare L2, but Zen 4 with much work has lost the lines of L1 when it comes to
-// them. Others leave L2 and its own prefetching out, and wait.
-inline void prefetch(const void* p, int work) {
-    if (work <= kWorkPastL2)
+// What is read once a step. AMD's processors then spare L2, others leave L2 and its own prefetching
+// out, and wait.
+inline void prefetch(const void* p) {
+    if (kByAmd)
         _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA);
-    else if (kByAmd)
-        _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
     else
         _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+// Weights; `work`: products for each of their bytes. With much of it Zen 4 has lost the lines of L1
+// when it comes to them.
+inline void prefetch_weights(const void* p, int work) {
+    const char* at = static_cast<const char*>(p) + kAhead;
+    if (work <= kWorkInL1)
+        prefetch(at);
+    else
+        _mm_prefetch(at, _MM_HINT_T1);
 }
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);

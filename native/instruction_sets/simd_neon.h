@@ -173,13 +173,14 @@ inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     const int8x16_t codes = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return quarters<Ints>([&](int i) { return dot(sum.of[i], weights.of[i], codes); });
 }
-inline void prefetch(const void* p, int) {
+inline void prefetch(const void* p) {
 #if defined(_MSC_VER) && !defined(__clang__)
     __prefetch(p);
 #else
     __builtin_prefetch(p);
 #endif
 }
+inline void prefetch_weights(const void* p, int) { prefetch(static_cast<const char*>(p) + kAhead); }
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return quarters<Floats>([&](int i) {
         return vreinterpretq_f32_u32(

@@ -179,7 +179,8 @@ inline Ints dot(Ints sum, const Bytes& weights, const int8_t* x) {
         for (int j = 0; j < 4; j++) sum.of[i] += weights.of[4 * i + j] * x[j];
     return sum;
 }
-inline void prefetch(const void*, int) {}
+inline void prefetch(const void*) {}
+inline void prefetch_weights(const void*, int) {}
 inline Floats zero_where_less(Floats x, Floats limit, Floats y) {  // y, 0 in lanes where x < limit
     return lanes<Floats>([&](int i) { return x.of[i] < limit.of[i] ? 0.0f : y.of[i]; });
 }

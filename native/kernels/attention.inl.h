@@ -308,7 +308,7 @@ void attend_over(const Attention& a, size_t first_head, size_t group, size_t fro
     const CacheHead<Number> values{static_cast<const Number*>(a.values) + head, width};
     constexpr size_t kPrefetched = 256;  // slots whose values are fetched while scores are computed
     for (size_t i = 0; i < std::min(used, kPrefetched) * width * sizeof(Number); i += 64)
-        prefetch(reinterpret_cast<const char*>(values.base) + i, 1);
+        prefetch(reinterpret_cast<const char*>(values.base) + i);
     score(a, keys, used, queries, 0, 0);
     if (a.row_columns) {
         const CacheHead<float> row_keys{a.row_keys + kv_head * a.row_columns * width, width};

@@ -56,7 +56,7 @@ struct Coded {
                 out[1][0] = high;
             }
         }
-        for (size_t i = 0; i < kBytes; i += 64) prefetch(at + i + kAhead, work);
+        for (size_t i = 0; i < kBytes; i += 64) prefetch_weights(at + i, work);
     }
 };
 

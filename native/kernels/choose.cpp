@@ -123,8 +123,8 @@ bool dot_products() {
 }  // namespace
 
 #if STREAMSPEC_X86
-const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;  // "Auth" of AuthenticAMD
-const int kWorkPastL2 = !kByAmd ? 0 : processor_family() < 0x1a ? 4 : INT_MAX;  // 0x1a: Zen 5
+const bool kByAmd = cpuid(0, 0).ebx == 0x68747541;                        // "Auth" of AuthenticAMD
+const int kWorkInL1 = kByAmd && processor_family() < 0x1a ? 4 : INT_MAX;  // 0x1a: Zen 5
 #endif
 
 // clang-format off

@@ -190,9 +190,10 @@ static inline size_t state_scratch(const RecurrentState& d) {
            2 * round_up(d.rows, kLanes) + d.key_width * (kStateBlock + d.width);
 }
 
-// On x86: the processor's vendor, and at most how much work sends weights past L2 (`prefetch`).
+// On x86: the processor's vendor, and at most how much work leaves weights in L1
+// (`prefetch_weights`).
 extern const bool kByAmd;
-extern const int kWorkPastL2;
+extern const int kWorkInL1;
 
 // The tables that this processor runs, the best first.
 struct Choices {

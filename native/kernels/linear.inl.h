@@ -79,7 +79,7 @@ inline void integer_sums(const Linear& map, const Rows& x, size_t tile, size_t r
             each<Count>([&](auto c) {
                 const char* here = weights + 2 * kBytes * group + kBytes * c;
                 four[0][c] = load_weights(reinterpret_cast<const int8_t*>(here));
-                prefetch(here + kAhead, R);
+                prefetch_weights(here, R);
             });
             add_products(sums, four, inputs + 4 * group, stride, kAll);
         };
@@ -96,7 +96,7 @@ inline void integer_sums(const Linear& map, const Rows& x, size_t tile, size_t r
                 load_sixes(reinterpret_cast<const uint8_t*>(weights + kBytes * c), half);
                 each<4>([&](auto g) { groups[g][c] = half[g]; });
                 for (size_t i = 0; i < kBytes; i += 64)
-                    prefetch(weights + kBytes * c + i + kAhead, R * 8 / Bits);
+                    prefetch_weights(weights + kBytes * c + i, R * 8 / Bits);
             });
             add_products(sums, groups, inputs, stride, kAll);
         }
@@ -149,7 +149,7 @@ inline void block_sums(const Linear& map, const Rows& x, size_t tile, size_t row
                 Nibbles halves[2][Count];
                 each<Count>([&](auto c) {
                     load_nibbles(weights + 128 * g + 64 * c, halves[0][c], halves[1][c]);
-                    prefetch(weights + 128 * g + 64 * c + kAhead, 2 * R);
+                    prefetch_weights(weights + 128 * g + 64 * c, 2 * R);
                 });
                 add_products(sums, halves, inputs + 8 * g, stride, kAll);
             });

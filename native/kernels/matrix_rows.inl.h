@@ -75,7 +75,7 @@ void matrix_sums(const Linear& map, size_t tile, const int8_t* codes, const int8
     for (size_t i = 0; i < inputs; i += kMatrixInputs) {
         const size_t count = std::min(kMatrixInputs, inputs - i), bytes = count / kInputs * kBytes;
         const uint8_t* here = weights + i / kInputs * 2 * kBytes;
-        for (size_t at = 0; ahead && at < 2 * bytes; at += 64) prefetch(here + at + kAhead, kRows8);
+        for (size_t at = 0; ahead && at < 2 * bytes; at += 64) prefetch_weights(here + at, kRows8);
         const int8_t* both = reinterpret_cast<const int8_t*>(here);
         if (Bits != 8 || count < kMatrixInputs) {
             signed_codes<Bits>(here, count, decoded);

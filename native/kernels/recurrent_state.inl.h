@@ -188,9 +188,7 @@ inline void set_weights(const RecurrentState& d, const StateHead& h) {
     }
 }
 
-inline void prefetch_ahead(const float* p) {
-    prefetch(reinterpret_cast<const char*>(p) + kAhead, 1);
-}
+inline void prefetch_ahead(const float* p) { prefetch(reinterpret_cast<const char*>(p) + kAhead); }
 
 // Adds numbers x[q][0..count) times rows(0..count) of a matrix, 16 V of its columns.
 template <int Q, int V, typename MatrixRows>
