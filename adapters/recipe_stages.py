@@ -131,7 +131,8 @@ def keep_states(
     until: Deadline,
 ) -> tuple[list[int], float]:
     """Computes the target's states of all texts of a stage once: before the first step, or each at its first use where
-    the time is over before all are learnt from. Frees the layers that nobody reads any more. Returns the rows to begin
+    the time is over before all are learnt from. Where they take longer than expected, time to learn from each text is
+    left, and the others come at their first use. Frees the layers that nobody reads any more. Returns the rows to begin
     with, whose states are there where others have to be computed in steps, and the share of those.
     """
     texts = [run.val_rows, checked_rows(run, drafter), rows]
@@ -143,8 +144,12 @@ def keep_states(
     before = complete or processes.from_first(time.texts() >= len(rows))
     if not before:
         say(f"{name}: the time is over before each text is learnt from: texts whose states are kept come first")
-    drafter.kept, whole = states, states.fill(texts, name, until, before)
+    learning = learning_seconds(run, drafter, RANKED, 0.0) or 0.0  # from states that are there
+    reading = until.before(learning * len(rows))
+    drafter.kept, whole = states, states.fill(texts, name, reading, before)
     kept = states.kept_rows(rows)
+    if before and not whole and reading.over():
+        say(f"{name}: the states of {len(kept):,} rows are there in the time for them, the others come at first use")
     if processes.is_first() and not first.exists():  # else as when the run began
         write_text(first, json.dumps([] if whole else kept))
     ahead = processes.from_first(json.loads(first.read_text(encoding="utf-8")) if processes.is_first() else [])

@@ -35,6 +35,10 @@ class Deadline:
         """Returns the seconds left, negative once it is over, infinite without a limit."""
         return self.at - self.now()
 
+    def before(self, seconds: float) -> Deadline:
+        """Returns the moment `seconds` before this one."""
+        return Deadline(self.at - seconds, self.now)
+
     def over(self, ahead: float = 0.0) -> bool:
         """Tells whether the time is over, or will be in `ahead` seconds."""
         return self.left() <= ahead

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -28,6 +30,7 @@ from streamspec.adapters.drafters.losses import pick_rows
 from streamspec.adapters.drafters.medusa.model import MedusaModel
 from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.adapters.drafters.streams.model import StreamingModel
+from streamspec.adapters.runs.budget import Deadline
 from streamspec.adapters.train import train
 from streamspec.adapters.training import hidden_state_cache
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache, keys_of
@@ -294,3 +297,33 @@ def test_states_are_kept_where_the_time_allows_an_epoch(
     train(options(base, data, tmp_path / "out", max_minutes=5.0, **STAGED))
     said = capsys.readouterr().err
     assert ("no longer needed" in said) == (seconds < 1) != ("computed at first use" in said)
+
+
+def test_time_to_learn_is_left_where_states_take_longer_than_expected(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed, keep, fill = HiddenStateCache._packed, recipe_stages.keep_states, HiddenStateCache.fill
+    lost, ends, rows, clock = list[float](), list[float](), list[int](), time.monotonic
+    monkeypatch.setattr(recipe_stages, "learning_seconds", lambda *_: 2.0)
+
+    def slow(self: HiddenStateCache, ids: Tensor) -> np.ndarray:
+        lost.append(20.0)
+        return packed(self, ids)
+
+    def kept(*arguments: Any) -> Any:
+        ends.append(arguments[-1].at)
+        return keep(*arguments)
+
+    def filled(self: HiddenStateCache, texts: Any, name: str, until: Deadline, ahead: bool) -> bool:
+        ends.append(until.at)
+        rows.append(len(texts[-1]))
+        return fill(self, texts, name, until, ahead)
+
+    monkeypatch.setattr(HiddenStateCache, "_packed", slow)
+    monkeypatch.setattr(recipe_stages, "keep_states", kept)
+    monkeypatch.setattr(HiddenStateCache, "fill", filled)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(lost))
+    train(options(base, data, tmp_path / "out", max_minutes=5.0, **STAGED))
+    said = capsys.readouterr().err
+    assert "rows are there in the time for them, the others come at first use" in said
+    assert ends[0] - ends[1] == pytest.approx(2.0 * rows[0])
