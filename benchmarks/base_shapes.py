@@ -52,6 +52,15 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             rope_parameters=LLAMA3,
         ),
     ),
+    "llama-3.1-8b": (
+        "llama",
+        _shape(
+            (4096, 14336, 32, 32, 8, 128256, 131072),
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_parameters=LLAMA3 | {"factor": 8.0},
+        ),
+    ),
     "qwen3-0.6b": (
         "qwen3",
         _shape(
@@ -191,6 +200,19 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             head_dim=256,
             linear_num_key_heads=16,
             linear_num_value_heads=16,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3.5-4b": (
+        "qwen3_5_text",
+        _shape(
+            (2560, 9216, 32, 16, 4, 248320, 262144),
+            layer_types=DELTA * 8,
+            head_dim=256,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
             linear_key_head_dim=128,
             linear_value_head_dim=128,
             tie_word_embeddings=True,
