@@ -45,6 +45,7 @@ CLIP = 1.5  # spreads beyond which a time says no more
 DRIFT, PAUSE_DRIFT = 0.05, 0.05  # of `plain`, from step to step and from answer to answer
 EVERY = 4  # steps from one making of the curves to the next, and from trial to trial
 MOST_LATER = 32  # steps that are learned from later, where no cost is asked for meanwhile
+PLAIN_ALL, PLAIN_EVERY = 16, 8  # plain steps in succession that are all learned from, and then one of so many
 # What is forgotten of ratios, at each making: of what rows cost more or less than the others; and the factor for what
 # all rows have in common, which few plain steps tell. That is `SOON` over the steps so far, at first.
 FORGET, SLOWLY, SOON = 0.015, 0.1, 50
@@ -122,6 +123,7 @@ class LearnedRowCosts(RowCosts):
         self._noise = NOISE**2
         self._times: list[_Time] = []  # that were not learned from yet
         self._due = False  # whether the curves would have been made since
+        self._plain_run = 0  # plain steps in succession
         self._called: set[tuple[int, bool]] = set()  # rows, and whether the drafter ran
         self._seen: dict[int, int] = {}  # steps by rows
         self._timed = CONTEXT  # most tokens in the cache of a plain step
@@ -142,18 +144,9 @@ class LearnedRowCosts(RowCosts):
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
         try:
-            again = (rows, calls > 0) in self._called
-            if again:
-                self._seen[rows] = self._seen.get(rows, 0) + 1
-            else:
-                self._called.add((rows, calls > 0))
-            if rows == 1 and not calls:
-                self._timed = max(self._timed, cached)
-            self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
-            self.steps += 1
-            self._since += 1
-            if rows > 1:
-                self._used += USED_WEIGHT * (rows - self._used)
+            self._plain_run = self._plain_run + 1 if rows == 1 and not calls else 0
+            if self._plain_run <= PLAIN_ALL or self._plain_run % PLAIN_EVERY == 0:
+                self._note(rows, calls, seconds, cached)
             self._due = self._due or _is_due(self.steps)
             if self._due and (not later or len(self._times) >= MOST_LATER):
                 self._catch_up()
@@ -210,6 +203,21 @@ class LearnedRowCosts(RowCosts):
         return describe(self.record() if self.sure else CostRecord())
 
     # ---- the filter
+
+    def _note(self, rows: int, calls: float, seconds: float, cached: int) -> None:
+        """Counts a step, and keeps its time to be learned from."""
+        again = (rows, calls > 0) in self._called
+        if again:
+            self._seen[rows] = self._seen.get(rows, 0) + 1
+        else:
+            self._called.add((rows, calls > 0))
+        if rows == 1 and not calls:
+            self._timed = max(self._timed, cached)
+        self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
+        self.steps += 1
+        self._since += 1
+        if rows > 1:
+            self._used += USED_WEIGHT * (rows - self._used)
 
     def _catch_up(self) -> None:
         """Learns from the times that it has not learned from yet, and makes the curves where that was due."""

@@ -316,3 +316,14 @@ def test_times_that_are_learned_from_later_say_the_same() -> None:
     assert (later.curve == at_once.curve).all() and later.record() == at_once.record()
     one, other = at_once.trial(1), later.trial(1)
     assert one is not None and other is not None and one.allowed == other.allowed
+
+
+def test_of_many_plain_steps_some_are_learned_from_and_a_slower_machine_is_noticed_all_the_same() -> None:
+    costs = LearnedRowCosts(8, True)
+    for seconds in (0.005, 0.010):
+        for _ in range(400):
+            costs.observe(1, 0, seconds, learned.CONTEXT)
+        assert costs.record().seconds[1] == pytest.approx(seconds, rel=0.02)
+        for _ in range(20):
+            costs.observe(4, 1, 1.5 * seconds, learned.CONTEXT)
+    assert costs.steps == 40 + 2 * learned.PLAIN_ALL + 2 * (400 - learned.PLAIN_ALL) // learned.PLAIN_EVERY
