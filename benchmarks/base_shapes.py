@@ -52,15 +52,6 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             rope_parameters=LLAMA3,
         ),
     ),
-    "llama-3.1-8b": (
-        "llama",
-        _shape(
-            (4096, 14336, 32, 32, 8, 128256, 131072),
-            head_dim=128,
-            rms_norm_eps=1e-5,
-            rope_parameters=LLAMA3 | {"factor": 8.0},
-        ),
-    ),
     "qwen3-0.6b": (
         "qwen3",
         _shape(
@@ -138,6 +129,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             rope_parameters=ROPE | {"rope_theta": 1e6},
         ),
     ),
+    "qwen3-8b": (
+        "qwen3",
+        _shape((4096, 12288, 36, 32, 8, 151936, 40960), head_dim=128, rope_parameters=ROPE | {"rope_theta": 1e6}),
+    ),
     "danube-1.8b": (
         "mistral",
         _shape(
@@ -145,6 +140,14 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             sliding_window=4096,
             rms_norm_eps=1e-5,
             rope_parameters=ROPE | {"rope_theta": 1e4},
+        ),
+    ),
+    "qwen2.5-3b": (
+        "qwen2",
+        _shape(
+            (2048, 11008, 36, 16, 2, 151936, 32768),
+            tie_word_embeddings=True,
+            rope_parameters=ROPE | {"rope_theta": 1e6},
         ),
     ),
     "qwen2.5-1.5b": (

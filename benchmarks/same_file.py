@@ -81,10 +81,12 @@ def watched(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> tupl
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    ended()
-    took = time.perf_counter() - began
-    over.set()
-    watcher.join()
+    try:
+        ended()
+    finally:
+        took = time.perf_counter() - began
+        over.set()
+        watcher.join()
     return took, largest
 
 
@@ -351,6 +353,8 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    if missing := [path for path in (arguments.file, arguments.work, arguments.books) if not path.exists()]:
+        parser.error(f"{missing[0]} does not exist")
     arguments.file, arguments.work = arguments.file.resolve(), arguments.work.resolve()
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
