@@ -3,10 +3,11 @@
 `python benchmarks/random_gguf.py NAME --work peers --out FILE.gguf [--type Q4_K_M] [--layers N]`.
 
 For `same_file.py`, which compares costs and, as both sides read the same file, what is computed. `NAME` is a row of
-`base_shapes.py`; `--work` the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp. Needs disk of
-four bytes a weight, and this environment's transformers; the tokenizer is the reference base's, with as many more
-tokens as the shape's vocabulary has, and that of llama.cpp's own tests for Gemma 4. `--layers`: only so many layers are
-made, four bytes a weight of these, and the file's other layers are copies of those of their kind.
+`base_shapes.py`; `--work` the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp. Needs disk
+of four bytes a weight, this environment's transformers and, for dense families, `pip install sentencepiece`; the
+tokenizer is the reference base's, with as many more tokens as the shape's vocabulary has, and that of llama.cpp's own
+tests for Gemma 4. `--layers`: only so many layers are made, four bytes a weight of these, and the file's other layers
+are copies of those of their kind.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ from peer_engines.install import call, program
 GEMMA = "gemma4_text"  # whose converter takes no other tokenizer
 LAYER = re.compile(r"blk\.(\d+)\.")  # how names of a layer's tensors begin
 PER_LAYER = re.compile(r"[\w-]+\.(attention\.|feed_forward_length)")  # keys whose arrays have a number for each layer
+# Runs the converter, which takes the tokenizers alone whose texts it has seen, with the enlarged one of the reference.
+ANY_TOKENIZER = """
+import runpy, sys
+from pathlib import Path
+sys.argv.pop(0)
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda *_: "smollm"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 WITH_MTP = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # whose MTP layers the converter expects otherwise
 
 
@@ -123,7 +134,8 @@ def main() -> None:
             gemma_tokenizer(source, model)
         else:
             enlarge(model / "tokenizer.json", sizes["vocab_size"])
-        convert = [sys.executable, source / "convert_hf_to_gguf.py", model, "--outtype", "f16", "--outfile", whole]
+        script = source / "convert_hf_to_gguf.py"
+        convert = [sys.executable, "-c", ANY_TOKENIZER, script, model, "--outtype", "f16", "--outfile", whole]
         convert += ["--no-mtp"] if family in WITH_MTP else []
         call(convert, logs / "random-convert.log", PYTHONPATH=str(source / "gguf-py"))
         shutil.rmtree(model)
