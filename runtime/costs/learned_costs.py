@@ -146,7 +146,18 @@ class LearnedRowCosts(RowCosts):
         try:
             self._plain_run = self._plain_run + 1 if rows == 1 and not calls else 0
             if self._plain_run <= PLAIN_ALL or self._plain_run % PLAIN_EVERY == 0:
-                self._note(rows, calls, seconds, cached)
+                again = (rows, calls > 0) in self._called
+                if again:
+                    self._seen[rows] = self._seen.get(rows, 0) + 1
+                else:
+                    self._called.add((rows, calls > 0))
+                if rows == 1 and not calls:
+                    self._timed = max(self._timed, cached)
+                self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
+                self.steps += 1
+                self._since += 1
+                if rows > 1:
+                    self._used += USED_WEIGHT * (rows - self._used)
             self._due = self._due or _is_due(self.steps)
             if self._due and (not later or len(self._times) >= MOST_LATER):
                 self._catch_up()
@@ -203,21 +214,6 @@ class LearnedRowCosts(RowCosts):
         return describe(self.record() if self.sure else CostRecord())
 
     # ---- the filter
-
-    def _note(self, rows: int, calls: float, seconds: float, cached: int) -> None:
-        """Counts a step, and keeps its time to be learned from."""
-        again = (rows, calls > 0) in self._called
-        if again:
-            self._seen[rows] = self._seen.get(rows, 0) + 1
-        else:
-            self._called.add((rows, calls > 0))
-        if rows == 1 and not calls:
-            self._timed = max(self._timed, cached)
-        self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
-        self.steps += 1
-        self._since += 1
-        if rows > 1:
-            self._used += USED_WEIGHT * (rows - self._used)
 
     def _catch_up(self) -> None:
         """Learns from the times that it has not learned from yet, and makes the curves where that was due."""
