@@ -5,14 +5,11 @@ The time of a step with n rows and L tokens in the cache, with the drafter (D = 
 
     plain * (c[n] + D * price + (a + b * n + D * d) * L / 1024),    c[1] = 1,
 
-where `plain` is what a plain step takes at the moment. A Kalman
-filter over (log plain, price, a, b, d, c[2], c[3], ...) compares each step with the steps just before it: `plain` may
-move with every step, ratios move slowly, and of all of them it is known how uncertain they are. What is assumed at
-first says how row counts hang together: a step of 8 rows says something about 7 and 16.
-
-An extended Kalman filter with clipped innovations (Masreliez and Martin 1977: what interferes with a step must not
-count by its size). Done for `EVERY` steps at once: a model call drives all of it out of the
-caches, and the first update takes six times as long as the others.
+where `plain` is what a plain step takes at the moment. An extended Kalman filter over (log plain, price, a, b, d, c[2],
+c[3], ...), with clipped innovations (Masreliez and Martin 1977: what interferes with a step must not count by its
+size), compares each step with those just before it: `plain` may move with every step, ratios move slowly. What is
+assumed at first says how row counts hang together: a step of 8 rows says something about 7 and 16. Done for `EVERY`
+steps at once: a model call drives all of it out of the caches, and the first update takes as long as six others.
 """
 
 from __future__ import annotations
@@ -45,13 +42,13 @@ CLIP = 1.5  # spreads beyond which a time says no more
 DRIFT, PAUSE_DRIFT = 0.05, 0.05  # of `plain`, from step to step and from answer to answer
 EVERY = 4  # steps from one making of the curves to the next, and from trial to trial
 MOST_LATER = 32  # steps that are learned from later, where no cost is asked for meanwhile
-PLAIN_ALL, PLAIN_EVERY = 16, 8  # plain steps in succession that are all learned from, and then one of so many
-# What is forgotten of ratios, at each making: of what rows cost more or less than the others; and the factor for what
-# all rows have in common, which few plain steps tell. That is `SOON` over the steps so far, at first.
+PLAIN_ALL, PLAIN_EVERY = 16, 8  # plain steps in succession: so many are learned from, then one in so many
+# What is forgotten of ratios, at each making: of what single rows cost; and the factor for what all rows have in
+# common, which few plain steps tell: at first `SOON` over the steps so far.
 FORGET, SLOWLY, SOON = 0.015, 0.1, 50
 USED_WEIGHT = 1 / 16  # of the newest step in the rows that are used
-# Spreads that are added to the cost of more rows than are used, so that few and noisy times do not make large drafts
-# look cheap; and those that a trial hopes for, and fears.
+# Spreads added to the cost of more rows than are used, so that few noisy times make no large drafts look cheap; and
+# those that a trial hopes for, and fears.
 CAUTION, OPTIMISM = 0.5, 1.0
 SHARE, MAX_SAVED_UP = 0.01, 1.0  # share of the time that trials may lose, and plain steps that may be saved up for them
 SURE = 2  # steps with so many rows that make their cost a measured one
@@ -146,11 +143,11 @@ class LearnedRowCosts(RowCosts):
         try:
             self._plain_run = self._plain_run + 1 if rows == 1 and not calls else 0
             if self._plain_run <= PLAIN_ALL or self._plain_run % PLAIN_EVERY == 0:
-                again = (rows, calls > 0) in self._called
+                kind = rows, calls > 0
+                again = kind in self._called
+                self._called.add(kind)
                 if again:
                     self._seen[rows] = self._seen.get(rows, 0) + 1
-                else:
-                    self._called.add((rows, calls > 0))
                 if rows == 1 and not calls:
                     self._timed = max(self._timed, cached)
                 self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
@@ -188,7 +185,6 @@ class LearnedRowCosts(RowCosts):
 
     @property
     def sure(self) -> bool:
-        """Tells whether more than the first assumption is known."""
         return bool(self.known.seconds) or self.steps >= 2 * EVERY
 
     def record(self) -> CostRecord:
