@@ -2,7 +2,7 @@
 
 Where the drafter ran, what these alone would have brought is known as well: the difference, in tokens at the rate at
 which this session earns them, is remembered for a few steps. While it speaks against the drafter the gate is closed,
-and opens for one step now and then to compare again. Pure arithmetic.
+and opens for one step now and then to compare again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ lose. So all attempts together cost at most the initial budget, `REFILL` of the 
 whatever the text.
 
 Costs are estimates (`row_costs`), so steps of both kinds are timed, too: while speculating a plain step is taken now
-and then just to be timed, and what verification steps really cost corrects `k`. Pure arithmetic.
+and then just to be timed, and what verification steps really cost corrects `k`.
 """
 
 from __future__ import annotations

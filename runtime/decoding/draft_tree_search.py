@@ -5,8 +5,6 @@ probabilities; what the other sources propose (`runtime.draft_sources`) is a tre
 both propose the same token, it is one node. The tree takes the likeliest node that can be reached, again and again,
 which is optimal for any number of nodes as no child is likelier than its parent, and ends where another row costs more
 than it promises.
-
-`DraftSearch` says what is computed; the native library computes the same, where it is built.
 """
 
 from __future__ import annotations
