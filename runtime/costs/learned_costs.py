@@ -43,8 +43,8 @@ DRIFT, PAUSE_DRIFT = 0.05, 0.05  # of `plain`, from step to step and from answer
 EVERY = 4  # steps from one making of the curves to the next, and from trial to trial
 MOST_LATER = 32  # steps that are learned from later, where no cost is asked for meanwhile
 PLAIN_ALL, PLAIN_EVERY = 16, 8  # plain steps in succession: so many are learned from, then one in so many
-# What is forgotten of ratios, at each making: of what single rows cost; and the factor for what all rows have in
-# common, which few plain steps tell: at first `SOON` over the steps so far.
+# What is forgotten of ratios, at each making: of what rows cost more or less than the others; and the factor for what
+# all rows have in common, which few plain steps tell: at first `SOON` over the steps so far.
 FORGET, SLOWLY, SOON = 0.015, 0.1, 50
 USED_WEIGHT = 1 / 16  # of the newest step in the rows that are used
 # Spreads added to the cost of more rows than are used, so that few noisy times make no large drafts look cheap; and
@@ -141,14 +141,15 @@ class LearnedRowCosts(RowCosts):
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
         try:
-            self._plain_run = self._plain_run + 1 if rows == 1 and not calls else 0
+            plain = rows == 1 and not calls
+            self._plain_run = self._plain_run + 1 if plain else 0
             if self._plain_run <= PLAIN_ALL or self._plain_run % PLAIN_EVERY == 0:
                 kind = rows, calls > 0
                 again = kind in self._called
                 self._called.add(kind)
                 if again:
                     self._seen[rows] = self._seen.get(rows, 0) + 1
-                if rows == 1 and not calls:
+                if plain:
                     self._timed = max(self._timed, cached)
                 self._times.append(_Time(rows, calls, seconds, cached, again, self.steps))
                 self.steps += 1
