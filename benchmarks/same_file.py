@@ -291,7 +291,8 @@ PARTS = {"start": measure_start, "steps": measure_steps, "rows": measure_rows, "
 
 def table(found: dict[str, Any]) -> str:
     """Markdown of what was measured."""
-    lines = list[str]()
+    file, bundle = (size / 1e6 for size in found["sizes"])
+    lines = [f"{file:,.0f} MB, streamspec's bundle {bundle:,.0f} MB.", ""]
     if start := found.get("start"):
         ours, peer, size = start["streamspec"], start["llama.cpp"], start["file"]
         lines += ["| start | streamspec | llama.cpp |", "|---|---|---|"]
@@ -365,6 +366,7 @@ def main() -> None:
             found["start"] = measure_start(arguments, cache, cache)
         [manifest] = cache.glob("bundles/*/manifest.json")
         found["weights"] = weights_read(arguments.file)
+        found["sizes"] = [arguments.file.stat().st_size, bytes_in(manifest.parent)]
         for part in arguments.parts:
             if part != "start":
                 found[part] = PARTS[part](arguments, manifest.parent, cache)
