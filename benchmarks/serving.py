@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measures the overhead of the server:
-`python benchmarks/serving.py BUNDLE [--tokens 48] [--threads N] [--throughput [--rounds 3] [--requests 12]]`.
+`python benchmarks/serving.py BUNDLE [--tokens 48] [--threads N]
+[--throughput [--prompts FILE] [--rounds 3] [--requests 12]]`.
 
 - Idle: CPU time of the server over 10 s. A request without the model (`/health`), connection included.
 - Time to the first token and tokens per second through the server, over a session of this process, in turn; the server
   is idle while the session works.
 - Two clients at once: tokens of each until the first has finished.
 - `--throughput`, alone: tokens a second of all answers to 1, 2 and 4 clients, with calls shared and in turns: rows of a
-  table.
+  table. `--prompts`: a data set whose prompts are asked instead of questions about things.
 
 The server is a process of its own, the clients are `openai`'s.
 """
@@ -30,6 +31,7 @@ import httpx
 import openai
 import psutil
 
+from streamspec.data import read_examples
 from streamspec.runtime import Session, load
 
 TOKEN = "token-of-the-benchmark"
@@ -103,9 +105,12 @@ def metrics_of(url: str) -> str:
     return httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
 
 
-def different(count: int, start: int = 0) -> list[str]:
+def different(count: int, start: int = 0, file: Path | None = None) -> list[str]:
     """So many prompts of all that there are, from number `start` on: a server remembers what it has answered."""
     every = [task.format(thing) for thing in THINGS for task in TASKS]
+    if file is not None:
+        openings = [example.opening for example in read_examples(file, start + count)]
+        every = [one if isinstance(one, str) else str(one[-1]["content"]) for one in openings]
     if start + count > len(every):
         raise SystemExit(f"found {len(every)} prompts; expected {start + count}: fewer --rounds or --requests")
     return every[start : start + count]
@@ -180,23 +185,26 @@ def fair(server: Server, tokens: int) -> None:
     print(f"two clients at once: {counts[0]} and {counts[1]} tokens until the first had finished", flush=True)
 
 
-def throughput(bundle: Path, threads: int | None, tokens: int, rounds: int, requests: int) -> None:
+def throughput(given: argparse.Namespace) -> None:
     """Tokens a second of all answers together, by clients that ask at once, with calls shared and in turns."""
-    servers = {batch: Server(bundle, threads, 4, "--batch", str(batch)) for batch in (1, 4)}
+    bundle, requests = given.bundle, given.requests
+    servers = {batch: Server(bundle, given.threads, 4, "--batch", str(batch)) for batch in (1, 4)}
     rates = {(batch, clients): list[float]() for batch in servers for clients in (1, 2, 4)}
 
-    def ask(job: tuple[Server, str]) -> int:
-        server, prompt = job
-        answer = server.client().chat.completions.create(
-            model=server.models[0], messages=user(prompt), max_tokens=tokens
+    clients = {batch: server.client() for batch, server in servers.items()}  # what makes one is not the server's work
+
+    def ask(job: tuple[int, str]) -> int:
+        batch, prompt = job
+        answer = clients[batch].chat.completions.create(
+            model=servers[batch].models[0], messages=user(prompt), max_tokens=given.tokens
         )
         return int(answer.usage.completion_tokens)  # type: ignore[union-attr]
 
     try:
-        for number in range(rounds + 1):  # the first to warm up: what pays is measured then
+        for number in range(given.rounds + 1):  # the first to warm up: what pays is measured then
             for (batch, clients), found in rates.items():
                 turn = number * 3 + (1, 2, 4).index(clients)
-                jobs = [(servers[batch], prompt) for prompt in different(requests, turn * requests)]
+                jobs = [(batch, prompt) for prompt in different(requests, turn * requests, given.prompts)]
                 began = time.perf_counter()
                 with ThreadPoolExecutor(clients) as pool:
                     count = sum(pool.map(ask, jobs))
@@ -222,12 +230,13 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="with --throughput")
     parser.add_argument("--rounds", type=int, default=3, help="with --throughput")
     parser.add_argument("--requests", type=int, default=12, help="of a round, with --throughput")
     parser.add_argument("--throughput", action="store_true", help="only the tokens a second of 1, 2 and 4 clients")
     given = parser.parse_args()
     if given.throughput:
-        return throughput(given.bundle, given.threads, given.tokens, given.rounds, given.requests)
+        return throughput(given)
     server = Server(given.bundle, given.threads, sessions=3)
     try:
         session = load(given.bundle, threads=given.threads)
