@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -37,10 +37,11 @@ from streamspec.serve.api.response_events import ResponseObject
 from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
-from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, out_of_time
+from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, invalid, out_of_time
 from streamspec.serve.forms.table import FORMS, error_body
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
+from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.call_parser import CallParser
 
 PAGE = {
@@ -181,17 +182,21 @@ class Service:
         parsed = parsed.beginning_with(base.sampling)
         if (prediction := parsed.options[0].prediction) is not None:
             parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
+        if parsed.thinks and base.thought is not None:
+            thinking = {"enable_thinking": True}
+            parsed = replace(parsed, options=[replace(each, chat_template_kwargs=thinking) for each in parsed.options])
         suffix, tokenizer = parsed.suffix, base.tokenizer
         prompts = [between(prompt, suffix, tokenizer) if suffix else prompt for prompt in parsed.prompts]
         make = partial(_prompt, parsed)
         ready = Prepared(parsed, base, adapter, [make(prompt) for prompt in prompts], parsed.options)
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
+            _check_stops(parsed.options[0].stops, form)
             ready.calls = partial(CallParser, form, tools)
             grammar = tools.grammar(form, grammars) or parsed.options[0].grammar
             shown = [token for _, token in form.specials]
             ready.options = [replace(each, grammar=grammar, shown_special_tokens=shown) for each in parsed.options]
-        if parsed.truncates:
+        if parsed.room:
             ready.prompts = [_fitting(make, parsed)]
         try:
             ready.hint = self.pool.encode(adapter, ready.prompts[0], base)
@@ -327,11 +332,19 @@ def _fitting(make: Callable[[Any], Prompt], parsed: ParsedRequest) -> Prompt:
 
     def of(session: Session) -> Any:
         context = session.context_length
-        room = min(parsed.options[0].max_new_tokens, context // 2)
+        room = min(parsed.room, context // 2)
         turns = forget(parsed.prompt, lambda left: len(make(left)(session)), context - room)
         return make(turns)(session)
 
     return of
+
+
+def _check_stops(stops: Sequence[str], form: CallForm) -> None:
+    """Raises ApiError for a stop string that would end the answer within what the model writes around a call."""
+    for stop in stops:
+        if any(stop in text for text in form.texts):
+            found = f"stop {stop!r:.60} beside tools, part of how this model writes a call"
+            raise invalid(f"{found}; expected another, or no tools", "stop", "unsupported_value")
 
 
 def _prompt(parsed: ParsedRequest, prompt: Any) -> Prompt:

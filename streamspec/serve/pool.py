@@ -20,7 +20,7 @@ from typing import Any
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stats, Stream
 from streamspec.runtime.embeddings import Embedding
-from streamspec.serve.errors import closing, out_of_time, too_many
+from streamspec.serve.errors import closing, ended_by_time, out_of_time, too_many
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
@@ -203,6 +203,8 @@ class QueuedRequest:
             last: Chunk | None = None
             try:
                 for last in stream:
+                    if last.finish_reason == "timeout" and not last.stats.new_tokens:
+                        raise ended_by_time(self.pool.limits.timeout)
                     self.tell(loop, last)
             finally:
                 ends += [last.stats] if last is not None else []
@@ -316,8 +318,8 @@ class Pool:
 
     def _dispatch(self) -> None:
         while self.waiting and not self.closed and any(not slot.busy for slot in self.slots):
-            request = self.waiting.popleft()
-            slot = self._choose(request)
+            slot = self._choose(request := self.waiting[0])
+            self.waiting.popleft()
             slot.busy = True
             request.begin(slot)
 

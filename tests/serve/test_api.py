@@ -356,6 +356,15 @@ def test_an_answer_that_takes_too_long_ends_with_what_there_is(running: Make) ->
     assert "word word".startswith(content[:9]) and content and answer.usage.completion_tokens < 60  # 20 if none waits
 
 
+def test_what_was_not_begun_in_time_is_no_empty_answer(running: Make) -> None:
+    """A client would take scores that are missing for certainty."""
+    client = running(still=True, limits={"timeout": 0.3}).client()  # a prompt that is never read to its end
+    for asked in ({}, {"echo": True, "logprobs": 1}, {"stream": True}):
+        with pytest.raises(openai.InternalServerError, match="no answer within 0.3 s") as caught:
+            client.completions.create(model="base", prompt=["say it", "say"], max_tokens=200, **asked)
+        assert caught.value.status_code == 503
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("still", [False, True])
 def test_a_client_that_goes_frees_its_session(running: Make, stream: bool, still: bool) -> None:

@@ -105,7 +105,7 @@ class FakeServeSession:
                 while not (shared.gate.wait(0.005) or cancelled.is_set() or time.perf_counter() > ends):
                     pass
                 time.sleep(shared.step)
-                count = min(2 if stats.new_tokens else 1, limit - stats.new_tokens)
+                count = min(2 if stats.new_tokens else 1, limit - stats.new_tokens) if shared.gate.is_set() else 0
                 tokens = said[stats.new_tokens : stats.new_tokens + count]
                 stats.steps += stats.new_tokens > 0
                 stats.step_tokens += count if stats.new_tokens else 0
@@ -121,7 +121,8 @@ class FakeServeSession:
                     if cancelled.is_set()
                     else None
                 )
-                yield Chunk(TOKENIZER.decode(tokens), tokens, [True] * (count - 1) + [False], reason, replace(stats))
+                drafted = ([True] * (count - 1) + [False])[:count]
+                yield Chunk(TOKENIZER.decode(tokens), tokens, drafted, reason, replace(stats))
                 if reason:
                     return
                 if shared.fails is not None:

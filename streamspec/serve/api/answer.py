@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from streamspec.runtime import Chunk
@@ -13,6 +14,12 @@ from streamspec.serve.tools.call_parser import CallParser
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 EVENTS = "text/event-stream"
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # at which readers of lines split
+
+
+def line_of(body: Mapping[str, Any]) -> bytes:
+    """Returns a JSON object as a line without its end, which nothing in it resembles."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS).encode()
 
 
 class Answer(Protocol):

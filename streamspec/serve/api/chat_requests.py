@@ -193,7 +193,8 @@ class ParsedRequest:
     unanswered: bool = False  # only the prompt is asked for: its text and log-probabilities
     keeps: bool = False  # a later request may name the answer's items
     field: str = "messages"  # of the request, that holds the prompt
-    truncates: bool = False  # a chat that is too long for the context loses its oldest turns
+    room: int = 0  # tokens of an answer for which a chat that is too long loses its oldest turns; 0: it loses none
+    thinks: bool = False  # where the model can, whatever its template does by itself
 
     @property
     def prompts(self) -> list[Any]:

@@ -4,7 +4,6 @@ this file.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from streamspec.runtime import Chunk, Logprob
 from streamspec.runtime.draft_sources.prediction import PredictionIndex
 from streamspec.runtime.text.text_deltas import TextDelta, ThoughtDeltas
 from streamspec.runtime.text.token_bytes import TextOffsets, TokenBytes
-from streamspec.serve.api.answer import Answer
+from streamspec.serve.api.answer import Answer, line_of
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.errors import ApiError
 from streamspec.serve.tools.call_parser import CallParser
@@ -155,6 +154,8 @@ class Choice:
         logprobs = None
         if chunk.logprobs is not None:
             kinds = chunk.thought or [False] * len(chunk.logprobs)
+            if self.chat and chunk.finish_reason == "eos":  # whose token is not of the content
+                kinds = [*kinds[:-1], True]
             of_text = [entry for entry, kind in zip(chunk.logprobs, kinds, strict=True) if kind is False]
             logprobs = self._spell(chunk.prompt_logprobs or [], of_text)
             for name, entries in logprobs.items():
@@ -249,7 +250,7 @@ def counters(choice: Choice, waited: float, adapter: str | None, left_out: Seque
 def event(body: Mapping[str, Any], kind: str | None = None) -> bytes:
     """Returns a server-sent event. `kind`: its name, where the stream has several."""
     name = b"" if kind is None else b"event: " + kind.encode() + b"\n"
-    return name + b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return name + b"data: " + line_of(body) + b"\n\n"
 
 
 def _of_call(chunk: Chunk, pieces: tuple[list[TextDelta], list[TextDelta]]) -> dict[str, Any]:

@@ -267,7 +267,7 @@ def read_responses(
         echo=_echo(request),
         keeps=request.store is not False,
         field="input",
-        truncates=request.truncation == "auto",
+        room=parsed.options[0].max_new_tokens if request.truncation == "auto" else 0,
     )
 
 

@@ -80,7 +80,7 @@ class ResultBlock(Hinted):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
     content: str | list[Text] | None = None
-    is_error: bool | None = None  # the result's text says it
+    is_error: bool | None = None  # the result's text says it, if it has one
 
 
 BLOCKS = {
@@ -238,14 +238,17 @@ def _messages(request: MessagesRequest) -> list[dict[str, Any]]:
             raise invalid(f"messages.{i} without content; expected some", f"messages.{i}.content", "missing_field")
         results = [block for block in read if isinstance(block, ResultBlock)]
         messages += [
-            {"role": "tool", "tool_call_id": result.tool_use_id, "content": joined(result.content or "")}
-            for result in results
+            {"role": "tool", "tool_call_id": result.tool_use_id, "content": _told(result)} for result in results
         ]
         if len(results) < len(read):
             _add(messages, _said(turn.role, read))
     if messages[-1]["role"] == "assistant":
         raise invalid("a last message of the assistant; expected one to answer", "messages", "unsupported_value")
     return messages
+
+
+def _told(result: ResultBlock) -> str:
+    return joined(result.content or "") or ("Error" if result.is_error else "")
 
 
 def _block(block: Any, role: str, where: str) -> Any:

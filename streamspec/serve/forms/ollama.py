@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ from streamspec.serve.tools.checked_grammars import CheckedGrammars
 SPOKEN = "0.13.0"  # the version of the API: some clients ask for a least one
 NEVER = "9999-12-31T23:59:59Z"  # when a loaded model ends
 LATEST = ":latest"  # the tag of names without one
+UNLOADS = r"0+(\.0*)?[a-z]*"  # durations of no time
+RANDOM = -1  # the seed that is none
 # Fields of Ollama's API that are there with these values only, beside null.
 ONLY: dict[str, tuple[Any, ...]] = {"images": ([],), "shift": (False,)}
 ONLY_IN_GENERATE = {**ONLY, "context": ([],), "template": ("",), "width": (), "height": (), "steps": ()}
@@ -170,8 +173,9 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
     """Parses the body of a chat. Raises ApiError, status 400, naming the field."""
     request = parsed_as(OllamaChatRequest, json_object(body), fixed=ONLY)
     values = _values(request, limits) | {"messages": _messages(request.messages or []), "tools": _tools(request.tools)}
-    parsed = _chat(values, limits, grammars)
-    return replace(parsed, truncates=request.truncate is not False)
+    most = (request.options or {}).get("num_predict") or 0
+    room = max(1, most) if request.truncate is not False else 0
+    return replace(_chat(values, limits, grammars), room=room)
 
 
 def read_generate(body: bytes, limits: Limits, grammars: CheckedGrammars | None = None) -> ParsedRequest:
@@ -196,9 +200,10 @@ def read_generate(body: bytes, limits: Limits, grammars: CheckedGrammars | None 
 
 def _chat(values: dict[str, Any], limits: Limits, grammars: CheckedGrammars | None) -> ParsedRequest:
     try:
-        return in_runtime_terms(parsed_as(ChatRequest, values), limits, grammars)
+        parsed = in_runtime_terms(parsed_as(ChatRequest, values), limits, grammars)
     except ApiError as error:
         raise renamed(error, NAMES) from None
+    return replace(parsed, thinks=values["enable_thinking"] is None and values["reasoning_effort"] is None)
 
 
 def _values(request: OllamaCommon, limits: Limits) -> dict[str, Any]:
@@ -219,6 +224,7 @@ def _values(request: OllamaCommon, limits: Limits) -> dict[str, Any]:
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs,
         **{name: getattr(options, name) for name, here in NAMES.items() if here == f"options.{name}"},
+        "seed": None if options.seed == RANDOM else options.seed,
     }
 
 
@@ -262,6 +268,9 @@ def _routes(service: ChatPath) -> list[Route]:
         if values.get(asked) or values.get("suffix") or not isinstance(values.get("model"), str):
             return await service.answer(request, read, build)
         service.model_of(values["model"].removesuffix(LATEST))
+        if re.fullmatch(UNLOADS, str(values.get("keep_alive"))):
+            found = f"keep_alive {values['keep_alive']!r} without {asked}"
+            raise invalid(f"{found}; expected none: `serve --idle` unloads models", "keep_alive", "unsupported_value")
         return JSONResponse(build.loaded(values["model"]))
 
     async def tags(request: Request) -> Response:
@@ -309,12 +318,12 @@ def _routes(service: ChatPath) -> list[Route]:
 
 
 def _listed(service: ChatPath, name: str) -> dict[str, Any]:
-    manifest = service.models[name][0].manifest
+    manifest, tagged = service.models[name][0].manifest, name if ":" in name else name + LATEST
     family = manifest.base.model_type
     details = {"parent_model": "", "format": "streamspec", "family": family, "families": [family], "parameter_size": ""}
     return {
-        "name": name,
-        "model": name,
+        "name": tagged,
+        "model": tagged,
         "modified_at": moment(service.created),
         "size": manifest.data_bytes,
         "digest": hashlib.sha256(manifest.to_json().encode()).hexdigest(),

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from streamspec.runtime import Chunk
-from streamspec.serve.api.answer import Answer
+from streamspec.serve.api.answer import Answer, line_of
 from streamspec.serve.api.chat_requests import ParsedRequest
 from streamspec.serve.api.chat_responses import Choice, counters
 from streamspec.serve.errors import ApiError
@@ -121,7 +120,7 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def _line(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return line_of(body) + b"\n"
 
 
 def _nanoseconds(seconds: float) -> int:

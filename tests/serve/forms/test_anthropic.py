@@ -143,6 +143,8 @@ def test_blocks_become_the_messages_of_a_chat(calling: Running) -> None:
     assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"place": "Oslo"}
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "a", "4 C")
     assert ask(calling, messages=turns, tools=[TOOL])["stop_reason"] == "tool_use"
+    turns[-1]["content"][0] = {"type": "tool_result", "tool_use_id": "a", "is_error": True}
+    assert read(messages=turns).prompt[2]["content"] == "Error"
 
 
 def test_tokens_are_counted(talking: Running) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from streamspec.serve.api.answer import line_of
+from streamspec.serve.api.chat_responses import event
 from streamspec.serve.errors import ApiError
 from streamspec.serve.forms.ollama import read_chat, read_generate
 from streamspec.serve.limits import DEFAULT
 from tests.serve.conftest import Running, user
 from tests.serve.forms.conftest import WEATHER
+from tests.support.thinking_sessions import TEMPLATE, thinking
 
 Make = Callable[..., Running]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}}
@@ -61,12 +64,17 @@ def test_options_are_those_of_the_answer() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 4, 0.5, 0.1)
     assert (sampling.seed, sampling.repetition_penalty) == (3, 1.1)
     assert chat(options={"num_predict": -1}).options[0].max_new_tokens == DEFAULT.max_tokens
-    assert chat().stream and chat().truncates and not chat(stream=False, truncate=False).truncates
+    assert chat(options={"seed": -1}).options[0].sampling.seed is None
+    assert chat().stream and not chat(stream=False).stream
+    # Turns are forgotten for as long an answer as is asked for, or for one token.
+    assert [chat(options={"num_predict": most}).room for most in (7, -1)] == [7, 1] and chat().room == 1
+    assert chat(truncate=False).room == 0
 
 
 def test_how_it_thinks_and_which_form_it_has(talking: Running) -> None:
     assert chat(think=False).options[0].chat_template_kwargs == {"enable_thinking": False}
     assert chat(think="low").options[0].reasoning_effort == "low"
+    assert [chat(**each).thinks for each in ({}, {"think": False}, {"think": "low"})] == [True, False, False]
     assert ask(talking, format={"enum": [1, 2]}, stream=False)["message"]["content"] == "1"
     text = ask(talking, format="json", stream=False, options={"num_predict": 60})["message"]["content"]
     assert text.startswith("{") and chat(format="").options[0].grammar is None
@@ -91,7 +99,7 @@ def test_calls_have_arguments_as_objects_and_results_answer_them_in_turn(calling
 def test_models_are_listed_and_shown_and_found_with_their_tag(talking: Running, running: Make) -> None:
     with talking.http() as client:
         (listed,) = client.get("/api/tags").json()["models"]
-        assert listed["name"] == listed["model"] == "base" and listed["details"]["quantization_level"] == "int8"
+        assert listed["name"] == listed["model"] == "base:latest" and listed["details"]["quantization_level"] == "int8"
         shown = client.post("/api/show", json={"model": "base:latest"}).json()
         assert shown["capabilities"] == ["completion", "tools", "thinking"] and shown["details"] == listed["details"]
         about = shown["model_info"]
@@ -105,7 +113,48 @@ def test_models_are_listed_and_shown_and_found_with_their_tag(talking: Running, 
     assert ask(talking, model="base:latest", stream=False)["done"]
     assert ask(talking, messages=[], stream=False)["done_reason"] == "load"
     with running().http() as client:
-        assert [one["name"] for one in client.get("/api/tags").json()["models"]] == ["base", "alpha", "beta"]
+        assert [one["name"] for one in client.get("/api/tags").json()["models"]] == [
+            *("base:latest", "alpha:latest", "beta:latest")
+        ]
+
+
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0])
+def test_to_unload_a_model_is_refused(keep_alive: Any, talking: Running) -> None:
+    with talking.http() as client:
+        answer = client.post("/api/generate", json={"model": "base", "keep_alive": keep_alive})
+    assert answer.status_code == 400 and "`serve --idle` unloads models" in answer.json()["error"]
+    assert ask(talking, messages=[], keep_alive="10m", stream=False)["done_reason"] == "load"
+
+
+def test_a_model_thinks_unless_told_otherwise(running: Make) -> None:
+    """Whatever its template does by itself."""
+    closed = TEMPLATE.replace("enable_thinking is defined and enable_thinking is false", "not enable_thinking")
+    assert closed != TEMPLATE
+    server = Running(thinking("<think>\nRome?\n</think>\n\nOslo, END.", template=closed))
+    try:
+        assert "thinking" in ask(server, stream=False)["message"]
+        assert "thinking" not in ask(server, stream=False, think=False)["message"]
+    finally:
+        server.stop()
+
+
+def test_log_probabilities_are_of_the_content(talking: Running) -> None:
+    found = ask(talking, logprobs=True, stream=False)
+    assert "".join(entry["token"] for entry in found["logprobs"]) == found["message"]["content"] == "Oslo, END."
+
+
+def test_a_stop_string_that_stands_in_calls_is_refused_beside_tools(calling: Running) -> None:
+    with calling.http() as client:
+        answer = client.post("/api/chat", json=CHAT | {"tools": [TOOL], "options": {"stop": ["x", "<call>"]}})
+    assert answer.status_code == 400 and answer.json()["error"].startswith("stop '<call>' beside tools")
+    assert ask(calling, options={"stop": ["<call>"]}, stream=False)["message"]["content"] == "I look."
+
+
+def test_no_line_has_what_readers_of_lines_take_for_an_end() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    for line in (line_of({"text": text}), event({"text": text}).strip()):
+        assert len(line.decode().splitlines()) == 1
+        assert json.loads(line.decode().removeprefix("data: ")) == {"text": text}
 
 
 @pytest.mark.parametrize(
