@@ -25,6 +25,11 @@ def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: Gene
     others = [session.another() for _ in range(at_once - 1)]
     left, answers, errors = deque(enumerate(prompts)), dict[int, Completion](), list[BaseException]()
 
+    def end(error: BaseException) -> None:
+        errors.append(error)
+        for each in (session, *others):
+            each.cancel()
+
     def work(worker: Session) -> None:
         try:
             while not errors:
@@ -34,16 +39,18 @@ def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: Gene
                     return
                 answers[number] = Completion.of(list(worker.stream(ids, options)))
         except BaseException as error:
-            errors.append(error)
-            for each in (session, *others):
-                each.cancel()
+            end(error)
 
     threads = [threading.Thread(target=work, args=(worker,), name="streamspec", daemon=True) for worker in others]
     for thread in threads:
         thread.start()
     work(session)
     for thread in threads:
-        thread.join()
+        try:
+            thread.join()
+        except BaseException as error:  # Ctrl-C
+            end(error)
+            thread.join()
     if errors:
         raise errors[0]
     return [answers[number] for number in range(len(prompts))]

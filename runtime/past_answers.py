@@ -42,7 +42,7 @@ class PastAnswers:
         self.store: AnswerStore | None = None
         self._end, self._vocab = model.eos_token_ids[0], model.vocab_size
         self._header = f"{KIND} {manifest.files[TOKENIZER].sha256}\n".encode()
-        self._path, self._lock = None if path is None else Path(path), threading.Lock()
+        self._path, self._lock = None if path is None else Path(path), threading.RLock()
         self._tokens, self._ordered = list[int](), 0
         if self._path is not None:
             self._tokens = self._read(self._path)
@@ -64,7 +64,7 @@ class PastAnswers:
     def as_loaded(self) -> PastAnswers:
         """Returns the answers that the file had when it was read. Further ones stay in memory."""
         other = copy(self)
-        other._lock = threading.Lock()
+        other._lock = threading.RLock()
         other._path = None
         other.store = None
         other._tokens = self._loaded.tolist()
@@ -87,12 +87,15 @@ class PastAnswers:
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
             with open(handle, "rb") as file:
-                plain = stat.S_ISREG(os.fstat(handle).st_mode)
-                data = file.read(MAX_FILE + 1) if plain else b""
+                about = os.fstat(handle)
+                plain = stat.S_ISREG(about.st_mode)
+                header = file.read(len(self._header)) if plain else b""
+                if skipped := max(0, about.st_size - len(header) - MAX_FILE):  # the oldest
+                    file.seek(skipped // 4 * 4, os.SEEK_CUR)
+                ids = file.read(MAX_FILE) if header else b""
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}", "a file that can be read", "name another one") from None
-        header, ids = data[: len(self._header)], data[len(self._header) :]
-        if not plain or len(data) > MAX_FILE or header != self._header:
+        if not plain or header != self._header:
             raise ConfigError(f"{path} holds no answers of this tokenizer", "a file of its own", "name another one")
         tokens = np.frombuffer(ids[: len(ids) // 4 * 4], "<u4")  # a killed process may have cut the last one
         if len(tokens) and tokens.max() >= self._vocab:

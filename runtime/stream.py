@@ -20,6 +20,7 @@ from streamspec.runtime.text.answer_text import AnswerText
 from streamspec.runtime.text.detokenize import ShowingSpecials
 from streamspec.runtime.text.thought import Thought
 
+SIGNALS = 0.5  # seconds after which a wait looks for signals: on Windows nothing interrupts it
 EXIT_SECONDS = 10.0  # for threads to end, when the interpreter exits
 
 
@@ -145,9 +146,8 @@ class Stream(Iterator[Chunk]):
         thought: Thought | None = None,
     ) -> None:
         """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
-        of an answer that the chat keeps. `grammar` starts what limits the answer, before the
-        model runs, and may be cancelled. `thought`: what is kept apart from the text.
-        """
+        of an answer that the chat keeps. `grammar` starts what limits the answer, and may be cancelled. `thought`: what
+        is kept apart from the text."""
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
         shown = decoder.options.shown_special_tokens
@@ -284,7 +284,8 @@ class Running:
     def __iter__(self) -> Iterator[Chunk]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._done or len(self._chunks) > self._read)
+                while not self._changed.wait_for(lambda: self._done or len(self._chunks) > self._read, SIGNALS):
+                    pass
             new = self.read()
             yield from new
             if not new:

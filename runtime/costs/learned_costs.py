@@ -105,7 +105,7 @@ class LearnedRowCosts(RowCosts):
         keep: Callable[[LearnedRowCosts, bool], None] | None = None,
     ) -> None:
         self.rows, self.drafter, self.known, self.steps = rows, drafter, known or CostRecord(), 0
-        self._keep, self._lock = keep, threading.Lock()
+        self._keep, self._lock = keep, threading.RLock()
         self._numbers = np.arange(1, rows + 1)
         at = np.interp(self._numbers, KNOTS, np.arange(len(KNOTS)))
         self._knot = np.minimum(at.astype(int), len(KNOTS) - 2)

@@ -19,20 +19,21 @@ from streamspec.runtime.engine.memory_estimate import SURE, MemoryEstimate, chec
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.folder_forms import form_of, read_folder
 from streamspec.runtime.hardware import cpu
+from streamspec.runtime.onnx_decoder.manifest import DECODER
 from streamspec.runtime.options import WINDOW, LoadOptions
 from streamspec.runtime.text.tokenizer import read_tokenizer
 
 SHORT_OF = {MODEL: SHORT, NATIVE: SHORT_NATIVE}
 # Flavours without a cache that a window can be taken of.
-FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device"}
+FIXED = {STATIC: "a bundle of fixed shapes", DEVICE: "a bundle whose cache lies on a device", DECODER: "a decoder"}
 
 
 def read_draft(folder: Path, manifest: Manifest, options: LoadOptions, needed: MemoryEstimate) -> Manifest | None:
-    """Reads the manifest of the bundle that is to draft for the one in `folder`, and compares their tokenizers; its own
-    `manifest` for a window, or what that says of its short graph; None where nothing is to. Raises ConfigError where
-    tokenizers number tokens differently, for a window of a cache that has one already or cannot be copied, for a short
-    graph where there is none, and for pruning, which belongs to a drafter in the bundle; ResourceError where memory is
-    too small for both. `needed`: by the bundle in `folder`."""
+    """Reads the manifest of the bundle that is to draft for the one in `folder`; its own `manifest` for a window, or
+    what that says of its short graph; None where nothing is to. Raises ConfigError where tokenizers number tokens
+    differently, for a window of a cache that cannot be copied, for a short graph where there is none, and for pruning,
+    which belongs to a drafter; ResourceError where memory is too small for both. `needed`: by the bundle in `folder`.
+    """
     if options.draft is None:
         return None
     if options.pruning is not None:

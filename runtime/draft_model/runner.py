@@ -199,8 +199,7 @@ def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
     """Token ids int64 [at most count] of the largest of `logits` float32 [vocabulary], the largest first; of equals the
     lower id first.
 
-    They lie in the blocks with the largest maxima: one pass that processors do many numbers at a time in, instead of a
-    selection over the vocabulary.
+    They lie in the blocks with the largest maxima, which one fast pass finds.
     """
     size = len(logits)
     count = min(count, size)

@@ -74,8 +74,7 @@ class LoadedModel:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers,
         ProviderError where this one cannot be used here or leaves to the CPU what decides the speed.
 
-        `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while
-        generating. `capture`: lets a provider capture the graph, if it is one that the provider does.
+        `spin`: as of `load`. `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
         self.path = path

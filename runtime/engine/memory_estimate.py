@@ -190,9 +190,8 @@ def _of_graph(manifest: Manifest, context: int, sessions: int, provider: str, wi
 
 
 def runs_native(manifest: Manifest, provider: str) -> bool:
-    """Tells whether a session of the bundle on `provider` runs native operators on this machine, without opening the
-    standard graph to see which is faster: native ones are known to be, or that graph would take gigabytes (`portable`
-    kernels are always timed)."""
+    """Tells whether a session of the bundle on `provider` runs native operators here without opening the standard graph
+    to see which is faster: native ones are known to be, or that graph would take gigabytes."""
     if NATIVE not in manifest.files or native_library.why_not():
         return False
     kernels = native_library.kernels()

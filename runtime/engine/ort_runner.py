@@ -22,7 +22,6 @@ from streamspec.runtime.engine.graph_kinds import graph_kind
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
 from streamspec.runtime.kv_cache.host_cache import Cache
-from streamspec.runtime.kv_cache.shared_cache import SharedCache
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 SHARED_CHUNK = 64  # maximum prompt rows per call while other requests wait
@@ -121,9 +120,9 @@ class OrtRunner:
         return self.cache.length
 
     def reusable(self, prompt: Sequence[int]) -> int:
-        same = shared_prefix(self.tokens, prompt[:-1])
+        same, cache = shared_prefix(self.tokens, prompt[:-1]), vars(self).get("cache")  # which an idle model lets go
         # What a draft layer keeps of a token depends on the token after it.
-        return self.cache.reachable(max(0, same - bool(self._drafter.levels))) if same else 0
+        return cache.reachable(max(0, same - bool(self._drafter.levels))) if same and cache is not None else 0
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         self.rewind(self.reusable(prompt))
@@ -148,9 +147,7 @@ class OrtRunner:
 
     def release(self) -> None:
         """Forgets all tokens and gives their memory back."""
-        self.rewind(0)
-        if isinstance(self.cache, SharedCache):
-            self.unload()  # or its place would not be free yet
+        self.unload()  # or neither a place among shared ones nor a device's buffers would be free yet
         self.reload()
 
     def snapshot(self) -> tuple[list[int], list[np.ndarray]]:

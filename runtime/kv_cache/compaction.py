@@ -12,8 +12,7 @@ def runs(path: Sequence[int], length: int) -> list[tuple[int, int, int]]:
     """Returns the moves that close the accepted `path` up to the `length` committed rows, as runs (source, target,
     rows) of neighbouring cache rows: one or two, none where the path already lies in the first slots.
 
-    Node i's row was written at `length + i`. Targets never exceed their sources and both ascend, so copying in order is
-    safe.
+    Node i's row was written at `length + i`. Both ascend, no target beyond its source: copying in order is safe.
     """
     out: list[tuple[int, int, int]] = []
     if path and path[-1] == len(path) - 1:

@@ -39,17 +39,14 @@ class DeviceCache(SequenceRows):
             self.data[layer] = [self._on_device(empty) for _ in range(group.parts)]
         self._binding = self._bind()
 
-    def reserve(self, rows: int, spare: int = 0) -> bool:
-        """See `Cache`; true if `data` is a new list."""
-        if not self.grow(rows, spare):
-            return False
-        self.data = list(self.data)
+    def _extend(self) -> None:
+        data = list(self.data)
         for layer, group in self._group_of.items():
             if group.cache.window is None:  # a ring has all its slots from the beginning
-                committed = [part.numpy()[:, :, : self.length] for part in self.data[layer]]
-                self.data[layer] = [self._filled(part, self.capacity) for part in committed]
+                committed = [part.numpy()[:, :, : self.length] for part in data[layer]]
+                data[layer] = [self._filled(part, self.capacity) for part in committed]
+        self.data = data
         self._binding = self._bind()
-        return True
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`. The compaction graph knows the layer itself."""

@@ -25,14 +25,11 @@ class HandedCache(KeyValueCache):
         super().__init__(groups, limit)
         self.written, self._rows = self._room(), 0  # of the last call
 
-    def reserve(self, rows: int, spare: int = 0) -> bool:
-        if not self.grow(rows, spare):
-            return False
+    def _extend(self) -> None:
         old = [array.copy() for array in self._packed(self.data, self.length)]
         self.data, self.written = self._room(), self._room()
         for array, before in zip(self._packed(self.data, self.length), old, strict=True):
             array[...] = before
-        return True
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         count = len(path)

@@ -87,20 +87,16 @@ class KeyValueCache(SequenceRows):
         self.capacity = min(begin if first is None else first, limit)
         self.data = [zeros(group, self.slots(group)) for group in self.groups]
 
-    def reserve(self, rows: int, spare: int = 0) -> bool:
-        """See `Cache`; true if `data` is a new list."""
-        if not self.grow(rows, spare):
-            return False
-        old, self.data = self.data, []
-        for group, rows_before in zip(self.groups, old, strict=True):
-            slots = self.slots(group)
-            if slots == rows_before.shape[4]:
-                self.data.append(rows_before)
-                continue
-            grown = zeros(group, slots)
-            grown[..., : self.length, :] = rows_before[..., : self.length, :]
-            self.data.append(grown)
-        return True
+    def _extend(self) -> None:
+        self.data = list(map(self._grown, self.groups, self.data))
+
+    def _grown(self, group: CacheGroup, rows: np.ndarray) -> np.ndarray:
+        slots = self.slots(group)
+        if slots == rows.shape[4]:
+            return rows
+        grown = zeros(group, slots)
+        grown[..., : self.length, :] = rows[..., : self.length, :]
+        return grown
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`: moves the accepted rows next to the committed ones."""

@@ -84,8 +84,8 @@ class _Window:
 class SequenceRows:
     """Counts the committed rows of a sequence, `length`, and tells which of them the rings of `groups` still hold.
 
-    Rows that were written and never committed count as well: they have overwritten what lay in their slots. What lay at
-    the end of a prompt (`keep`) is copied before.
+    Rows that were written and never committed have overwritten what lay in their slots. What lay at the end of a prompt
+    (`keep`) is copied before.
     """
 
     capacity: int  # rows that there is room for, of layers that keep all
@@ -159,17 +159,25 @@ class SequenceRows:
                 place.rows = [self.taken(ring.group, place.numbers(ring.window)) for ring in self._rings]
         self._written = written
 
-    def grow(self, rows: int, spare: int) -> bool:
+    def reserve(self, rows: int, spare: int = 0) -> bool:
         """Doubles the capacity where it is too small for `rows` rows of the next call and `spare` more. Returns whether
-        it was. Raises ValueError above the limit, and as `write`."""
+        it was: then `data` is another list. Raises ValueError above the limit, and as `write`."""
         self.write(rows)
         needed = self.length + rows + spare
         if needed <= self.capacity:
             return False
         if needed > self.limit:
             raise ValueError(f"{needed} cache rows, limit {self.limit}")  # the caller's arithmetic is wrong
-        self.capacity = min(max(2 * self.capacity, needed), self.limit)
+        before, self.capacity = self.capacity, min(max(2 * self.capacity, needed), self.limit)
+        try:
+            self._extend()
+        except BaseException:
+            self.capacity = before
+            raise
         return True
+
+    def _extend(self) -> None:
+        """Makes `data` of the capacity, or leaves it as it is where that fails."""
 
     def restart(self, length: int, rows: Sequence[np.ndarray]) -> None:
         """Counts anew after each group was filled with the last of `length` rows: `rows` [.., rows, width]."""

@@ -21,7 +21,6 @@ from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 class CachePlaces:
     """Room for `places` sequences of at most `limit` rows. Address space is taken at once, memory as rows are written.
-
     `data`: of each group [layers, parts, places, heads, slots, width]. Raises ResourceError where the system refuses so
     much address space.
     """

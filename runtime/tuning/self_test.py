@@ -85,8 +85,8 @@ def _check_chain(runner: OrtRunner, manifest: Manifest) -> None:
 
 def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
     """Raises BundleError where a step that drops rows at the early exit leaves other keys and values in a layer than
-    the prompt read as one, or computes the next step otherwise: which layers they are dropped in is the manifest's word
-    alone. Of a bundle without an early exit nothing is asked; the cache is emptied.
+    the prompt read as one, or computes the next step otherwise. Of a bundle without an early exit nothing is asked; the
+    cache is emptied.
     """
     probe, drafter = manifest.probe, manifest.streams
     if drafter is None or not drafter.pruning or probe is None or len(probe.input_ids) < 2 or runner.row_counts:

@@ -100,8 +100,7 @@ def measure(
     """Measures the seconds of a step for 1 row (plain) and those of the row counts `rows` that the nodes reach; also
     returns whether all were measured well.
 
-    Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
-    not reach are left out: large models measure few.
+    Medians of interleaved rounds. Row counts that the time budget does not reach are left out.
     """
     runner.model.settle()
     started = time.perf_counter()

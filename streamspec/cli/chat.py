@@ -37,7 +37,8 @@ def command(
     choose_marks(marks, False)  # faults are reported before the long work
     loading = replace(loading, prepare_grammar=False)
     session = load(folder_of(bundle, precision), loading)
-    further = replace(loading, adapter=None, cpu_bundle=None, draft=None)  # those are of this bundle
+    past = bool(loading.past_answers)  # the file is this bundle's, and so is what others do without
+    further = replace(loading, adapter=None, cpu_bundle=None, draft=None, past_answers=past)
     answers = replace(options, max_new_tokens=max_new_tokens)
     chat = TerminalChat(session, answers, marks, sampling, lambda folder: load(folder, further))
     if system:

@@ -116,6 +116,19 @@ def test_the_oldest_answers_are_dropped(tmp_path: Path, monkeypatch: pytest.Monk
     assert len((tmp_path / "answers").read_bytes()) < 2000
 
 
+def test_of_a_long_file_the_newest_answers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    for i in range(60):
+        past.add([3 + i] * 20)
+    monkeypatch.setattr(past_answers, "MAX_FILE", 30 * 21 * 4)
+    again = PastAnswers(described(), path)
+    assert again.store is not None
+    assert again.store.find([[3]], 1) is None and again.store.find([[60]], 1) is not None
+    again.add([7, 8])
+    assert PastAnswers(described(), path)._tokens[-3:] == [7, 8, END]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"something else entirely", b"streamspec answers 1 " + b"1" * 64 + b"\n" + bytes(8)]
 )

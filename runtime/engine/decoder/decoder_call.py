@@ -78,7 +78,7 @@ class DecoderCall:
         return StepResult(choices, logits=logits if self._sampling_state.logits else None)
 
     def logits(self, rows: CallRows) -> np.ndarray:
-        return self._run(rows)
+        return np.array(self._run(rows))
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache.compact(path)

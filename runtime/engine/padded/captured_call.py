@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamspec.captured.packed_call import Numbers, pack, pack_draw, unpack, unsure
-from streamspec.errors import BundleError
+from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.engine.graph_call import CallContext, CallRows
 from streamspec.runtime.engine.padded.padded_call import PaddedOutputs
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
@@ -50,7 +50,9 @@ class CapturedBinding:
             call.send_draw(state.seen if state.sampling.uses_seen else None)
         try:
             self._executor.run(run.io, options=run.options)
-        except BundleError:
+        except Cancelled:  # before it ran
+            raise
+        except BaseException:  # Ctrl-C included
             cache.failed()
             raise
         cache.moved()

@@ -50,7 +50,7 @@ class BoundRun(NamedTuple):
 class BoundCall:
     """A call of so many rows. `packed` int64 [n, width], of the host, is copied before a run, and `result` after it;
     `logits` stay on the device until they are asked for. `parts`: of the result. A `greedy` run samples no rows, a
-    `sampled` one all: both over the same arrays, each a graph of its own."""
+    `sampled` one all."""
 
     def __init__(
         self, model: LoadedModel, rows: int, caches: Sequence[Sequence[Any]], seen: Any, graph_ids: Iterator[int]

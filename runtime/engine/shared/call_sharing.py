@@ -91,7 +91,16 @@ class CallSharing:
         with self._changed:
             self._waiting.append(mine)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: mine.over or (not mine.taken and (not self._leading or cancelled.is_set())))
+            try:
+                self._changed.wait_for(
+                    lambda: mine.over or (not mine.taken and (not self._leading or cancelled.is_set()))
+                )
+            except BaseException:  # Ctrl-C: nobody may make the call later
+                if mine.taken:
+                    self._changed.wait_for(lambda: mine.over)
+                else:
+                    self._waiting.remove(mine)
+                raise
             if not mine.over and cancelled.is_set():
                 self._waiting.remove(mine)
                 raise Cancelled

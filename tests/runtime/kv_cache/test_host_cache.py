@@ -13,8 +13,8 @@ from streamspec.draft_tree import DraftTree
 from streamspec.layer_cache import LayerCache, window_slots
 from streamspec.runtime.kv_cache import host_cache
 from streamspec.runtime.kv_cache.compaction import runs
-from streamspec.runtime.kv_cache.host_cache import KeyValueCache
-from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache, zeros
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 from tests.support.manifests import plain_groups
 
@@ -74,6 +74,25 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.reserve(17) and cache.capacity == 20
     with pytest.raises(ValueError, match="limit"):
         cache.reserve(18)
+
+
+def test_a_cache_that_could_not_grow_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
+    cache = KeyValueCache([*plain_groups(1, 2, 8), *plain_groups(1, 1, 4)], limit=20)
+    given, before = [zeros(group, 8) for group in cache.groups[:1]], list(cache.data)
+
+    def short(group: CacheGroup, slots: int) -> np.ndarray:
+        if given:
+            return given.pop()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_cache, "zeros", short)
+        with pytest.raises(MemoryError):
+            cache.reserve(6)
+    assert cache.capacity == 4 and all(one is other for one, other in zip(cache.data, before, strict=True))
+    assert cache.reserve(6) and {rows.shape[4] for rows in cache.data} == {8}
 
 
 def test_where_memory_is_not_taken_as_it_is_written_it_is_zeros_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

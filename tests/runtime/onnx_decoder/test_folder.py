@@ -13,6 +13,7 @@ import pytest
 
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Session, load
+from streamspec.runtime.engine import ort_runner
 from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.folder_forms import read_folder
 from streamspec.runtime.kv_cache.handed_cache import HandedCache
@@ -52,6 +53,17 @@ def test_drafted_and_plain_answers_are_those_of_the_definition(form: str, tmp_pa
     assert session.generate(other, max_new_tokens=20).token_ids == greedy(WEIGHTS, other, 20, window)
     error = np.abs(session.score(PROMPT) - logits_of(WEIGHTS, PROMPT, window)).max()
     assert error < (0.05 if form == "float16" else 1e-4)
+
+
+def test_scores_of_several_calls_are_each_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_runner, "SCORE_CHUNK", 4)
+    session = opened(write_decoder(tmp_path, WEIGHTS))
+    assert np.abs(session.score(PROMPT) - logits_of(WEIGHTS, PROMPT, CONTEXT)).max() < 1e-4
+
+
+def test_a_window_of_a_cache_that_the_graph_hands_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="draft 'window' for a decoder"):
+        opened(write_decoder(tmp_path, WEIGHTS), draft="window")
 
 
 def test_the_estimate_counts_what_calls_read_and_what_they_write(tmp_path: Path) -> None:

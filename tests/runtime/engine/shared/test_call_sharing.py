@@ -203,6 +203,25 @@ def test_a_call_that_fails_is_everybodys_error_and_the_next_works(
     assert [answer.token_ids for answer in session.generate(PROMPTS, max_new_tokens=40)] == wanted
 
 
+def test_ctrl_c_while_the_others_answer_ends_them(
+    made: Callable[[str], Path], always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, joined = opened(made("int8"), batch=2), list[threading.Thread]()
+    join, ended = threading.Thread.join, list[bool]()
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(thread)
+        if len(joined) == 1:
+            raise KeyboardInterrupt
+        join(thread, timeout)
+        ended.append(not thread.is_alive())
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.generate(["hello", "a b c d"], max_new_tokens=400)
+    assert ended == [True]
+
+
 @pytest.mark.parametrize("wrong", [0, 65, True, 2.0, "4"])
 def test_a_number_of_answers_that_is_none_is_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch .*; expected a whole number from 1 to 64"):
@@ -228,6 +247,42 @@ def test_a_call_has_64_rows_at_most_and_those_of_others_wait_for_the_next() -> N
     ]
     sharing._waiting += some
     assert sharing._gathered(some[0]) == some[:2] and sharing._waiting == some[2:]
+
+
+def test_rows_of_a_call_that_was_interrupted_are_in_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing = CallSharing(Model(), 8)  # type: ignore[arg-type]
+    rows = CallRows([5], [0], np.zeros((1, 1)), np.zeros(1), np.zeros(1))
+    mine = SharedRows(object(), rows, 0, 0, GREEDY)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sharing._changed, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sharing.run(mine, threading.Event())
+    assert not sharing._waiting
+
+
+def test_an_interrupted_call_is_left_once_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread makes it: its rows are written until then."""
+    sharing = CallSharing(Model(), 8)  # type: ignore[arg-type]
+    rows = CallRows([5], [0], np.zeros((1, 1)), np.zeros(1), np.zeros(1))
+    mine, waits = SharedRows(object(), rows, 0, 0, GREEDY), list[bool]()
+
+    def wait_for(over: Callable[[], bool]) -> None:
+        if not waits:
+            waits.append(over())
+            sharing._waiting.remove(mine)
+            mine.taken = True
+            raise KeyboardInterrupt
+        waits.append(over())
+        mine.over = True
+        waits.append(over())
+
+    monkeypatch.setattr(sharing._changed, "wait_for", wait_for)
+    with pytest.raises(KeyboardInterrupt):
+        sharing.run(mine, threading.Event())
+    assert waits == [True, False, True]
 
 
 class Adding:
