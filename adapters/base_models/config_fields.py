@@ -91,6 +91,7 @@ CONVERTED = frozenset({"partial_rotary_factor", "rope_scaling", "rope_theta"})  
 NOTES = frozenset(
     {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
 )  # that files carry along: not worth a line
+OF_CACHE = ("sliding_window", "attention_chunk_size")  # that transformers' caches read, whatever the model
 FOLLOWED = ("transformers.models.", "transformers.modeling_rope_utils", "transformers.masking_utils")
 
 
@@ -123,7 +124,7 @@ def read_field(config: BaseConfig, name: str) -> Any:
 def layer_window(config: BaseConfig, family: Family, index: int) -> int | None:
     """Returns the sliding attention window of layer `index` in tokens, or None."""
     window = read_field(config, "sliding_window")
-    layer_types = getattr(config, "layer_types", None)
+    layer_types = read_field(config, "layer_types")
     if window is None or (layer_types is not None and layer_types[index] != "sliding_attention"):
         return None
     return int(window) if not family.window_switch or switched(config, family.window_switch) else None
@@ -171,7 +172,7 @@ def _other_values(config: BaseConfig) -> list[str]:
     if odd := sorted(set(getattr(config, "per_layer_attributes", None) or ()) - LAYER_SIZES):
         return [f"layers that differ in {', '.join(odd)} (only in {', '.join(sorted(LAYER_SIZES))})"]
     family = FAMILIES[config.model_type]
-    faults = _wrong_values(config, family) + _wrong_layers(config, family)
+    faults = _wrong_values(config, family) + _wrong_layers(config, family) + _half_read(config)
     usable = activations(family)
     if (function := activation(config)) not in usable:
         faults.append(f"activation `{function}` (only {', '.join(usable)} are supported)")
@@ -240,15 +241,23 @@ def _wrong_values(config: BaseConfig, family: Family) -> list[str]:
     ]
 
 
+def _half_read(config: BaseConfig) -> list[str]:
+    """The fields that cut off the cache of an answer, and not a text that the model reads at once."""
+    if getattr(config, "layer_types", None):
+        return []
+    found = {name: getattr(config, name, None) for name in OF_CACHE if name not in _read_by(config)}
+    return [f"{_quoted(name, value)}, which only its cache reads" for name, value in found.items() if value]
+
+
 def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:
-    kinds = set(getattr(config, "layer_types", None) or ())
+    kinds = set(read_field(config, "layer_types") or ())
     needed = {*family.needed, *(("sliding_window",) if "sliding_attention" in kinds else ())}
     faults = [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     supported = ", ".join(family.layer_kinds)
     unknown = sorted(kinds - set(family.layer_kinds))
     if family.convolves(config) and not family.conv_beside and not kinds - {family.layer_kinds[1], *family.bare}:
         faults.append("no layer of attention")
-    if (first := next(iter(getattr(config, "layer_types", None) or ()), "")) in family.bare:
+    if (first := next(iter(read_field(config, "layer_types") or ()), "")) in family.bare:
         faults.append(f"a first layer of kind `{first}`, where the cache begins")
     return faults + [f"layers of kind `{kind}` (only {supported} are supported)" for kind in unknown]
 

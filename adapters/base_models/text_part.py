@@ -40,10 +40,11 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def _as_family(text: PreTrainedConfig, family: str) -> PreTrainedConfig:
     """The config of a model of `family` that computes the same for text, whose tokens have one position each."""
     config_class = CONFIG_MAPPING[family]
-    known = config_class().to_dict().keys() - {"model_type"}
+    known, own = (each().to_dict().keys() for each in (config_class, type(text)))
     rope = {name: value for name, value in (text.rope_parameters or {}).items() if not name.startswith("mrope")}
-    same = {name: value for name, value in text.to_dict().items() if name in known}
-    made: PreTrainedConfig = config_class(**same | {"rope_parameters": rope})
+    # Of what one class alone knows the model reads nothing; what neither does is to be judged, too.
+    same = {name: value for name, value in text.to_dict().items() if (name in known) == (name in own)}
+    made: PreTrainedConfig = config_class(**same | {"rope_parameters": rope, "model_type": family})
     return made
 
 

@@ -126,13 +126,14 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
 
 def _adapts_whole_modules(tuned: Any) -> bool:
-    """Whether the adapter replaces modules or rows of them, or changes an embedding or the LM head."""
+    """Whether the adapter replaces modules, biases or rows, or changes an embedding or the LM head."""
     settings, model = tuned.active_peft_config, tuned.get_base_model()
     embedding = torch.nn.Embedding
     tables = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), embedding)]
     return bool(
         getattr(settings, "modules_to_save", None)
         or getattr(settings, "trainable_token_indices", None)
+        or getattr(settings, "bias", "none") != "none"
         or any(isinstance(module, LoraLayer) for module in (*tables, model.get_output_embeddings()))
     )
 

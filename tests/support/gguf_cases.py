@@ -129,6 +129,13 @@ CASES: dict[str, Case] = {
         {"rope.dimension_count": 4, "use_parallel_residual": True},
         {},
     ),
+    "gptneox, whole heads": (
+        "gptneox",
+        "gpt_neox",
+        {"rope_parameters": ONE | {"partial_rotary_factor": 1.0}, "use_parallel_residual": False},
+        {"rope.dimension_count": 16, "use_parallel_residual": False},
+        {},
+    ),
     "stablelm": (
         "stablelm",
         "stablelm",

@@ -372,7 +372,7 @@ ARCHITECTURES = {
         divided=True,
         layout="gptneox",
         partial=True,
-        more=rules.parallel,
+        more=rules.gpt_neox,
     ),
     "stablelm": Architecture(
         "stablelm",

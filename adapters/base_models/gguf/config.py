@@ -78,6 +78,8 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
         config["rope_parameters"] = rope = rope_parameters(keys, head_dim, sizes["max_position_embeddings"], factors)
         if "partial_rotary_factor" in rope and not row.partial:
             keys.refuse("rope.dimension_count", keys.raw("rope.dimension_count"), f"{head_dim}, the whole head")
+        if row.partial:
+            rope.setdefault("partial_rotary_factor", 1.0)  # transformers' own is a part
     config |= row.fixed
     if row.more is not None:
         row.more(keys, config)

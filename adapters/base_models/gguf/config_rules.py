@@ -51,8 +51,8 @@ def _windows(keys: Keys, config: Config, length: Any, pattern: int) -> None:
             keys.refuse(key, stored, f"a number, or true or false for each of {len(layers)} layers")
         sliding = stored
     else:
-        each = keys.whole(key, pattern, 0)
-        sliding = [each > 0 and (layer + 1) % each != 0 for layer in layers]
+        each = keys.whole(key, pattern)
+        sliding = [(layer + 1) % each != 0 for layer in layers]
     config["layer_types"] = ["sliding_attention" if window and slides else "full_attention" for slides in sliding]
     if window:
         config["sliding_window"] = window
@@ -150,6 +150,13 @@ def gpt2(keys: Keys, config: Config) -> None:
 
 def parallel(keys: Keys, config: Config) -> None:
     config["use_parallel_residual"] = keys.switch("use_parallel_residual", True)
+
+
+def gpt_neox(keys: Keys, config: Config) -> None:
+    """No field says which GELU it is: GPT-NeoX 20B's is the approximate one, that of Pythia's models is not."""
+    parallel(keys, config)
+    if (config["num_hidden_layers"], config["hidden_size"]) == (44, 6144):
+        config["hidden_act"] = "gelu_fast"
 
 
 def kept_positions(keys: Keys, config: Config) -> None:
@@ -301,7 +308,6 @@ def bamba(keys: Keys, config: Config) -> None:
     _expanded(keys, config)
     kinds = _kinds(keys, config, "linear_attention")
     config["attn_layer_indices"] = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
 
 
 def nemotron_h(keys: Keys, config: Config, wide: str = "mlp") -> None:
@@ -344,7 +350,6 @@ def _routed(keys: Keys, config: Config) -> None:
 
 def glm_experts(keys: Keys, config: Config) -> None:
     dense_first(keys, config)
-    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a half
 
 
 def dense_first(keys: Keys, config: Config) -> None:
@@ -415,7 +420,6 @@ def qwen35(keys: Keys, config: Config) -> None:
     if not isinstance(kept, list) or len(kept) < layers or not all(isinstance(keeps, bool) for keeps in kept):
         keys.refuse(key, kept, f"true or false for each of {layers} layers")
     config["layer_types"] = ["linear_attention" if keeps else "full_attention" for keeps in kept[:layers]]
-    config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)  # transformers' own is a quarter
 
 
 def shared_expert(keys: Keys, config: Config) -> None:

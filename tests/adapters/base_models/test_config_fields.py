@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
+from streamspec.adapters.base_models.config_fields import check_config, fields_read, layer_window, read_config
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
@@ -148,11 +148,26 @@ def test_all_faults_are_in_one_line() -> None:
 
 
 def test_fields_that_a_model_does_not_read_have_no_say_in_the_graph() -> None:
-    model = tiny_model(sliding_window=6, final_logit_softcapping=5.0, attn_logit_softcapping=4.0)
+    model = tiny_model(final_logit_softcapping=5.0, attn_logit_softcapping=4.0)
     spec = describe(model)
     assert spec.windows == (None,) * 4 and HFDecoder(model).window(0) is None
     assert spec.logit_cap is None and spec.attention_cap is None
-    assert len(check_config(model.config)) == 3
+    assert len(check_config(model.config)) == 2
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "attention_chunk_size"])
+def test_a_window_that_only_the_cache_reads_is_refused(field: str) -> None:
+    """transformers attends to everything in a prompt, and in an answer only to what its cache keeps."""
+    with pytest.raises(BaseModelError, match=f"`{field}` = 6, which only its cache reads"):
+        check_config(config_of("llama", **{field: 6}))
+
+
+def test_kinds_of_layers_count_where_the_model_reads_them() -> None:
+    kinds = ["full_attention"] * 4
+    config = config_of("mistral", sliding_window=6, num_hidden_layers=4, layer_types=kinds)
+    assert [layer_window(config, FAMILIES["mistral"], layer) for layer in range(4)] == [6] * 4
+    config = config_of("qwen3", sliding_window=6, use_sliding_window=True, num_hidden_layers=4, layer_types=kinds)
+    assert [layer_window(config, FAMILIES["qwen3"], layer) for layer in range(4)] == [None] * 4
 
 
 def test_a_scale_of_each_layer_is_refused() -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.config_fields import check_config, layer_window, read_config
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.adapters.base_models.text_part import load_causal_lm, text_config
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.errors import BaseModelError
 from streamspec.export.described_base import describe_base
+from streamspec.model_families import FAMILIES
 from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support.multimodal import rename, tiny_multimodal
 from tests.support.tiny_exports import write_tokenizer
@@ -51,6 +52,21 @@ def test_qwens_first_layout_has_the_text_at_the_root(tmp_path: Path) -> None:
     part = load_causal_lm(tmp_path, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(part(input_ids=IDS).logits, whole(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_fields_of_the_text_that_are_no_other_familys_are_judged(model_type: str) -> None:
+    config = tiny_multimodal(model_type, tied=False).config
+    config.text_config.is_causal = False
+    with pytest.raises(BaseModelError, match="`is_causal` = False"):
+        check_config(text_config(config))
+
+
+def test_windows_that_the_texts_code_does_not_know_are_none() -> None:
+    config = tiny_multimodal("qwen3_vl", tied=False).config
+    config.text_config.update({"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0})
+    text = text_config(config)
+    assert layer_window(text, FAMILIES[text.model_type], 1) is None
 
 
 @pytest.mark.parametrize("gone", ["layers.1.mlp.up_proj.weight", "embed_tokens.weight", "norm.weight"])
