@@ -58,7 +58,7 @@ def load_parts(described: DescribedBase, head: Published | None, options: Export
     parts = replace(read_parts(described, head, options.weights_alone), embeddings=options.embeddings)
     if parts.draft_spec is None and options.drafter is None and options.self_draft is None:
         parts = _with_published(parts, read_shipped(described, parts.spec, say))
-    halved = options.precision == OWN_WEIGHTS and not any(parts.spec.conv_widths)
+    halved = options.precision == OWN_WEIGHTS
     parts = replace(parts, spec=replace(parts.spec, cache_dtype=options.kv_cache_dtype or DTYPES[halved]))
     if options.exit_layer is not None:
         parts = replace(parts, draft_spec=with_exit(parts.draft_spec, parts.spec.layers, options.exit_layer))

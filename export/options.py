@@ -204,12 +204,7 @@ class ExportOptions:
     def check_family(self, base: BaseConfig, drafts: bool) -> None:
         """Raises ConfigError for what does not go with a base of this config (`Family.plain`), or its adapter.
         `drafts`: whether that has a drafter."""
-        recurrent = FAMILIES[base.model_type].remembers(base)
-        asked = {
-            "--self-draft": self.self_draft is not None,
-            self.target.flag: self.target != PLAIN_CPU,
-            f"--kv-cache-dtype {self.kv_cache_dtype}": recurrent and self.kv_cache_dtype not in (None, DTYPES[0]),
-        }
+        asked = {"--self-draft": self.self_draft is not None, self.target.flag: self.target != PLAIN_CPU}
         for found in [name for name, given in asked.items() if given]:
             check_family(base, found)
         if self.self_draft is not None and (drafts or self.head):

@@ -95,7 +95,12 @@ def window_slots(window: int) -> int:
     return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
 
 
+def dtype_of(caches: Sequence[LayerCache]) -> str:
+    """The type of keys and values; what else layers keep may be of another."""
+    return next((cache.dtype for cache in caches if cache.kind == ATTENTION), DTYPES[0])
+
+
 def dtype_in_words(caches: Sequence[LayerCache]) -> str:
     """Describes how a cache is rounded, such as ` with K/V in float16`; empty where it is not rounded."""
-    rounded = caches[0].dtype if caches else DTYPES[0]
+    rounded = dtype_of(caches)
     return "" if rounded == DTYPES[0] else f" with K/V in {rounded}"

@@ -29,6 +29,7 @@ from streamspec.layer_cache import (
     UPDATE,
     VALUE,
     LayerCache,
+    dtype_of,
 )
 
 DYNAMIC, STATIC, CAPTURED, COMPACTION, SAMPLING = "dynamic", "static", "captured", "compaction", "sampling"  # graphs
@@ -158,7 +159,7 @@ class GraphFeatures:
         if layer < len(self.caches):
             return self.caches[layer]
         own = self.own_keys if layer >= self.layers else (0, 0)
-        return LayerCache(ATTENTION, None, next(iter(self.caches), LayerCache()).dtype, *own)
+        return LayerCache(ATTENTION, None, dtype_of(self.caches), *own)
 
     @classmethod
     def of_manifest(cls, manifest: Any) -> GraphFeatures:
@@ -422,9 +423,9 @@ def _expanded(rows: Iterable[GraphTensor], kind: str, features: GraphFeatures) -
         else:
             out.append(row.resolved(sizes))
     return out + [
-        replace(row.resolved(own), name=row.name.format(layer=layer, kind=part), dtype=features.cache(layer).dtype)
+        replace(row.resolved(own), name=row.name.format(layer=layer, kind=part), dtype=dtype)
         for row in cache
         for layer in range(features.cache_layers)
         for part in features.cache(layer).named_parts
-        for own in (features.cache_sizes(layer, sizes, part),)
+        for own, dtype in ((features.cache_sizes(layer, sizes, part), features.cache(layer).of(part)[0].dtype),)
     ]

@@ -248,7 +248,7 @@ class _CapturedLayers(UnbranchedStack):
         """Moves the rows accepted before and writes K or V rows [1, n, Hkv*D] after them; returns the cache."""
         g, cache = self.g, past(layer, kind)
         moved = g.op("Gather", cache, self.sources, axis=2)
-        block = g.op("Concat", moved, stored(g, self.spec, by_head(g, own, rows)), axis=2)
+        block = g.op("Concat", moved, stored(g, self.spec.cache_dtype, by_head(g, own, rows)), axis=2)
         targets = self._slots_of(own.kv_heads, own.head_dim)
         return g.op("ScatterElements", cache, targets, block, out=present(layer, kind), axis=2)
 

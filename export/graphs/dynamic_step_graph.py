@@ -198,7 +198,7 @@ class _Layers(ConvolvingStack):
         g, native = self.g, self.decoder.native
         if self.spec.state is not None:
             return self._recurrent(layer, state, self.spec.state)
-        if native is None or not native.convolves(self.spec, self.spec.conv_widths[layer]):
+        if native is None or not native.convolves(self.spec.conv_widths[layer]):
             return super().convolution(layer, state)
         with g.named("conv"):
             mask = self.batch.tree_mask
@@ -230,7 +230,7 @@ class _Layers(ConvolvingStack):
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)
 
     def inputs_of(self, present: tuple[str, ...]) -> Read:
-        return from_cache(self.spec, *present)
+        return from_cache(*present)
 
     def rows_before(self) -> RowsBefore:
         batch, g = self.batch, self.g

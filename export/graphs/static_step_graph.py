@@ -167,15 +167,14 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
 
     def _new_rows(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
         """Gives rows out that are `shaped` [1, heads, n, width]; returns them as the cache will hold them."""
-        g, spec, name = self.g, self.spec, new_rows(layer, kind)
-        if spec.cache_dtype == DTYPES[0]:
+        g, name, dtype = self.g, new_rows(layer, kind), self.spec.kept_in(layer, kind)
+        if dtype == DTYPES[0]:
             return shaped(name)
-        return loaded(g, spec, stored(g, spec, shaped(None), out=name))
+        return loaded(g, self.spec, stored(g, dtype, shaped(None), out=name))
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
-        g, spec = self.g, self.spec
-        new = self._new_rows(lambda out: g.op("Unsqueeze", inputs, g.ints(1), out=out), layer, KEY)
-        return loaded(g, spec, past(layer, KEY)), new
+        g = self.g
+        return past(layer, KEY), self._new_rows(lambda out: g.op("Unsqueeze", inputs, g.ints(1), out=out), layer, KEY)
 
     def inputs_of(self, present: tuple[str, ...]) -> Read:
         return beside_cache(*present)

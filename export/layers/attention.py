@@ -56,7 +56,7 @@ class RowExactAttention:
     def keep(self, rows: str, layer: int, kind: str) -> str:
         """Writes rows [1, heads, n, width], as the cache holds them, after the first `past_length` slots."""
         g, mode = self.g, {} if self.spec.ring(layer, kind) is None else {"mode": "circular"}
-        new = stored(g, self.spec, rows)
+        new = stored(g, self.spec.kept_in(layer, kind), rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 
     def mix(
@@ -112,9 +112,9 @@ class RowExactAttention:
         return self._tiled[bias, group]
 
 
-def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:
-    """K or V rows as the cache stores them; in float16, what it cannot hold becomes its largest number."""
-    if spec.cache_dtype == DTYPES[0]:
+def stored(g: Scope, dtype: str, rows: str, out: str | None = None) -> str:
+    """Rows as a cache of this type stores them; in float16, what it cannot hold becomes its largest number."""
+    if dtype == DTYPES[0]:
         return rows
     most = float(np.finfo(np.float16).max)
     below = g.op("Min", rows, g.number(most))

@@ -172,7 +172,7 @@ class RecurrentLayer(ABC):
         """The convolution of a call's rows [1, n, inputs] under its activation; writes the cache."""
         g = self.g
         kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, self.part(INPUT))
-        read = from_cache(self.decoder.spec, kept)
+        read = from_cache(kept)
         mixed = mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer)
         bias = taps_bias(self.decoder, g, self.layer)
         mixed = g.op("Add", mixed, bias) if bias else mixed

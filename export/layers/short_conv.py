@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.export.layers.attention import loaded
 from streamspec.export.layers.decoder import Decoder, Linear
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.step_graph import PAST_LENGTH
 
 Read = Callable[[Scope, str], str]  # inputs [1, x, H] of the rows with the int64 numbers [x]; zero below 0
@@ -53,11 +51,11 @@ class RowsBefore:
         return g.op("Concat", *columns[::-1], axis=0) if count > 1 else columns[0]
 
 
-def from_cache(spec: DecoderSpec, present: str) -> Read:
+def from_cache(present: str) -> Read:
     """Reads inputs from a cache [1, 1, S, H] that holds the call's rows too."""
 
     def read(g: Scope, numbers: str) -> str:
-        return _or_zero(g, numbers, loaded(g, spec, g.op("Gather", present, _slots(g, numbers, present), axis=2)))
+        return _or_zero(g, numbers, g.op("Gather", present, _slots(g, numbers, present), axis=2))
 
     return read
 

@@ -184,9 +184,9 @@ class NativeOps:
         bias [m, slots in use, then the rows]. Nothing is written."""
         return self._attend(g, "DraftAttention", spec, heads, (bias, *caches), out=(None,), own=int(own))[0]
 
-    def convolves(self, spec: DecoderSpec, taps: int) -> bool:
+    def convolves(self, taps: int) -> bool:
         """Whether a short convolution of `taps` rows is one operator."""
-        return taps <= TAPS and spec.cache_dtype == DTYPES[0]
+        return taps <= TAPS
 
     def short_conv(
         self, g: Scope, mapped: str, tree_mask: str, layer: int, taps: Sequence[str], ring: bool

@@ -204,6 +204,11 @@ class DecoderSpec:
         everything is, as of a draft layer."""
         return self.caches[self.source(layer)].of(part)[0].window if layer < len(self.caches) else None
 
+    def kept_in(self, layer: int, part: str) -> str:
+        """The type in which the cache holds a part of a layer, or of a draft layer."""
+        caches = self.caches
+        return caches[layer].of(part)[0].dtype if layer < len(caches) else self.cache_dtype
+
     def state_part(self, layer: int, part: str) -> str:
         """The name of a part of the cache that belongs to a layer's convolution, or to the state after it."""
         return f"{BESIDE}{part}" if layer in self.both else part
@@ -379,7 +384,8 @@ def layer_caches(
     both: Sequence[int] = (),
 ) -> tuple[LayerCache, ...]:
     """Describes what each layer keeps of a `context`, by the `windows` of tokens that its rows see
-    (None: all): a ring where that takes fewer slots.
+    (None: all): a ring where that takes fewer slots. `dtype`: of keys and values; inputs of
+    convolutions and states stay in the first of `DTYPES`.
 
     `taps`: for each layer, rows that a short convolution sees in place of attention, 0 for
     attention; `sizes`: its heads and their width, 0 for the model's; `sources`: the layer whose
@@ -396,7 +402,7 @@ def layer_caches(
             continue
         cache = LayerCache(ATTENTION, _ring_within(window, context), dtype, *size)
         if convolved:
-            conv = recurrent or LayerCache(CONV, _ring_within(convolved, context), dtype, *size)
+            conv = recurrent or LayerCache(CONV, _ring_within(convolved, context), DTYPES[0], *size)
             cache = replace(cache, beside=conv) if layer in both else conv
         caches.append(cache)
     return () if set(caches) == {LayerCache()} else tuple(caches)

@@ -29,9 +29,8 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
                 raise entry.fail("kind", cache.kind, f"{ATTENTION}, beside which something is kept")
             cache = replace(cache, beside=_read_cache(entry.nested("beside"), longest))
         out.append(cache)
-    dtypes = {each.dtype for cache in out for each in (cache, cache.beside) if each is not None}
-    if len(out) != layers or len(dtypes) > 1:
-        raise model.fail("caches", f"{len(out)} layers", f"{layers}, all of one dtype")
+    if len(out) != layers or len({cache.dtype for cache in out if cache.kind == ATTENTION}) > 1:
+        raise model.fail("caches", f"{len(out)} layers", f"{layers}, all keys and values of one dtype")
     if not LAYER_KINDS[out[0].kind].parts:
         raise model.fail("caches", "a first layer that keeps nothing", "keys and values")
     return tuple(out)

@@ -9,7 +9,7 @@ from typing import Any
 from streamspec.bundle.cache_section import MAX_SIZES, read_caches
 from streamspec.errors import BundleError
 from streamspec.json_fields import Fields
-from streamspec.layer_cache import NONE, LayerCache
+from streamspec.layer_cache import NONE, LayerCache, dtype_of
 
 SHORT, SHORT_NATIVE = "short.onnx", "short_native.onnx"  # without `skipped_layers`, over the data of `model.onnx`
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
@@ -61,7 +61,7 @@ class ModelInfo:
         """Returns the sizes of the short graph. A layer without attention caches nothing."""
         layers = [layer for layer in range(self.layers) if layer not in self.skipped_layers]
         caches = self.caches or (LayerCache(),) * self.layers
-        nothing = LayerCache(NONE, None, caches[0].dtype)
+        nothing = LayerCache(NONE, None, dtype_of(caches))
         remaining = tuple(nothing if layer in self.skipped_attention else caches[layer] for layer in layers)
         remaining = () if set(remaining) == {LayerCache()} else remaining
         short = replace(self, layers=len(layers), caches=remaining, skipped_layers=(), embeddings=False)

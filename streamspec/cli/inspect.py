@@ -30,7 +30,7 @@ from streamspec.cli.shared_options import BASES, Precision, folder_of
 from streamspec.cli.tables import print_facts
 from streamspec.draft_tree import expected_tokens
 from streamspec.errors import StreamspecError, one_line
-from streamspec.layer_cache import CONV, NONE, SHARED, WITH_STATE, LayerCache
+from streamspec.layer_cache import CONV, NONE, SHARED, WITH_STATE, LayerCache, dtype_of
 from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template
@@ -324,7 +324,8 @@ def _megabytes(count: int) -> str:
 def caches_in_words(caches: Sequence[LayerCache]) -> str:
     """Describes what layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
     counts = Counter(_kept(cache) for cache in caches)
-    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items()), caches[0].dtype])
+    layers = (f"{count} layer{'s' * (count > 1)} {rows}" for rows, count in counts.items())
+    return ", ".join([*layers, dtype_of(caches)])
 
 
 def _kept(cache: LayerCache) -> str:

@@ -24,6 +24,7 @@ from streamspec.export.weights.config_spec import describe_checkpoint
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.model_spec import describe
 from streamspec.export.weights.target import alike, resolve_readable
+from streamspec.layer_cache import ATTENTION, CONV, SHARED, WITH_STATE
 from tests.support import gguf_files
 from tests.support.gguf_cases import CASES, as_folder, made, rounded
 from tests.support.tiny_drafters import fresh_drafter, save_random
@@ -148,8 +149,9 @@ def test_in_its_own_weights_a_family_that_pytorch_reads_answers_alike(case: str,
     file = rounded(tmp_path / "model.gguf", case, "Q8_0")
     manifest = export_bundle(file, None, tmp_path / "bundle", "gguf", measure=False, progress=quiet)
     assert manifest.precision == "gguf"
-    whole = re.search("qwen3.5|falcon|hybrid|nemotron|lfm2", case)  # whose layers keep more than keys and values
-    assert {cache.dtype for cache in manifest.model.caches} == {"float32" if whole else "float16"}
+    each = [kept for cache in manifest.model.caches for kept in (cache.own, cache.beside) if kept is not None]
+    assert {kept.dtype for kept in each if kept.kind in (ATTENTION, SHARED)} == {"float16"}
+    assert {kept.dtype for kept in each if kept.kind in (CONV, *WITH_STATE)} <= {"float32"}
     for graph in (manifest.parity, manifest.parity["native"]):  # with inputs in 8 bits, which may choose other experts
         assert graph["plain"]["relative"] < (0.2 if re.search("experts|gemma", case) else 0.08)
     session = load(tmp_path / "bundle", threads=1)

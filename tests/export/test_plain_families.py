@@ -29,9 +29,6 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"self_draft": "1"}, "--self-draft"),
 ]
 CASES = [(family, *asked) for family in FAMILIES for asked in ASKED if family not in (HYBRID, HALVED, EXPERTS)]
-CASES += [
-    (family, {"kv_cache_dtype": "float16"}, "--kv-cache-dtype float16") for family in ("qwen3_5_text", HYBRID, BOTH)
-]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,14 @@ def test_a_manifest_keeps_what_layers_keep() -> None:
     assert "width" not in complete(CACHES).to_json()
 
 
+def test_states_and_keys_may_be_of_different_types() -> None:
+    caches = (STATE, LayerCache(dtype="float16", beside=STATE))
+    assert Manifest.from_json(complete(caches).to_json()) == complete(caches)
+    rows = {row.name: row.dtype for row in inputs(DYNAMIC, GraphFeatures(2, 1, 8, 257, caches=caches, own_layers=1))}
+    half = {name for name, dtype in rows.items() if dtype == "float16"}
+    assert half == {f"past_key_values.{layer}.{part}" for layer in (1, 2) for part in ("key", "value")}
+
+
 def test_a_layer_that_keeps_nothing_has_no_inputs() -> None:
     features = GraphFeatures(2, 1, 8, 257, caches=SIZES, own_layers=1)
     caches = {row.name: row.dims for row in inputs(DYNAMIC, features) if row.name.startswith("past_key_values.")}
@@ -58,7 +66,6 @@ def test_a_layer_has_inputs_for_what_it_keeps_beside_its_keys() -> None:
     [
         (lambda c: c[0]["beside"].update(window=8), r"caches\[0\].beside.parts"),
         (lambda c: c[0]["beside"].update(kind="other"), r"caches\[0\].beside.kind"),
-        (lambda c: c[0]["beside"].update(dtype="float16"), "all of one dtype"),
         (lambda c: c[0].update(beside=5), r"caches\[0\].beside"),
         (lambda c: c[1].update(beside=c[0]["beside"]), r"caches\[1\].kind is .state_space.*expected attention"),
     ],
@@ -89,7 +96,7 @@ def test_layers_that_keep_everything_are_not_mentioned() -> None:
         (lambda c: c[0].update(width=1 << 20), r"caches\[0\].width"),
         (lambda c: c[0].update(kind="other"), r"caches\[0\].kind"),
         (lambda c: c[1].update(dtype="bfloat16"), r"caches\[1\].dtype"),
-        (lambda c: c[1].update(dtype="float32"), "all of one dtype"),
+        (lambda c: c[1].update(dtype="float32"), "all keys and values of one dtype"),
         (lambda c: c.__setitem__(0, 5), r"caches\[0\]"),
     ],
 )

@@ -25,7 +25,7 @@ from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
 from streamspec.export.spec.decoder_spec import StateSizes
-from streamspec.layer_cache import RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
+from streamspec.layer_cache import ATTENTION, RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Completion, Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.int8_saturation import products_saturate
@@ -50,6 +50,7 @@ MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (NORMED, "int8"): "h
 MADE |= {(GRANITE, "fp32"): "jakiro", (GRANITE, "int8"): "eagle"}
 MADE |= {(NEMOTRON, "fp32"): "medusa", (LATENT, "int4"): "medusa"}
 MADE |= {(case, "gguf"): drafter for case, drafter in OF_FILES.items()}
+HALVED_KEYS = (BOTH, "int8"), (NORMED, "int8")  # with keys and values in float16, as those of files' weights have
 # Whose graph of standard operators no session runs here: another bundle's of the same layers or precision is.
 BRIEF = (
     (MAMBA, "int4"),
@@ -95,11 +96,16 @@ def bundles(
         base, drafter = resolve_base(str(bases[family])), MADE[family, precision]
         adapter = save_random(folder.parent / "adapter", base, fresh_drafter(model(family), drafter), drafter)
         quiet: dict[str, Any] = {"measure": (family, precision) not in BRIEF, "progress": lambda line: None}
+        half = (family, precision) in HALVED_KEYS
+        quiet |= {"kv_cache_dtype": "float16"} if half else {}
         manifest = export_bundle(bases[family], adapter, folder, precision, **quiet)
         assert manifest.method == drafter and (precision != "fp32" or manifest.parity["streams"]["relative"] < 1e-4)
         caches = [cache.beside or cache for cache in manifest.model.caches]
         states = 2 if family in OF_FILES else 4 if family.startswith(BOTH) else 3
         assert [cache.window for cache in caches if cache.kind in WITH_STATE] == [STATE_WINDOW] * states
+        assert {cache.dtype for cache in caches if cache.kind in WITH_STATE} == {"float32"}
+        keys = {cache.dtype for cache in manifest.model.caches if cache.kind == ATTENTION}
+        assert keys == {"float16" if half or precision == "gguf" else "float32"}
     return folders
 
 

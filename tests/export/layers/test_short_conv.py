@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from streamspec import load
+from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.export import Target, export_bundle
-from streamspec.layer_cache import CONV, window_slots
+from streamspec.layer_cache import ATTENTION, CONV, window_slots
 from streamspec.runtime import Session
 from streamspec.runtime.decoding.model_runner import StepRequest
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
@@ -70,17 +71,29 @@ def check_through_trees(session: Session, answer: list[int]) -> None:
         runner.commit(PATH)
 
 
+@pytest.fixture(scope="module")
+def half(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose keys and values are in float16."""
+    folder = tmp_path_factory.mktemp("half") / "bundle"
+    export_bundle(base, None, folder, "int8", kv_cache_dtype="float16", progress=lambda line: None)
+    return folder
+
+
 @pytest.mark.parametrize("provider", ["cpu", "native"])
-def test_long_answers_through_trees_are_those_of_plain_decoding(provider: str, bundle: Path, tmp_path: Path) -> None:
-    session = load(bundle, threads=1, cache_dir=tmp_path, provider=provider)
+@pytest.mark.parametrize("kept", ["bundle", "half"])
+def test_long_answers_through_trees_are_those_of_plain_decoding(
+    kept: str, provider: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    session = load(request.getfixturevalue(kept), threads=1, cache_dir=tmp_path, provider=provider)
     check_through_trees(session, session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids)
 
 
-def test_a_convolution_is_one_native_operator_over_a_cache_of_float32(base: Path, bundle: Path, tmp_path: Path) -> None:
-    export_bundle(base, None, tmp_path / "half", "int8", kv_cache_dtype="float16", progress=lambda line: None)
-    for folder, count in ((bundle, 2), (tmp_path / "half", 0)):
+def test_a_convolution_is_one_native_operator_and_its_inputs_stay_in_float32(bundle: Path, half: Path) -> None:
+    for folder in (bundle, half):
         graph = onnx.load(folder / "native.onnx", load_external_data=False).graph
-        assert [node.op_type for node in graph.node].count("ShortConv") == count
+        assert [node.op_type for node in graph.node].count("ShortConv") == 2
+    kinds = {(cache.kind, cache.dtype) for cache in read_manifest(half).model.caches}
+    assert kinds == {(CONV, "float32"), (ATTENTION, "float16")}
 
 
 @pytest.mark.parametrize("back", [3, 200, 500])
