@@ -90,15 +90,10 @@ struct PackedHead {
 // the rows themselves.
 struct Queries {
     size_t kv_head, head, from, group, count, cache_columns, columns;
-    float* vectors;         // [count, width]
-    float* scores;          // [count, columns]
-    float* transposed;      // [width, 16]: of the keys of 16 slots
-    float max[kMaxGroup];   // of the scores of each; queries are one row's, or few
-    float sums[kMaxGroup];  // of their weights so far
-
-    float* mixed(const Attention& a, size_t q) const {
-        return a.mixed + ((from + q / group) * a.heads + head + q % group) * a.width;
-    }
+    float* vectors;        // [count, width]
+    float* scores;         // [count, columns]
+    float* transposed;     // [width, 16]: of the keys of 16 slots
+    float max[kMaxGroup];  // of the scores of each; queries are one row's, or few
 };
 
 template <int Q>
@@ -207,12 +202,14 @@ void score(const Attention& a, const Keys& keys, size_t count, Queries& queries,
     }
 }
 
-// Scores to weights: e^(score - the query's largest), of `count` columns from `column` on.
-inline void exponentials(const Queries& queries, size_t column, size_t count) {
+// Scores to weights: e^(score - the query's largest), of `used` columns of the cache and the rows'.
+inline void exponentials(Queries& queries, size_t used) {
     for (size_t q = 0; q < queries.count; q++) {
         const Floats top = all(queries.max[q]);
-        float* scores = queries.scores + q * queries.columns + column;
-        for (size_t i = 0; i < count; i += kLanes)
+        float* scores = queries.scores + q * queries.columns;
+        for (size_t i = 0; i < used; i += kLanes)
+            store(scores + i, exponential(sub(load(scores + i), top)));
+        for (size_t i = queries.cache_columns; i < queries.columns; i += kLanes)
             store(scores + i, exponential(sub(load(scores + i), top)));
     }
 }
@@ -232,28 +229,34 @@ inline void gather(const Values& values, size_t count, size_t i, const float* we
     }
 }
 
-// Weighs the values of `count` slots, whose scores begin at `column`, into `a.mixed` and `sums`.
-template <typename Values>
-void mix_values(const Attention& a, const Values& values, size_t count, size_t column,
-                Queries& queries) {
-    const size_t columns = queries.columns, width = a.width;
-    exponentials(queries, column, count);
+// Values weighted and divided by the sums of weights, into `a.mixed`.
+template <typename Number>
+void mix_values(const Attention& a, const CacheHead<Number>& values, size_t used,
+                const Queries& queries) {
+    const size_t group = queries.group, columns = queries.columns, width = a.width;
+    const PackedHead row_values{a.packed + a.value_offset + queries.kv_head * width,
+                                a.packed_stride};
     const auto mix = [&](auto query_count, auto vector_count, size_t q, size_t i) {
         constexpr int Q = decltype(query_count)::value, V = decltype(vector_count)::value;
         Floats out[Q][V], sums[Q];
         each<Q>([&](auto j) {
-            const float* so_far = queries.mixed(a, q + j) + i;
-            sums[j] = all(queries.sums[q + j]);
-            each<V>([&](auto v) { out[j][v] = load(so_far + v * kLanes); });
+            sums[j] = all(0.0f);
+            if (a.sinks) {
+                const float sink = a.sinks[queries.head + (q + j) % group];
+                sums[j] = exponential(all(sink - queries.max[q + j]));
+            }
+            each<V>([&](auto v) { out[j][v] = all(0.0f); });
         });
-        gather<Q, V>(values, count, i, queries.scores + q * columns + column, columns, out, sums);
+        const float* weights = queries.scores + q * columns;
+        gather<Q, V>(values, used, i, weights, columns, out, sums);
+        if (a.row_columns)
+            gather<Q, V>(row_values, a.row_columns, i, weights + queries.cache_columns, columns,
+                         out, sums);
         each<Q>([&](auto j) {
-            float* to = queries.mixed(a, q + j) + i;
-            each<V>([&](auto v) { store(to + v * kLanes, out[j][v]); });
-            if (i + V * kLanes < width) return;  // they are the same each time
-            float lanes[kLanes];
-            store(lanes, sums[j]);
-            queries.sums[q + j] = lanes[0];
+            const size_t row = queries.from + (q + j) / group;
+            const size_t head = queries.head + (q + j) % group;
+            float* to = a.mixed + (row * a.heads + head) * width + i;
+            each<V>([&](auto v) { store(to + v * kLanes, div(out[j][v], sums[j])); });
         });
     };
     const auto mix_all = [&](auto vector_count, size_t i) {
@@ -265,39 +268,6 @@ void mix_values(const Attention& a, const Values& values, size_t count, size_t c
     size_t i = 0;
     for (; i + 4 * kLanes <= width; i += 4 * kLanes) mix_all(std::integral_constant<int, 4>(), i);
     for (; i < width; i += kLanes) mix_all(std::integral_constant<int, 1>(), i);
-}
-
-// Values weighted and divided by the sums of weights, into `a.mixed`: some slots at a time, whose
-// values stay in the processor's cache for all queries.
-template <typename Number>
-void mix_all_values(const Attention& a, const CacheHead<Number>& values, size_t used,
-                    Queries& queries) {
-    constexpr size_t kSlots = 256;
-    const size_t width = a.width;
-    for (size_t q = 0; q < queries.count; q++) {
-        queries.sums[q] = 0.0f;
-        if (a.sinks) {
-            float lanes[kLanes];
-            store(lanes,
-                  exponential(all(a.sinks[queries.head + q % queries.group] - queries.max[q])));
-            queries.sums[q] = lanes[0];
-        }
-        std::memset(queries.mixed(a, q), 0, width * sizeof(float));
-    }
-    for (size_t slot = 0; slot < used; slot += kSlots) {
-        const CacheHead<Number> some{values.base + slot * width, width};
-        mix_values(a, some, std::min(kSlots, used - slot), slot, queries);
-    }
-    if (a.row_columns) {
-        const size_t offset = a.value_offset + queries.kv_head * width;
-        mix_values(a, PackedHead{a.packed + offset, a.packed_stride}, a.row_columns,
-                   queries.cache_columns, queries);
-    }
-    for (size_t q = 0; q < queries.count; q++) {
-        float* to = queries.mixed(a, q);
-        const Floats sum = all(queries.sums[q]);
-        for (size_t i = 0; i < width; i += kLanes) store(to + i, div(load(to + i), sum));
-    }
 }
 
 // Columns of the cache up to the last that any row sees: what none sees at its end is not read.
@@ -344,7 +314,8 @@ void attend_over(const Attention& a, size_t first_head, size_t group, size_t fro
         const CacheHead<float> row_keys{a.row_keys + kv_head * a.row_columns * width, width};
         score(a, row_keys, a.row_columns, queries, queries.cache_columns, a.used);
     }
-    mix_all_values(a, values, used, queries);
+    exponentials(queries, used);
+    mix_values(a, values, used, queries);
 }
 
 void attend(const Attention& a, size_t head, size_t heads, size_t from, size_t to, float* scratch) {
