@@ -203,7 +203,9 @@ class QueuedRequest:
             last: Chunk | None = None
             try:
                 for last in stream:
-                    if last.finish_reason == "timeout" and not last.stats.new_tokens:
+                    # One of several answers to a prompt may be missing, and no prompt's.
+                    nothing = last.finish_reason == "timeout" and not last.stats.new_tokens
+                    if nothing and (len(prompts) > 1 or not ends):
                         raise ended_by_time(self.pool.limits.timeout)
                     self.tell(loop, last)
             finally:

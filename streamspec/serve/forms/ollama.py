@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from streamspec.errors import ConfigError
 from streamspec.serve.api.answer import Read
 from streamspec.serve.api.body import json_object, parsed_as, renamed
 from streamspec.serve.api.chat_requests import (
@@ -38,6 +39,7 @@ SPOKEN = "0.13.0"  # the version of the API: some clients ask for a least one
 NEVER = "9999-12-31T23:59:59Z"  # when a loaded model ends
 LATEST = ":latest"  # the tag of names without one
 UNLOADS = r"0+(\.0*)?[a-z]*"  # durations of no time
+ROOM = 512  # tokens for which a chat loses turns where no length is asked for
 RANDOM = -1  # the seed that is none
 # Fields of Ollama's API that are there with these values only, beside null.
 ONLY: dict[str, tuple[Any, ...]] = {"images": ([],), "shift": (False,)}
@@ -174,7 +176,7 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
     request = parsed_as(OllamaChatRequest, json_object(body), fixed=ONLY)
     values = _values(request, limits) | {"messages": _messages(request.messages or []), "tools": _tools(request.tools)}
     most = (request.options or {}).get("num_predict") or 0
-    room = max(1, most) if request.truncate is not False else 0
+    room = 0 if request.truncate is False else most if most > 0 else ROOM
     return replace(_chat(values, limits, grammars), room=room)
 
 
@@ -267,11 +269,14 @@ def _routes(service: ChatPath) -> list[Route]:
         values = json_object(await request.body())
         if values.get(asked) or values.get("suffix") or not isinstance(values.get("model"), str):
             return await service.answer(request, read, build)
-        service.model_of(values["model"].removesuffix(LATEST))
-        if re.fullmatch(UNLOADS, str(values.get("keep_alive"))):
-            found = f"keep_alive {values['keep_alive']!r} without {asked}"
-            raise invalid(f"{found}; expected none: `serve --idle` unloads models", "keep_alive", "unsupported_value")
-        return JSONResponse(build.loaded(values["model"]))
+        session, _ = service.model_of(values["model"].removesuffix(LATEST))
+        if not re.fullmatch(UNLOADS, str(values.get("keep_alive"))):
+            return JSONResponse(build.loaded(values["model"], "load"))
+        try:
+            session.unload()
+        except ConfigError as error:  # it answers
+            raise ApiError(409, str(error), "unsupported_value", "keep_alive") from None
+        return JSONResponse(build.loaded(values["model"], "unload"))
 
     async def tags(request: Request) -> Response:
         return JSONResponse({"models": [_listed(service, name) for name in service.models]})

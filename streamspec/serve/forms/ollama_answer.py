@@ -31,9 +31,9 @@ class OllamaChat(Answer):
         self._logprobs: list[Any] = []
 
     @classmethod
-    def loaded(cls, model: str) -> dict[str, Any]:
-        """Returns the answer to a request that asks for nothing but the model."""
-        return _head(model) | cls.spelt("", "", []) | {"done": True, "done_reason": "load"}
+    def loaded(cls, model: str, reason: str) -> dict[str, Any]:
+        """Returns the answer to a request that asks for nothing but the model: to load it, or to unload it."""
+        return _head(model) | cls.spelt("", "", []) | {"done": True, "done_reason": reason}
 
     @staticmethod
     def spelt(text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from streamspec.errors import ConfigError
+from streamspec.runtime import Session
 from streamspec.serve.api.answer import line_of
 from streamspec.serve.api.chat_responses import event
 from streamspec.serve.errors import ApiError
@@ -66,8 +68,8 @@ def test_options_are_those_of_the_answer() -> None:
     assert chat(options={"num_predict": -1}).options[0].max_new_tokens == DEFAULT.max_tokens
     assert chat(options={"seed": -1}).options[0].sampling.seed is None
     assert chat().stream and not chat(stream=False).stream
-    # Turns are forgotten for as long an answer as is asked for, or for one token.
-    assert [chat(options={"num_predict": most}).room for most in (7, -1)] == [7, 1] and chat().room == 1
+    # Turns are forgotten for as long an answer as is asked for, or for a short one.
+    assert [chat(options={"num_predict": most}).room for most in (7, -1)] == [7, 512] and chat().room == 512
     assert chat(truncate=False).room == 0
 
 
@@ -119,11 +121,22 @@ def test_models_are_listed_and_shown_and_found_with_their_tag(talking: Running, 
 
 
 @pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0])
-def test_to_unload_a_model_is_refused(keep_alive: Any, talking: Running) -> None:
+def test_a_model_is_unloaded_where_it_does_not_answer(
+    keep_alive: Any, talking: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, body = list[str](), {"model": "base", "keep_alive": keep_alive}
+
+    def unload(self: Session) -> None:
+        asked.append("unload")
+        if len(asked) > 1:
+            raise ConfigError("a session in use", "none", "wait")
+
+    monkeypatch.setattr(Session, "unload", unload)
     with talking.http() as client:
-        answer = client.post("/api/generate", json={"model": "base", "keep_alive": keep_alive})
-    assert answer.status_code == 400 and "`serve --idle` unloads models" in answer.json()["error"]
-    assert ask(talking, messages=[], keep_alive="10m", stream=False)["done_reason"] == "load"
+        answers = [client.post("/api/generate", json=body) for _ in range(2)]
+    assert (answers[0].status_code, answers[0].json()["done_reason"]) == (200, "unload")
+    assert answers[1].status_code == 409 and answers[1].json()["error"].startswith("a session in use")
+    assert ask(talking, messages=[], keep_alive="10m", stream=False)["done_reason"] == "load" and len(asked) == 2
 
 
 def test_a_model_thinks_unless_told_otherwise(running: Make) -> None:
