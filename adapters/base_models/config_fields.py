@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,6 +93,7 @@ NOTES = frozenset(
     {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
 )  # that files carry along: not worth a line
 OF_CACHE = ("sliding_window", "attention_chunk_size")  # that transformers' caches read, whatever the model
+CUT = {"sliding_attention", "chunked_attention"}  # kinds of layers for which they do
 FOLLOWED = ("transformers.models.", "transformers.modeling_rope_utils", "transformers.masking_utils")
 
 
@@ -243,10 +245,12 @@ def _wrong_values(config: BaseConfig, family: Family) -> list[str]:
 
 def _half_read(config: BaseConfig) -> list[str]:
     """The fields that cut off the cache of an answer, and not a text that the model reads at once."""
-    if getattr(config, "layer_types", None):
+    kinds = getattr(config, "layer_types", None) or CUT
+    if read_field(config, "layer_types") or not CUT & set(kinds):
         return []
-    found = {name: getattr(config, name, None) for name in OF_CACHE if name not in _read_by(config)}
-    return [f"{_quoted(name, value)}, which only its cache reads" for name, value in found.items() if value]
+    length = getattr(config, "max_position_embeddings", None) or inf
+    found = {name: getattr(config, name, None) or inf for name in OF_CACHE if name not in _read_by(config)}
+    return [f"{_quoted(name, value)}, which only its cache reads" for name, value in found.items() if value < length]
 
 
 def _wrong_layers(config: BaseConfig, family: Family) -> list[str]:

@@ -162,6 +162,14 @@ def test_a_window_that_only_the_cache_reads_is_refused(field: str) -> None:
         check_config(config_of("llama", **{field: 6}))
 
 
+def test_a_window_that_cuts_nothing_is_none() -> None:
+    assert check_config(config_of("llama", sliding_window=4096, max_position_embeddings=4096))
+    full, cut = (["full_attention"] * 2, ["full_attention", "sliding_attention"])
+    assert check_config(config_of("llama", sliding_window=6, num_hidden_layers=2, layer_types=full))
+    with pytest.raises(BaseModelError, match="`sliding_window` = 6, which only its cache reads"):
+        check_config(config_of("llama", sliding_window=6, num_hidden_layers=2, layer_types=cut))
+
+
 def test_kinds_of_layers_count_where_the_model_reads_them() -> None:
     kinds = ["full_attention"] * 4
     config = config_of("mistral", sliding_window=6, num_hidden_layers=4, layer_types=kinds)
