@@ -127,8 +127,7 @@ def check_load(folder: Path, manifest: Manifest, options: LoadOptions) -> Memory
     limit the context, `SURE` tokens count.
 
     Raises as `estimate_memory`, and ResourceError where it takes more than `options.memory`, by default what the
-    machine has to give; there experts that a row does not choose may be left in the file, with a StreamspecWarning. A
-    machine that does not say what it has is taken to have enough.
+    machine has to give; there experts that a row does not choose may be left in the file, with a StreamspecWarning.
     """
     context = min(SURE, manifest.model.context_length) if options.context is None else options.context
     estimate = _estimate(manifest, context, 1, options.provider, options.window, options.short)

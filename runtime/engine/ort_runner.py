@@ -139,6 +139,8 @@ class OrtRunner:
     def rewind(self, length: int) -> None:
         """Forgets all tokens after the first `length`. Raises ValueError where a layer no longer holds what the next
         tokens would see (`Cache.reachable`)."""
+        if "_call" not in vars(self):  # the last reload failed
+            self.reload()
         bound = self.cache.data
         self.cache.rewind(length)
         del self.tokens[length:]

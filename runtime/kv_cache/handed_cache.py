@@ -27,9 +27,10 @@ class HandedCache(KeyValueCache):
 
     def _extend(self) -> None:
         old = [array.copy() for array in self._packed(self.data, self.length)]
-        self.data, self.written = self._room(), self._room()
-        for array, before in zip(self._packed(self.data, self.length), old, strict=True):
+        data, written = self._room(), self._room()
+        for array, before in zip(self._packed(data, self.length), old, strict=True):
             array[...] = before
+        self.data, self.written = data, written
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         count = len(path)

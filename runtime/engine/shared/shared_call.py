@@ -24,7 +24,7 @@ from streamspec.runtime.sampling.sampling_params import Sampling
 @dataclass(eq=False)
 class SharedRows:
     """The rows of one sequence. Its cache is in `place` and holds `past` tokens. `sampling`: chooses its tokens;
-    `uniforms` float32 [n]: the numbers that they are drawn with, where they are.
+    `uniforms` float32 [n]: what they are drawn with.
 
     Then of the call: whether somebody makes it (`taken`) or has made it (`over`); the `choices` after each row, or an
     `error`; of how many `sequences` it had rows, and when it `began` and how many `seconds` it took.
