@@ -45,6 +45,7 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         attention_cap=cap,
         cache_dtype="float32",
         ring=lambda layer, part: None,
+        kept_in=lambda layer, part: "float32",
         source=lambda layer: layer,
         at=lambda layer: spec,
     )
