@@ -191,11 +191,11 @@ def throughput(given: argparse.Namespace) -> None:
     servers = {batch: Server(bundle, given.threads, 4, "--batch", str(batch)) for batch in (1, 4)}
     rates = {(batch, clients): list[float]() for batch in servers for clients in (1, 2, 4)}
 
-    clients = {batch: server.client() for batch, server in servers.items()}  # what makes one is not the server's work
+    asking = {batch: server.client() for batch, server in servers.items()}  # what makes one is not the server's work
 
     def ask(job: tuple[int, str]) -> int:
         batch, prompt = job
-        answer = clients[batch].chat.completions.create(
+        answer = asking[batch].chat.completions.create(
             model=servers[batch].models[0], messages=user(prompt), max_tokens=given.tokens
         )
         return int(answer.usage.completion_tokens)  # type: ignore[union-attr]
