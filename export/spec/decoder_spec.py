@@ -202,12 +202,16 @@ class DecoderSpec:
     def ring(self, layer: int, part: str = KEY) -> int | None:
         """The window of a layer whose keys, or another part of its cache, are kept for no more than that; None where
         everything is, as of a draft layer."""
-        return self.caches[self.source(layer)].of(part)[0].window if layer < len(self.caches) else None
+        return self._kept(layer, part).window
 
     def kept_in(self, layer: int, part: str) -> str:
         """The type in which the cache holds a part of a layer, or of a draft layer."""
+        return self._kept(layer, part).dtype
+
+    def _kept(self, layer: int, part: str) -> LayerCache:
+        """The cache of a part; of draft layers everything, as keys are kept."""
         caches = self.caches
-        return caches[layer].of(part)[0].dtype if layer < len(caches) else self.cache_dtype
+        return caches[self.source(layer)].of(part)[0] if layer < len(caches) else LayerCache(dtype=self.cache_dtype)
 
     def state_part(self, layer: int, part: str) -> str:
         """The name of a part of the cache that belongs to a layer's convolution, or to the state after it."""
