@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +20,6 @@ from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.train import train
-from streamspec.bundle.files import verify_files
 from streamspec.cli.inspect import describe
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.runtime import Grammar, Sampling, Session
@@ -199,10 +193,16 @@ def check_shipped(session: Session, task: str, *speculates: bool) -> None:
     assert answer.stats.step_tokens > 1.5 * answer.stats.steps
 
 
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shipped") / "bundle"
+    export_bundle("smollm2-135m", SHIPPED / "e2e", out, "fp32", measure=False, progress=lambda line: None)
+    return out
+
+
 @pytest.mark.base
-def test_on_the_reference_base_too(tmp_path: Path) -> None:
-    export_bundle("smollm2-135m", SHIPPED / "e2e", tmp_path / "bundle", "fp32", progress=lambda line: None)
-    check_shipped(load(tmp_path / "bundle", cache_dir=tmp_path), "e2e", False, True)
+def test_on_the_reference_base_too(shipped: Path, tmp_path: Path) -> None:
+    check_shipped(load(shipped, cache_dir=tmp_path), "e2e", False, True)
 
 
 @pytest.mark.base
@@ -219,7 +219,7 @@ def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.base
-def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
+def test_constrained_answers_of_the_reference_base(shipped: Path, tmp_path: Path) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -230,9 +230,7 @@ def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
         "required": ["name", "continent", "people"],
         "additionalProperties": False,
     }
-    quiet: dict[str, Any] = {"measure": False, "progress": lambda line: None}
-    export_bundle("smollm2-135m", SHIPPED / "chat", tmp_path / "bundle", "fp32", **quiet)  # the quickest to make
-    session, grammar = load(tmp_path / "bundle", tree=12, threads=1), Grammar.json_schema(schema)
+    session, grammar = load(shipped, cache_dir=tmp_path, tree=12, threads=1), Grammar.json_schema(schema)
     for prompt, sampling in (
         ("Describe Tokyo as JSON.", Sampling()),
         ("Which city is the largest of Africa? Answer in JSON.", Sampling(1.0, top_p=0.9, seed=5)),
@@ -244,30 +242,3 @@ def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
         assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
         jsonschema.validate(json.loads(spec.text), schema)
         assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
-
-
-EXPORT = (
-    "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"
-)
-
-
-def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(
-    base: Path, adapter: Path, bundle: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "bundle"
-    shutil.copytree(bundle, out)
-    before = (out / "manifest.json").read_bytes()
-    command = [sys.executable, "-c", EXPORT, str(base), str(adapter), str(out), "int8"]
-    victim = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.glob(".bundle.*.tmp/model.onnx*")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    assert (out / "manifest.json").read_bytes() == before, "the export ended before it could be killed"
-    verify_files(out)
-    export_bundle(base, adapter, out, "int8", force=True, progress=lambda line: None)
-    assert json.loads((out / "manifest.json").read_text())["precision"] == "int8"
-    assert not [one.name for one in tmp_path.iterdir() if one.name.startswith(".")]  # the weights of the killed one
