@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Exports bases at real width with random weights:
-`python benchmarks/big_models.py OUT [--only NAME ...] [--precision int8 ...]`.
+`python benchmarks/big_models.py OUT [--only NAME ...] [--precision int8 ...] [--mtp]`.
 
 Each base is built from the configuration of a published model, saved in bfloat16 as shards, and exported by a process
 of its own. Prints one table row each: the graph's distance from PyTorch, the sizes of checkpoint and bundle, the
 export's peak memory over the checkpoint's size, and its minutes. Figures are kept in OUT and not measured again;
-`--discard` deletes a base's files when it is done.
+`--mtp` adds an MTP layer to a base of Qwen3.5; `--discard` deletes a base's files when it is done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from base_shapes import BASES
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
 
-def make(name: str, folder: str) -> None:
+def make(name: str, folder: str, *mtp: str) -> None:
     """Writes random weights in bfloat16, shards of a gigabyte, with the reference base's tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,9 +35,30 @@ def make(name: str, folder: str) -> None:
     family, sizes = BASES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **sizes, **ENDS, dtype="bfloat16")
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="1GB")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="1GB")
+    if mtp:
+        add_mtp(model, Path(folder))
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(resolve_base("smollm2-135m").path / file, Path(folder, file))
+
+
+def add_mtp(model: Any, folder: Path) -> None:
+    """Adds an MTP layer like Qwen3.5's to the shards: one of the kind of the last layer, between norms and a map."""
+    import torch
+    from safetensors.torch import save_file
+
+    layer, hidden = model.model.layers[-1].state_dict(), model.config.hidden_size
+    shapes = {f"layers.0.{name}": tuple(value.shape) for name, value in layer.items()}
+    shapes |= dict.fromkeys(("norm.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"), (hidden,))
+    shapes["fc.weight"] = (hidden, 2 * hidden)
+    made = {f"mtp.{name}": 0.02 * torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(made, folder / "mtp.safetensors", {"format": "pt"})
+    index, config = folder / "model.safetensors.index.json", folder / "config.json"
+    listed, fields = json.loads(index.read_text()), json.loads(config.read_text())
+    listed["weight_map"] |= dict.fromkeys(made, "mtp.safetensors")
+    index.write_text(json.dumps(listed))
+    config.write_text(json.dumps(fields | {"mtp_num_hidden_layers": 1}))
 
 
 def export(folder: str, bundle: str, precision: str) -> None:
@@ -83,8 +104,10 @@ def size(folder: Path, *endings: str) -> int:
 
 def measure_base(out: Path, name: str, precision: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures of a base in a precision; those that stand in `OUT/NAME-PRECISION.json` are taken from there."""
-    folder, bundle = out / name, out / f"{name}-{precision}"
-    record = out / f"{name}-{precision}.json"
+    mtp = ["mtp"] if arguments.mtp else []
+    made = "-".join([name, *mtp])
+    folder, bundle = out / made, out / f"{made}-{precision}"
+    record = out / f"{made}-{precision}.json"
     found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
     steps: dict[str, Any] = {
         "checkpoint": lambda: size(folder, ".safetensors"),
@@ -93,12 +116,14 @@ def measure_base(out: Path, name: str, precision: str, arguments: argparse.Names
     }
     missing = [step for step in steps if step not in found]
     if missing and not (folder / "tokenizer_config.json").exists():
-        job("make", name, folder)
+        job("make", name, folder, *mtp)
     for step in missing:
         found[step] = steps[step]()
         record.write_text(json.dumps(found))
     if arguments.discard:
         shutil.rmtree(bundle, ignore_errors=True)
+        if precision == arguments.precision[-1]:
+            shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
@@ -120,8 +145,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=BASES, default=list(BASES))
     parser.add_argument("--precision", nargs="+", default=["int8"])
+    parser.add_argument("--mtp", action="store_true", help="with an MTP layer like Qwen3.5's")
     parser.add_argument("--discard", action="store_true", help="delete checkpoints and bundles once measured")
     arguments = parser.parse_args()
+    if arguments.mtp and any(BASES[name][0] != "qwen3_5_text" for name in arguments.only):
+        parser.error("--mtp is for bases of Qwen3.5: name them with --only")
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     print(
@@ -132,8 +160,6 @@ def main() -> None:
         for precision in arguments.precision:
             found = measure_base(out, name, precision, arguments)
             print(export_row(name, precision, found), flush=True)
-        if arguments.discard:
-            shutil.rmtree(out / name, ignore_errors=True)
 
 
 if __name__ == "__main__":
