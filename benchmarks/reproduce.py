@@ -3,10 +3,10 @@
 `python benchmarks/reproduce.py --data DIR [--work DIR] [--adapters DIR] [--only PART ...] [--all] [--list]`.
 
 `DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have
-`references`), `spec_bench/question.jsonl`, `gsm8k/train.jsonl` and `books/train.jsonl.gz`. The commands are in
-`results.toml`, a part for each group of tables; each is printed before it runs, and what it prints is kept in
-WORK/logs. A result that is there is not made again, a training that was interrupted goes on. Without `--only` or
-`--all`: the parts that take at most two hours. A command that fails does not stop those after it; the exit code is
+`references`), `spec_bench/question.jsonl`, train.jsonl of `gsm8k/` and `spider/`, and `books/train.jsonl.gz`. The
+commands are in `results.toml`, a part for each group of tables; each is printed before it runs, and what it prints is
+kept in WORK/logs. A result that is there is not made again, a training that was interrupted goes on. Without `--only`
+or `--all`: the parts that take at most two hours. A command that fails does not stop those after it; the exit code is
 then 1.
 """
 

@@ -145,7 +145,8 @@ def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> No
         {False: list[float](), True: list[float]()},
     )
     for number, prompt in enumerate(different(repeats * len(TASKS))):
-        messages = user(prompt)
+        # a beginning of its own: the server's sessions keep what they have read
+        messages = [{"role": "system", "content": f"{number} conversations came before this one."}, *user(prompt)]
         for served in (False, True) if number % 2 else (True, False):
             session.forget()
             began = time.perf_counter()

@@ -25,10 +25,11 @@ CMAKE = (
     *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DBUILD_SHARED_LIBS=OFF"),
     *(f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "OPENSSL", "BUILD_UI")),
     "-DLLAMA_USE_PREBUILT_UI=OFF",
-    # GCC before 12.4 and 13.3 takes the stores of a tile's configuration for dead (its bug 114098), and llama.cpp then
-    # ends at the first AMX instruction
-    "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",
 )
+# Where there are tiles: GCC before 12.4 and 13.3 takes the stores of their configuration for dead (its bug 114098), and
+# llama.cpp then ends at the first AMX instruction.
+WITH_AMX = ("-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",)
+CPUINFO = Path("/proc/cpuinfo")
 PROGRAMS = ("llama-server", "llama-quantize")
 MEMORY = 0.8  # of the machine's, which a tool may take: with more, the system would end whatever it likes
 
@@ -98,7 +99,8 @@ def install_llama(work: Path, jobs: int) -> None:
     say(f"building llama.cpp in {source} with {jobs} jobs")
     tools = python(work, "llama").parent
     cmake, paths = tools / "cmake", {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    call([cmake, "-S", source, "-B", source / "build", *CMAKE], logs / "llama-cmake.log", **paths)
+    amx = WITH_AMX if CPUINFO.exists() and " amx_tile" in CPUINFO.read_text() else ()
+    call([cmake, "-S", source, "-B", source / "build", *CMAKE, *amx], logs / "llama-cmake.log", **paths)
     build = [cmake, "--build", source / "build", "--parallel", jobs, "--target", *PROGRAMS]
     call(build, logs / "llama-build.log", **paths)
 

@@ -139,6 +139,7 @@ class OpenVino:
         self.numpy, self.openvino, self.genai = numpy, openvino, openvino_genai
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # nobody profits from having read the prompt before
+        scheduler.max_num_batched_tokens = sys.maxsize  # as without a configuration of one's own
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": config["threads"], "scheduler_config": scheduler}
         if config["mode"] != "plain":
             options["prompt_lookup"] = True
@@ -225,6 +226,7 @@ class LlamaCpp:
         for option in ("--threads", "--threads-batch"):
             command += [option, str(config["threads"])]
         command += ["--parallel", "1", "--ctx-size", str(config["context"]), "--cache-ram", "0"]
+        command += ["--ctx-checkpoints", "0"]  # which a prompt of a window or of states would stop for
         self.server = subprocess.Popen(
             [*command, *config["settings"].get("flags", [])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

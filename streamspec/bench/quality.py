@@ -95,7 +95,7 @@ def compare(file_a: str | Path, file_b: str | Path, side: str = "plain", side_b:
 def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
     """The rows that have scores. Raises DataError for other files."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")  # JSON may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}", "a file written by bench --save-outputs", "check the path") from None
     rows = []
