@@ -21,6 +21,7 @@ from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import SCORE_CHUNK, OrtRunner, causal_mask
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.runtime.options import GenerationOptions
 from streamspec.runtime.stream import CancelToken
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Embedding:
     def run(self, timeout: float | None = None) -> np.ndarray:
         """Returns float32 [texts, hidden]. Raises StreamspecError where it was cancelled or took more than `timeout`
         seconds, ConfigError while the session is busy."""
+        GenerationOptions(timeout=timeout)  # which refuses what is no time
         session, control = self._session, self._control
         try:
             with control.within(timeout), session._exclusive(control):

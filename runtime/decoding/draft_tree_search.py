@@ -165,6 +165,17 @@ class Draft(NamedTuple):
         with 1.. rows."""
         return self.expected * costs.item(0) >= costs.item(len(self.tree) - 1)
 
+    def down_to(self, depth: int) -> Draft:
+        """Returns the draft without its nodes below `depth`."""
+        tree = self.tree
+        if tree.depth <= depth:
+            return self
+        kept = [node for node, at in enumerate(tree.depths) if at <= max(depth, 0)]
+        cut = DraftTree(tuple(kept.index(tree.parents[i]) for i in kept), tuple(tree.ranks[i] for i in kept))
+        probabilities = [self.probabilities[i] for i in kept]
+        tokens, sources = [self.tokens[i] for i in kept], [self.sources[i] for i in kept]
+        return Draft(cut, tokens, probabilities, sources, sum(probabilities))
+
 
 def build_draft_tree(
     root: int,

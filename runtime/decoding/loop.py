@@ -117,7 +117,7 @@ class SpeculativeDecoder:
         reused = choice.begin(prompt, self.runner)
         progress = self.options.progress
         report = None if progress is None else lambda read: progress(reused + read, len(prompt))
-        plan, mask = planner.plan_prefill(len(prompt)), choice.mask()
+        plan, mask = planner.plan_prefill(len(prompt), limit), choice.mask()
         result = choice.choose(self.runner.prefill(plan.request(prompt[reused:], mask), report), mask)
         committed = choice.finish(committed_tokens((), result.choices, (0,), self.policy.eos, limit), result, (0,))
         choice.advance(committed.tokens)

@@ -33,13 +33,14 @@ class StepResult(NamedTuple):
     """One call's results. `choices` [n]: the target's token after each row, -1 where it was pruned. `accepted`:
     the node the graph found, and the drafter's `proposal` after it; both None where the drafter did not run. `logits`
     float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call. `sequences`: that the
-    call had rows of."""
+    call had rows of. `dropped`: calls of a drafter whose proposal is of no use."""
 
     choices: Sequence[int]
     accepted: int | None = None
     proposal: DraftProposal | None = None
     logits: np.ndarray | None = None
     sequences: int = 1
+    dropped: int = 0
 
 
 @dataclass(frozen=True)

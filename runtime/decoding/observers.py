@@ -89,7 +89,7 @@ class ControllerObserver(StepObserver):
             price = 0.0 if self._costs is None else self._costs.price * outcome.drafter_calls
             self._controller.plain_step(outcome.seconds() if timed else None, price)
         elif not plan.paused:
-            self._controller.step(len(outcome.path), plan.cost, outcome.seconds() if outcome.alone else None)
+            self._controller.step(len(outcome.tokens), plan.cost, outcome.seconds() if outcome.alone else None)
 
 
 class CalibrationObserver(StepObserver):

@@ -48,7 +48,7 @@ class Planner:
         clock: Callable[[], float],
     ) -> None:
         self.policy = policy
-        self.rows = rows
+        self.rows = min(rows, MAX_ROWS)
         self.sources = SourceLookup(policy.sources if rows > 1 else (), adaptive.calibration, policy.search)
         self.depth = adaptive.depth if policy.max_draft_tokens and rows > 1 else None  # of a second model's drafts
         compares = runner.gamma and rows > 1 and (policy.sources or self.depth is not None)
@@ -59,9 +59,11 @@ class Planner:
         self._grammar = grammar
         self._clock = clock
 
-    def plan_prefill(self, tokens: int) -> DrafterPlan:
-        """Plans the drafter for the call that reads the end of a prompt of so many tokens."""
-        return self._after_prompt(self._drafter(together=1), tokens)
+    def plan_prefill(self, tokens: int, limit: int) -> DrafterPlan:
+        """Plans the drafter for the call that reads the end of a prompt of so many tokens, whose answer has at most
+        `limit`."""
+        drafter = self._after_prompt(self._drafter(together=1), tokens)
+        return drafter if limit > 2 else drafter._replace(runs=False)
 
     @property
     def idle(self) -> bool:
@@ -93,7 +95,7 @@ class Planner:
             return plan
         timing = together == 1 and self._timing_due()
         if remaining > 1 and not timing:
-            drafted = self._draft(plan)
+            drafted = self._draft(plan, remaining - 1)
             if drafted is not None:
                 return drafted
             # A draft that was not worth a step is no part of a plain one.
@@ -102,10 +104,10 @@ class Planner:
 
     # ---- the draft
 
-    def _draft(self, plan: StepPlan) -> StepPlan | None:
-        """Returns the plan with the draft that pays most, and with rows that teach a source where those pay; None where
-        there is nothing to verify, or no room left in the context."""
-        room = self._runner.context_length - plan.cached - self._runner.gamma - 1
+    def _draft(self, plan: StepPlan, most: int) -> StepPlan | None:
+        """Returns the plan with the draft that pays most, at most `most` tokens deep, and with rows that teach a source
+        where those pay; None where there is nothing to verify, or no room left in the context."""
+        room = min(most, self._runner.context_length - plan.cached - self._runner.gamma - 1)
         rows = self.rows if plan.together == 1 or plan.costs is None else len(plan.costs)
         exploration = self._exploration(plan, room)
         spare = 0 if exploration is None else len(exploration.tokens)
@@ -152,7 +154,8 @@ class Planner:
         draft = build_draft_tree(root, proposal, source_tree, rows, costs, sharpness, grammar, trial, search)
         if trial is not None and self.policy.costs is not None:
             self.policy.costs.tried(trial.loss)
-        if len(draft.tree) == 1 or draft.tree.depth > room:
+        draft = draft.down_to(room)
+        if len(draft.tree) == 1:
             return None
         # Where the drafter runs in any case, a plain step in the draft's place would cost its price, too.
         drafter_runs_anyway = plan.proposal is not None and plan.drafter.runs
@@ -216,9 +219,9 @@ class Planner:
         return plan.drafter._replace(runs=False) if plan.paused else plan.drafter
 
     def _after_plain(self, plan: StepPlan, remaining: int, timing: bool) -> DrafterPlan:
-        """After a plain step: not where that is timed or the last one, and during a pause only at its end."""
+        """After a plain step: not where that is timed or no draft can follow, and during a pause only at its end."""
         resumes = (not plan.paused and not timing) or self._controller.about_to_resume
-        runs = resumes and remaining > 1 and self._fits(plan.cached)
+        runs = resumes and remaining > 2 and self._fits(plan.cached)
         return plan.drafter if runs else plan.drafter._replace(runs=False)
 
     def _window_pays(self) -> bool:

@@ -119,7 +119,7 @@ class StepOutcome(NamedTuple):
         """Calls that the drafter took."""
         if self.plan.drafter.depth is None:
             return int(self.plan.drafter.runs)
-        return 0 if self.result.proposal is None else self.result.proposal.depths
+        return self.result.dropped if self.result.proposal is None else self.result.proposal.depths
 
     def seconds(self) -> float:
         """The seconds that the step has taken up to now, without those in the scheduler's queue."""

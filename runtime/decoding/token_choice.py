@@ -79,7 +79,7 @@ class TokenChoice:
         node, _ = accept(tree, tokens, choices)
         if result.choices[node] == choices[node] and (len(tree) == 1 or result.accepted == node):
             return result._replace(choices=choices)
-        return StepResult(choices, logits=logits)
+        return StepResult(choices, logits=logits, dropped=0 if result.proposal is None else result.proposal.depths)
 
     def finish(self, committed: Committed, result: StepResult, path: Sequence[int]) -> Committed:
         """Ends the text where the grammar does, and adds log-probabilities, from the logits of the rows of `path`."""

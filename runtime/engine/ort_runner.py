@@ -214,14 +214,17 @@ class OrtRunner:
         self.tokens += committed
         self._sampling_state.saw(committed)
 
-    def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
+    def forward(
+        self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray, after: Sequence[int] = ()
+    ) -> np.ndarray:
         """Returns logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits
-        nothing.
+        nothing. `after` [n]: the token after each, which a draft layer reads beside it, -1 for what the model chooses.
         """
         n = len(tokens)
         self._verified = tokens
         positions = [self.length + offset for offset in offsets]
-        return self._call.logits(CallRows(tokens, positions, mask, np.zeros(n, np.int64), np.arange(n)))
+        next_ids = np.array(after[:n]) if after else None
+        return self._call.logits(CallRows(tokens, positions, mask, np.zeros(n, np.int64), np.arange(n), next_ids))
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         return np.concatenate([np.empty((0, self.vocab_size), np.float32), *self.score_chunks(ids, start)])
@@ -233,7 +236,7 @@ class OrtRunner:
         count = self._call.max_rows or SCORE_CHUNK
         for at in range(start, len(ids), count):
             chunk = ids[at : at + count]
-            yield self.forward(chunk, range(len(chunk)), causal_mask(len(chunk)))
+            yield self.forward(chunk, range(len(chunk)), causal_mask(len(chunk)), [*ids[at + 1 : at + count + 1], -1])
             self.commit(range(len(chunk)))
 
     def _prompt_rows(self) -> int:

@@ -124,7 +124,7 @@ class PaddedCall:
             sg.RAW_LOGITS: outputs.logits(logit_rows),
             sg.INPUT_IDS: np.array([rows.tokens], np.int64),
             sg.TREE_MASK: np.ascontiguousarray(rows.mask[logit_rows, : len(rows.tokens)]),
-            sg.UNIFORMS: state.uniforms(rows),
+            sg.UNIFORMS: state.uniforms(rows) if state.sampling.random else np.zeros(len(logit_rows), np.float32),
             sg.SEEN: state.seen,
             sg.FREE: np.array([mask is None]),
         }

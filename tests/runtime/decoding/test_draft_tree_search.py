@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal, IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.draft_tree_search import (
     MAX_ROWS,
@@ -337,3 +338,13 @@ def test_candidates_whose_arrays_do_not_fit_are_refused() -> None:
     for origins, levels in ((np.zeros(2, np.int64), (1, 2)), (np.zeros(4, np.int64), (1, 3))):
         with pytest.raises(ValueError, match="tokens"):
             TreeProposal(tokens, logits, origins, levels)
+
+
+def test_a_draft_is_cut_at_a_depth() -> None:
+    tree = DraftTree((0, 0, 1, 2, 1, 0, 5), (0, 0, 0, 0, 1, 1, 0))
+    draft = Draft(tree, [9, 1, 2, 3, 4, 5, 6], [1.0, 0.5, 0.25, 0.1, 0.2, 0.4, 0.3], [0, 1, 1, 1, 1, 2, 2], 2.75)
+    cut = draft.down_to(2)
+    assert cut.tree.parents == (0, 0, 1, 1, 0, 4) and cut.tree.ranks == (0, 0, 0, 1, 1, 0)
+    assert cut.tokens == [9, 1, 2, 4, 5, 6] and cut.sources == [0, 1, 1, 1, 2, 2]
+    assert cut.expected == pytest.approx(2.65) and draft.down_to(3) is draft
+    assert draft.down_to(0).tokens == draft.down_to(-1).tokens == [9]

@@ -61,6 +61,17 @@ def test_near_the_end_of_the_context_plain_steps_take_over() -> None:
     assert run.stats.steps > 0 and run.stats.plain_steps > 0
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 6])
+def test_no_draft_is_deeper_than_what_the_answer_may_still_have(limit: int) -> None:
+    runner = ToyRunner(hashed(50, 3), 50, gamma=8, width=1, context=200, skill=1.0)
+    tokens, _, run = decode(runner, Setup(limit, (), 16, ngram=False), [1])
+    assert len(tokens) == limit
+    # The rows of a step: the last token, and a draft of those that may come but for the one after it.
+    assert [rows for rows, _ in runner.calls[1:]] == [limit - 1] * (limit > 1)
+    assert runner.calls[0] == (1, limit > 2)  # else no draft can follow
+    assert run.stats.new_tokens == limit
+
+
 def test_plain_decoding_never_asks_for_streams() -> None:
     runner = ToyRunner(hashed(50), 50)
     decode(runner, Setup(10), [1])

@@ -13,7 +13,7 @@ import pytest
 
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import ContextOverflow, ProviderError
-from streamspec.runtime import Completion, Sampling, Session, load
+from streamspec.runtime import Completion, Grammar, Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import StepRequest
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.engine.padded.padded_call import PaddedCall
@@ -183,3 +183,13 @@ def test_openvino_takes_the_whole_graph_and_speculates_exactly(
     assert [session.generate(prompt, max_new_tokens=40).token_ids for prompt in SOME] == plain
     if bundle in ("fp32", "full", "lora", "jakiro", "eagle"):
         assert [answer.token_ids for answer in plainly(bundle, Sampling())] == plain
+
+
+@pytest.mark.parametrize("options", [{"repetition_penalty": 1.2}, {"grammar": Grammar.regex("[a-z ]{4,30}")}], ids=str)
+def test_greedy_answers_that_are_chosen_on_the_host_need_no_seed(options: dict[str, Any], bundles: Bundles) -> None:
+    session, dynamic = open_session(bundles("static fp32")), open_session(bundles("fp32"))
+    for prompt in SOME:
+        found, wanted = (
+            one.generate(prompt, max_new_tokens=20, temperature=0.0, **options).token_ids for one in (session, dynamic)
+        )
+        assert found == wanted
