@@ -7,6 +7,7 @@ error. All else is in pyproject.toml.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -23,12 +24,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("native")  # paths are relative to the project's root, from where every frontend runs this file
-CHOOSER = NATIVE / "kernels" / "choose.cpp"
+# Compiled last: what chooses among the kernels that there are, and what says of which sources they are.
+LAST = NATIVE / "kernels" / "choose.cpp", NATIVE / "sources.cpp"
 SOURCES = sorted(path for path in NATIVE.rglob("*") if path.suffix in (".cpp", ".h", ".toml"))
 INSTRUCTION_SETS = tomllib.loads((NATIVE / "instruction_sets" / "kernels.toml").read_text(encoding="utf-8"))
 LIBRARY = "streamspec_native" + (".dll" if sys.platform == "win32" else ".so")
 MODE = os.environ.get("STREAMSPEC_NATIVE", "")
 MACHINES = {"amd64": "x86_64", "x86-64": "x86_64", "aarch64": "arm64"}  # other names of the same
+HERE = MACHINES.get(platform.machine().lower(), platform.machine().lower())
 # Errors to tests/native/check_sources.py alone: a newer compiler, which warns of more, must not fail an installation.
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"]
 # The order of sums is part of the result: no contraction into fused multiply-adds that the source does not ask for.
@@ -56,6 +59,8 @@ class BuildNative(build_ext):
             if MODE == "1":
                 raise SystemExit(f"streamspec: the native operators were not built: {brief(error)}") from error
             print(f"streamspec: no native operators, the standard ones run instead ({brief(error)})", file=sys.stderr)
+            for ext in self.extensions:  # one of before would be installed
+                Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
             self.extensions = self.distribution.ext_modules = []
             if inplace:
                 (Path("streamspec") / LIBRARY).unlink(missing_ok=True)
@@ -65,9 +70,10 @@ class BuildNative(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
-        stamp = f"{digest()} {self.machine()}-{sys.platform}"
+        here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+        stamp = f"{digest()} {self.machine()}-{sys.platform} {here}"
         for built in (target, Path("streamspec") / LIBRARY):  # of these very sources: nothing to do
-            if not self.force and built.is_file() and f"streamspec sources {stamp}\0".encode() in built.read_bytes():
+            if not self.force and is_of(built, stamp) and (self.machine() != HERE or loads(built)):
                 if built != target:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(built, target)
@@ -83,7 +89,7 @@ class BuildNative(build_ext):
     def compile(self, stamp: str) -> list[str]:
         """Compiles all sources of this machine side by side, and returns their objects."""
         family = "msvc" if self.compiler.compiler_type == "msvc" else "gcc"
-        defines: list[tuple[str, str | None]] = [("STREAMSPEC_SOURCES", f'"{stamp}"')]
+        defines: list[tuple[str, str | None]] = []
 
         def objects(path: Path) -> list[str]:
             flags = FLAGS[family] + instruction_set(path).get(family, [])
@@ -96,7 +102,7 @@ class BuildNative(build_ext):
         if hasattr(self.compiler, "initialize") and not getattr(self.compiler, "initialized", False):
             self.compiler.initialize()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = {path: pool.submit(objects, path) for path in sources(self.machine()) if path != CHOOSER}
+            futures = {path: pool.submit(objects, path) for path in sources(self.machine()) if path not in LAST}
         built = []
         for path, future in futures.items():
             error = future.exception()
@@ -107,7 +113,9 @@ class BuildNative(build_ext):
             else:
                 print(f"streamspec: this compiler cannot build {path.name}: left out", file=sys.stderr)
                 defines.append((f"STREAMSPEC_WITHOUT_{set_name(path).upper()}", None))
-        return built + objects(CHOOSER)
+        left_out = "".join(f" {name}" for name, _ in defines)  # by this compiler: the next one may build it
+        defines.append(("STREAMSPEC_SOURCES", f'"{stamp}{left_out}"'))
+        return built + [file for path in LAST for file in objects(path)]
 
     def machine(self) -> str:
         """Processor architecture that is built for."""
@@ -133,6 +141,19 @@ class Wheel(bdist_wheel):
         if sys.platform == "darwin":
             system = system.replace("universal2", os.environ["ARCHFLAGS"].split()[-1])
         return "py3", "none", system
+
+
+def is_of(built: Path, stamp: str) -> bool:
+    return built.is_file() and f"streamspec sources {stamp}\0".encode() in built.read_bytes()
+
+
+def loads(built: Path) -> bool:
+    """Tells whether the libraries that it needs are here: a checkout may be used from several systems."""
+    try:
+        ctypes.CDLL(str(built.resolve()))
+    except OSError:
+        return False
+    return True
 
 
 def brief(error: Exception) -> str:

@@ -40,7 +40,7 @@ inline void store_halves(void* cache, size_t offset, const float* x, size_t widt
     constexpr float kMaxHalf = 65504.0f;
     uint16_t* to = static_cast<uint16_t*>(cache) + offset;
     for (size_t i = 0; i < width; i += kLanes)
-        store_half(to + i, max(min(load(x + i), all(kMaxHalf)), all(-kMaxHalf)));
+        store_half(to + i, max(all(-kMaxHalf), min(all(kMaxHalf), load(x + i))));  // what is no number stays so
 }
 
 void store_keys(const Attention& a, size_t from, size_t to) {

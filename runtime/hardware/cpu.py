@@ -124,7 +124,8 @@ def _brand_on_macos() -> str:
 
 
 def _linux_cores() -> int | None:
-    fields = _cpuinfo()
+    usable = {str(number) for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else None
+    fields = [f for f in _cpuinfo() if usable is None or f.get("processor") in usable]
     pairs = {(f["physical id"], f["core id"]) for f in fields if "physical id" in f and "core id" in f}
     return len(pairs) or None
 

@@ -32,6 +32,7 @@ class NativeLibrary:
     path: Path
     why_not: str
     kernels: str = ""
+    sources: str = ""  # of which it was built
 
 
 def library() -> Path | None:
@@ -75,7 +76,7 @@ def _opened(path: Path) -> NativeLibrary:
         if now and not {now, "unknown"} & set(_text(opened, SOURCES).split()):
             return NativeLibrary(path, "built from other sources than native/ has now; pip install -e . again")
         if kernels := _text(opened, KERNELS):
-            return NativeLibrary(path, "", kernels)
+            return NativeLibrary(path, "", kernels, _text(opened, SOURCES))
         asked, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
         return NativeLibrary(
             path,

@@ -18,8 +18,9 @@ from streamspec.errors import StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
+from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import cpu_model
-from streamspec.runtime.hardware.providers import import_onnxruntime
+from streamspec.runtime.hardware.providers import NATIVE_CPU, import_onnxruntime
 
 FEW_STEPS = 16  # learned since the file was written: not worth writing it again
 PAUSE = 30.0  # seconds from one writing to the next, unless as much was learned since as before
@@ -39,6 +40,9 @@ def costs_file(
     if folder is None:
         return None
     parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
+    if provider == NATIVE_CPU.name:
+        library = native_library.find()
+        parts += [library.kernels, library.sources]
     parts += [] if draft is None else [str(window) if window else draft.to_json()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(folder) / "calibration" / f"{key[:32]}.json"

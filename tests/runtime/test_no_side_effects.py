@@ -334,7 +334,6 @@ def test_second_threads_of_a_core_do_not_count(tmp_path: Path, monkeypatch: pyte
     ]  # two processors of four cores, twice each
     (tmp_path / "cpuinfo").write_text("\n".join(blocks))
     monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(cpu, "logical_cores", lambda: 16)
-    assert cpu.physical_cores() == 8
-    monkeypatch.setattr(cpu, "logical_cores", lambda: 3)  # this process may use no more
-    assert cpu.physical_cores() == 3
+    for usable, cores in ((range(16), 8), ((0, 1, 8, 9), 2), ((0, 2, 4), 3)):  # that this process may use
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: set(usable))
+        assert cpu.physical_cores() == cores

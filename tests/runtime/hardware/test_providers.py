@@ -125,8 +125,8 @@ def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(
 ) -> None:
     forward = OrtRunner.forward
 
-    def blind(self: OrtRunner, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
-        return forward(self, tokens, range(len(tokens)) if self.provider == "mirror" else offsets, mask)
+    def blind(self: OrtRunner, tokens: Any, offsets: Any, *rest: Any) -> np.ndarray:
+        return forward(self, tokens, range(len(tokens)) if self.provider == "mirror" else offsets, *rest)
 
     monkeypatch.setattr(OrtRunner, "forward", blind)
     session = load(bundles("fp32"), threads=1, tree="plain")
