@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -311,8 +312,7 @@ def content_hash(file: Path, say: Progress | None = None) -> str:
     if say is not None:
         say(f"hashing {file.name}")
     digest = sha256_file(file)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, json.dumps({"path": str(file.resolve()), "state": state, "sha256": digest}))
+    _keep(note, {"path": str(file.resolve()), "state": state, "sha256": digest})
     return digest
 
 
@@ -325,19 +325,24 @@ def known_hash(file: Path) -> str | None:
 
 def _note_of(file: Path) -> tuple[Path, list[int]]:
     """Where the hash of a file is kept, and the size and time that it is kept by."""
-    key = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:24]
+    key = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:24]
     return cache_dir() / "hashes" / f"content-{key}.json", [file.stat().st_size, file.stat().st_mtime_ns]
 
 
 def _cached_hash(folder: Path) -> str:
     """`weights_hash` of a folder that is not ours, kept in the cache by its files' names, sizes and times."""
     files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weight_files(folder)]
-    key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
     note = cache_dir() / "hashes" / key / IDENTITY_FILE
     known = read_note(note)
     if known.get("files") == files and known.get("finite") and isinstance(known.get("sha256"), str):
         return str(known["sha256"])
     digest = weights_hash(folder)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest, "finite": True}))
+    _keep(note, {"path": str(folder), "files": files, "sha256": digest, "finite": True})
     return digest
+
+
+def _keep(note: Path, content: dict[str, Any]) -> None:
+    with suppress(OSError):  # a cache that cannot be written: it is computed again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, json.dumps(content))

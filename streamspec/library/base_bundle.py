@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
 from streamspec.bundle.model_section import NATIVE_PRECISIONS
 from streamspec.errors import BaseModelError, BundleError, ConfigError, ResourceError, meant, names_in
+from streamspec.file_lock import held
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 from streamspec.runtime.folder_forms import is_ready
@@ -63,18 +64,18 @@ def bundle_of(
             raise ConfigError(found, "a base", "leave it out")
         return path
     digest, label = _content(name, path, say)
-    wanted = _precisions(path) if precision is None else (precision,)
-    targets = {one: _target(digest, label, one) for one in wanted}
-    for target in targets.values():
-        if _whole(target):
-            return target
-    *first, last = wanted
-    for one in first:
-        try:
-            return _export(name, path, targets[one], one, say, to_load)
-        except ConfigError as error:  # such as for a quantization that the precision does not take
-            say(f"{error.found}: {last} instead")
-    return _export(name, path, targets[last], last, say, to_load)
+    best, *less = _precisions(path) if precision is None else (precision,)
+    target, refused = _target(digest, label, best), [_target(digest, label, one, best) for one in less]
+    for made in (target, *refused):
+        if _whole(made):
+            return made
+    try:
+        return _export_once(name, path, target, best, say, to_load)
+    except ConfigError as error:  # such as for a quantization that the precision does not take
+        if not less:
+            raise
+        say(f"{error.found}: {less[0]} instead")
+    return _export_once(name, path, refused[0], less[0], say, to_load)
 
 
 def _precisions(path: Path) -> tuple[str, ...]:
@@ -83,9 +84,10 @@ def _precisions(path: Path) -> tuple[str, ...]:
     return (OWN, PRECISION) if own else (PRECISION,)
 
 
-def _target(digest: str, label: str, precision: str) -> Path:
-    """The bundle's folder in the cache; one that is there may have another name."""
-    parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
+def _target(digest: str, label: str, precision: str, refused: str | None = None) -> Path:
+    """The bundle's folder in the cache; one that is there may have another name. `refused`: the better precision that
+    the base does not take, which that bundle is there to remember."""
+    parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest, *([refused] if refused else []))
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", label)[:60]
     folder = cache_dir() / BUNDLES
@@ -98,6 +100,20 @@ def _whole(target: Path) -> bool:
         return True
     except BundleError:
         return False
+
+
+def _export_once(
+    name: str, path: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool
+) -> Path:
+    """As `_export`, but where another process does it right now, waits for that one's bundle."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # no locks here: as good as alone
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = target.with_name(f".{target.name}.lock")
+            if not stack.enter_context(held(lock)):
+                say(f"another process exports {name}: waiting for its bundle")
+                stack.enter_context(held(lock, math.inf))
+        return target if _whole(target) else _export(name, path, target, precision, say, to_load)
 
 
 def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool) -> Path:

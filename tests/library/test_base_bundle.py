@@ -6,6 +6,8 @@ import builtins
 import math
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,41 @@ def test_a_gguf_file_keeps_its_weights_where_native_operators_take_them(
     assert read_manifest(rounded).precision == "int8" and "an embedding of type F32: int8 instead" in said
     monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
     assert read_manifest(bundle_of(str(own), None, quiet)).precision == "int8"
+
+
+def test_a_bundle_of_less_precision_is_never_taken_for_the_best(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = gguf_cases.rounded(tmp_path / "model.gguf", "llama 3.2", "Q8_0")
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
+    assert read_manifest(bundle_of(str(file), None, quiet)).precision == "int8"
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "")
+    assert read_manifest(bundle_of(str(file), "int8", quiet)).precision == "int8" and len(exports) == 1
+    assert read_manifest(bundle_of(str(file), None, quiet)).precision == "gguf" and len(exports) == 2
+
+
+def test_two_processes_export_a_base_once(exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, said, begun, go = tiny_base(tmp_path / "base"), list[str](), threading.Event(), threading.Event()
+    real = streamspec.export.export_bundle
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(streamspec.export, "export_bundle", slow)
+
+    def say(line: str) -> None:
+        said.append(line)
+        go.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(bundle_of, str(base), "fp32", quiet)
+        assert begun.wait(60)
+        second = pool.submit(bundle_of, str(base), "fp32", say)
+        assert second.result(60) == first.result(60) and len(exports) == 1
+    assert said == [f"another process exports {base}: waiting for its bundle"]
+    assert [one.name for one in exports[0].parent.iterdir()] == [exports[0].name]
 
 
 def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +231,13 @@ def test_without_the_exports_libraries_it_says_so_and_still_finds_what_was_expor
     assert bundle_of(str(base), "fp32", quiet) == bundle
     with pytest.raises(ConfigError, match=r"takes the Python package onnx.*streamspec\[cpu\]"):
         bundle_of(str(base), "int8", quiet)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names of files are Unicode there")
+def test_a_cache_that_cannot_be_written_and_a_name_that_is_no_utf8_stop_no_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / os.fsdecode(b"m\xe8.gguf")
+    file.write_bytes(b"x")
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(file / "cache"))
+    assert resolve.content_hash(file) == sha256_file(file)
