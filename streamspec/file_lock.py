@@ -54,6 +54,7 @@ def take(path: Path) -> int | None:
             os.close(handle)
             if error.errno in HELD:
                 return None
+            os.unlink(path)  # no locks here, and nothing to find
             raise
         os.close(handle)  # deleted by the one who had it: nobody else sees this lock
 

@@ -56,6 +56,8 @@ def _check_replaceable(target: Path, force: bool) -> None:
         return
     if not target.is_dir():
         raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
+    if os.path.ismount(target):
+        raise BundleError(f"{target} is a mount point", "a folder to create", "name one inside it")
     if not any(target.iterdir()):
         return
     try:

@@ -66,8 +66,8 @@ class TerminalChat:
                 if not self.terminal:
                     raise
                 print()
-            except StreamspecError as error:
-                if not self.terminal:
+            except (StreamspecError, OSError) as error:  # such as of a file that may not be read
+                if not self.terminal or isinstance(error, BrokenPipeError):
                     raise
                 self.say(f"streamspec: {error}")
         if self.terminal and not self.ended:

@@ -44,12 +44,13 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
+            sys.stdout.flush()  # where what cannot be written is still told
         except StreamspecError as error:
             fail(str(error), error.exit_status)
         except KeyboardInterrupt as error:
             fail(str(error) or "interrupted", INTERRUPTED)
         except BrokenPipeError:  # stdout was closed early, for example by `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             raise SystemExit(BROKEN_PIPE) from None
         except MemoryError:
             fail("no memory is left; expected more; give a smaller --context, or close something", 1)
@@ -77,7 +78,14 @@ def one_line_warning(message: Warning | str, category: type[Warning], *where: An
 
 def fail(message: str, code: int) -> NoReturn:
     """Prints one line on stderr and ends the program with an exit code."""
-    # A streamed answer may have left the cursor in the middle of a line.
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()  # a streamed answer may have left the cursor in the middle of a line
+    except OSError:
+        _drop_output()
     print(f"streamspec: {message}", file=sys.stderr, flush=True)
     raise SystemExit(code)
+
+
+def _drop_output() -> None:
+    """Lets what is left for a stdout that takes nothing go nowhere, rather than fail when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

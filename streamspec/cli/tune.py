@@ -38,11 +38,14 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a step by its number of rows; later loads on this machine use the result."""
+    from streamspec.bench.plots import check_plot
     from streamspec.runtime import load
     from streamspec.runtime.costs.learned_costs import describe
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
     from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
+    if plot is not None:
+        check_plot(plot)
     folder = folder_of(bundle, precision)
     session: Any = load(folder, replace(loading, tree="plain", prepare_grammar=False))
     if prompts is not None:
@@ -136,4 +139,4 @@ def draw(calibrations: dict[int, Calibration], file: Path) -> None:
     for axes in (left, right):
         axes.set_xlabel("rows verified together")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=120, format="png")

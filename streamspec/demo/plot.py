@@ -41,4 +41,4 @@ def draw(plain: Sequence[Stats], speculative: Sequence[Stats], file: Path) -> No
     figure.legend(*below.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=120, format="png")

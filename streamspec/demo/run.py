@@ -19,13 +19,14 @@ from rich.text import Text
 from streamspec.atomic import sha256_file
 from streamspec.bench.arms import Arm
 from streamspec.bench.figures import Figures, figures, rounded
+from streamspec.bench.plots import check_plot
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
 from streamspec.bench.recorder import PLAIN, SPECULATIVE
 from streamspec.bundle.files import verify_files
 from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError
 from streamspec.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -40,11 +41,10 @@ def demo(
     train_minutes: float | None = None, limit: int | None = None, plot: Path = Path("streamspec-demo.png")
 ) -> dict[str, Any]:
     """Runs the demo and returns its figures, the keys of `--json`. `train_minutes`: fine-tunes an adapter for so long
-    first, instead of using the shipped one. Raises ConfigError where the plot's folder does not exist.
+    first, instead of using the shipped one. Raises ConfigError as `check_plot` does.
     """
     console = Console()
-    if not plot.parent.is_dir():
-        raise ConfigError(f"{plot.parent} is no folder", "a folder for the plot", "change --plot")
+    check_plot(plot)
     adapter = sql_adapter() if train_minutes is None else _train(train_minutes, console)
     bundle = _bundle(adapter, console)
     pairs, right = _run(bundle, limit, console)

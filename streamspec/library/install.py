@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -127,7 +128,10 @@ def _workplace(source: str) -> Iterator[Path]:
             newest = max((entry.lstat().st_mtime for entry in (folder / old).rglob("*")), default=0.0)
             if alone and time.time() - newest > KEPT:
                 delete(folder / old)
-    with held(folder / f"{name}.lock") as alone:
+    with ExitStack() as stack:
+        alone = True
+        with suppress(OSError):  # no locks here: as good as alone
+            alone = stack.enter_context(held(folder / f"{name}.lock"))
         if not alone:
             raise ResourceError("another process fetches the same", "one at a time", "wait for it, or end it")
         (folder / name).mkdir(exist_ok=True)
@@ -150,5 +154,7 @@ def copy(source: Path, folder: Path) -> FileList:
 
 def name_of(source: str) -> str:
     """The name that a bundle from `source` gets: the last part of the path, without the endings of files."""
-    path = urlsplit(source).path if "://" in source else source.partition("@")[0]
+    path = urlsplit(source).path if "://" in source else source
+    if REPOSITORY.fullmatch(source) and source[0] != "." and not os.path.exists(source):
+        path = source.partition("@")[0]
     return ENDINGS.sub("", Path(path).resolve().name if path in (".", "..") else Path(path).name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
+from streamspec.errors import ConfigError
 from streamspec.progress import track
 from streamspec.prove.check import Check
 from streamspec.runtime.decoding.acceptance import off_borders
@@ -136,6 +137,8 @@ def model_checks(session: Session, texts: Sequence[Sequence[int]]) -> list[Check
     `texts`: token ids, joined and repeated to fill the contexts.
     """
     runner, room = getattr(session.runner, "target", session.runner), session.context_length - WINDOW
+    if room < 0:
+        raise ConfigError(f"a context of {session.context_length}", f"at least {WINDOW}", "give a larger --context")
     assert isinstance(runner, OrtRunner)
     widest = runner.rows or (runner.row_counts[-1] if runner.row_counts else WIDTHS[-1])
     widths = [width for width in WIDTHS if width <= widest]

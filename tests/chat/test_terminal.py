@@ -452,3 +452,18 @@ def test_sampling_is_set_by_name_and_goes_back_to_the_models(
     chat.take("abc")
     expected = chat.session.another().chat("abc", max_new_tokens=8, sampling=chat.sampling).text
     assert chat.session.messages[-1]["content"] == expected  # of one seed
+
+
+def test_what_the_system_refuses_is_a_remark(
+    chat: TerminalChat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["/save " + "x" * 300, "/load " + "x" * 300, "/stats"])
+    monkeypatch.setattr("streamspec.chat.terminal.LineInput.read", lambda _: next(lines, None) or end())
+    chat.terminal = True
+    chat.run()
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("File name too long") == 2 and "0 messages" in said.out + said.err
+
+
+def end() -> str:
+    raise EOFError

@@ -368,3 +368,29 @@ def test_help_is_as_wide_as_the_terminal_and_cuts_nothing(
     assert not [
         line for line in lines if "..." in line.replace("[ARGS]...", "").replace("...)", "") or "\u2026" in line
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    environment["STREAMSPEC_CACHE"] = environment["STREAMSPEC_LIBRARY"] = str(tmp_path)
+    command = [sys.executable, "-m", "streamspec", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (2, "streamspec: No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("file", ["curves", "curves.bmp", "none/curves.png"])
+def test_a_plot_that_could_not_be_written_is_refused_before_any_work(file: str, tmp_path: Path) -> None:
+    for command in (("demo",), ("tune", "no bundle")):
+        result = run(*command, "--plot", tmp_path / file)
+        assert result.exit_code == 2 and re.search("PNG|no folder", result.output), result.output
+
+
+def test_minutes_of_a_demo_that_does_not_train_are_refused() -> None:
+    assert "--minutes 30 without --train" in run("demo", "--minutes", "30").output

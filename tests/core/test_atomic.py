@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pickle
@@ -187,6 +188,17 @@ def test_where_there_are_no_locks_files_are_written_all_the_same(
     with new_folder(tmp_path / "b") as folder:
         (folder / "x").touch()
     assert sorted(one.name for one in tmp_path.iterdir()) == [".a.0123abcd.tmp", "a", "b"]
+
+
+def test_a_file_system_without_locks_keeps_none_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(handle: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("streamspec.file_lock._lock", none)
+    write_text(tmp_path / "a", "x")
+    with new_folder(tmp_path / "b"):
+        pass
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_errors_are_one_line_of_found_expected_fix() -> None:

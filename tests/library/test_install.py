@@ -253,6 +253,9 @@ def test_a_folder_wins_over_an_installed_name(
         ("https://h/a/model-1.0.tar?x=1#y", "model-1.0"),
         ("dir/tiny.streamspec.tar", "tiny"),
         ("owner/name@main", "name"),
+        ("/home/anna@corp/sql.streamspec.tar", "sql"),
+        ("./exp@2/sql", "sql"),
+        ("model@v2.streamspec.tar", "model@v2"),
         ("/a/b/", "b"),
     ],
 )

@@ -109,3 +109,8 @@ def test_rows_beside_the_text_are_other_tokens() -> None:
     assert branches.tree.path(branches.path[-1]) == tuple(branches.path)
     siblings = [node for node in range(7) if node not in branches.path]
     assert all(branches.tokens[node] not in text[:3] for node in siblings)
+
+
+def test_a_context_without_room_for_the_rows_is_refused(bundle: Path, prompts: Path) -> None:
+    with pytest.raises(ConfigError, match="a context of 32; expected at least 64"):
+        prove(bundle, prompts, tokens=1, threads=1, context=32)
