@@ -25,7 +25,7 @@ from streamspec.adapters.answers.request import AnswerJob, AnswerSource
 from streamspec.adapters.answers.self_distillation import regenerate
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.dataset.batches import row_lengths
-from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined
+from streamspec.adapters.dataset.token_rows import TokenRow, TokenRows, joined, spread
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks
@@ -146,7 +146,7 @@ def keep_states(
         say(f"{name}: the time is over before each text is learnt from: texts whose states are kept come first")
     learning = learning_seconds(run, drafter, RANKED, 0.0) or 0.0  # from states that are there
     reading = until.before(learning * len(rows))
-    drafter.kept, whole = states, states.fill(texts, name, reading, before)
+    drafter.kept, whole = states, states.fill(texts, name, reading, before, run.budget.note)
     kept = states.kept_rows(rows)
     if before and not whole and reading.over():
         say(f"{name}: the states of {len(kept):,} rows are there in the time for them, the others come at first use")
@@ -252,7 +252,7 @@ def make_answers(
     if source is None:
         return regenerate(model, prompts, run.formatter.end_ids, file, job, config.regenerate_batch)
     if not run.state.finished(COMPARED):
-        some = prompts[:: max(1, len(prompts) // SAMPLE)][:SAMPLE]
+        some = [prompts[i] for i in spread(len(prompts), SAMPLE)]
         began = run.budget.elapsed()
         greedy = asked_once(source, some, file, replace(job, sampled=None))
         report = check_answers_from(model, greedy, config.answers_from or "")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft.utils.other import get_pattern_key
 from torch import Tensor
+from torch.nn import functional
 
 from streamspec.adapters.adapter_writer import read_tensors, save_tensors, write_json
 from streamspec.atomic import new_folder
@@ -147,9 +148,11 @@ def cut(tensors: dict[str, Tensor], rank: int, scales: Mapping[str, float]) -> t
         # The singular values of B A are those of the small R_b R_a^T of the factors' QR decompositions.
         basis_a, small_a = torch.linalg.qr(a.T)
         basis_b, small_b = torch.linalg.qr(b * scale)
-        left, values, right = torch.linalg.svd(small_b @ small_a.T)
+        left, values, right = torch.linalg.svd(small_b @ small_a.T, full_matrices=False)
         shares.append(float((values[:rank] ** 2).sum() / (values**2).sum().clamp_min(1e-30)))
         root = values[:rank].sqrt()
-        out[name] = (root[:, None] * (right[:rank] @ basis_a.T)).to(tensors[name].dtype)
-        out[other] = ((basis_b @ left[:, :rank]) * root).to(tensors[other].dtype)
+        none = rank - len(root)  # a map that is narrower than the rank
+        a, b = root[:, None] * (right[:rank] @ basis_a.T), (basis_b @ left[:, :rank]) * root
+        out[name] = functional.pad(a, (0, 0, 0, none)).to(tensors[name].dtype)
+        out[other] = functional.pad(b, (0, none)).to(tensors[other].dtype)
     return out, round(sum(shares) / len(shares), 4)

@@ -11,7 +11,10 @@ Every stage can be interrupted and resumed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,11 +35,12 @@ from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.runs.failures import one_line_failures
 from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import sole_owner
-from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
 from streamspec.errors import DataError
+from streamspec.prompt.template_sandbox import TODAY
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
@@ -66,7 +70,8 @@ def train(
         spare_allocator()
     with processes.first_ahead():
         check_early(config)
-    with our_words_only(), one_line_failures(config.out), sole_owner(config.out / WORK), budget:
+    alone = sole_owner(config.out / WORK)
+    with our_words_only(), one_line_failures(config.out), alone, budget, day_of(names_of(config.data)):
         run = prepare(config, budget, load, lower_layers)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
@@ -78,6 +83,18 @@ def train(
     if processes.is_first():
         shutil.rmtree(run.work, ignore_errors=True)
     return summary
+
+
+@contextmanager
+def day_of(files: Sequence[str]) -> Iterator[None]:
+    """Templates that write today's date write the day on which the data last changed: a run that goes on tomorrow, and
+    the next over the same data, find their answers and states by the same tokens."""
+    changed = max((file.stat().st_mtime for file in map(Path, files) if file.exists()), default=None)
+    token = TODAY.set(None if changed is None else datetime.fromtimestamp(changed))
+    try:
+        yield
+    finally:
+        TODAY.reset(token)
 
 
 def train_lora(run: Run) -> dict[str, Any]:

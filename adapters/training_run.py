@@ -90,6 +90,12 @@ class Run(RunInputs):
         """Returns the first `count` training rows, or an eighth of them where the time is short."""
         return self.rows[: max(1, count // 8) if self.budget.short else count]
 
+    def measured_once(self, part: str, measure: Callable[[], float]) -> float:
+        """What `measure` gives, once for the run, however often that goes on."""
+        if not self.state.finished(part):
+            self.state.finish(part, 0.0, {"value": measure()})
+        return float(self.state.log[part]["value"])
+
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
         share of variance it leaves unexplained; where a short time cut it, the `tokens` read: of one batch at least.
@@ -116,6 +122,7 @@ def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None
     """Base, target, source and sampling that regenerated answers depend on, besides their prompts."""
     settings = target_of(config, base) | {"max_new_tokens": config.max_new_tokens}
     settings |= source.made_by() if source is not None else {}
+    settings |= {"base_bits": config.base_bits} if config.base_bits and source is None else {}
     sampling = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
     return settings | sampling if config.answer_temperature else settings
 

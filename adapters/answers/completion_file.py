@@ -36,7 +36,9 @@ class CompletionFile:
             ) from None
         if rows and rows[0] != made_by:
             raise DataError(
-                f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one"
+                f"{path}: answers of {_short(rows[0], made_by)}",
+                _short(made_by, rows[0]),
+                "name another file, or remove this one",
             )
         self.known = processes.from_first(self.known)  # the first may add answers before another has read the file
         if processes.is_first():
@@ -54,8 +56,10 @@ class CompletionFile:
             )
 
 
-def _short(row: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {str(value)[:24]}" for key, value in list(row.items())[:4])
+def _short(row: dict[str, Any], other: dict[str, Any]) -> str:
+    """What is not so in `other`."""
+    apart = [key for key in row | other if row.get(key) != other.get(key)]
+    return ", ".join(f"{key} {str(row.get(key))[:24]}" for key in apart)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

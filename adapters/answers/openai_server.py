@@ -23,6 +23,11 @@ from streamspec.json_fields import parse_json
 
 KEY = "STREAMSPEC_TOKEN"  # environment variable: the server's API key, as of `streamspec serve`
 PARALLEL = 8  # requests under way at once
+# What the API's own request leaves open, last what fewest servers know: nothing may come from a server's own settings.
+FIELDS: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0.0},
+    {"return_token_ids": True},
+)
 LONGEST = 300.0  # seconds that one answer may take
 SOON = 5.0  # seconds in which the list of models has to come
 TRIES, PAUSE = 4, 0.5  # of a request that a busy server refuses; seconds before the second, then twice as long each
@@ -48,7 +53,7 @@ class OpenAiServer:
         this only looks whether the server is there.
         """
         self.url, self.model = urldefrag(url)
-        self.url, self.tokenizer, self.ends, self.returns_ids = self.url.rstrip("/"), tokenizer, list(ends), True
+        self.url, self.tokenizer, self.ends, self.fields = self.url.rstrip("/"), tokenizer, list(ends), [*FIELDS]
         parts = urlsplit(self.url)
         if parts.username or parts.password:
             raise ConfigError("--answers-from with a password in its address", f"the key in {KEY}", "leave it out")
@@ -71,16 +76,7 @@ class OpenAiServer:
         body["temperature"] = request.temperature
         if request.temperature:
             body |= {"top_p": request.top_p, "seed": request.seed}
-        reply = None
-        if self.returns_ids:
-            try:
-                reply = self._call("/completions", body | {"return_token_ids": True}, LONGEST)
-            except _BadRequest:  # a server that does not know the field, or something else is wrong
-                self.returns_ids = False
-        try:
-            reply = reply or self._call("/completions", body, LONGEST)
-        except _BadRequest as error:
-            raise self._refusal(str(error)) from None
+        reply = self._completion(body)
         choice = self._field(reply, "choices")[0]
         ended = choice.get("finish_reason") == "stop"
         ids = choice.get("token_ids")
@@ -93,6 +89,18 @@ class OpenAiServer:
                 return None
         complete = not ended or (ids and ids[-1] in self.ends)
         return list(ids) if complete else [*ids, *self.ends[:1]]
+
+    def _completion(self, body: dict[str, Any]) -> Any:
+        """The server's reply, with as many of `FIELDS` as it knows."""
+        while True:
+            fields = self.fields
+            more = {name: value for each in fields for name, value in each.items()}
+            try:
+                return self._call("/completions", more | body, LONGEST)
+            except _BadRequest as error:  # a field that it does not know, or something else is wrong
+                if not fields:
+                    raise self._refusal(str(error)) from None
+                self.fields = min(self.fields, fields[:-1], key=len)  # another thread may have learnt as much
 
     def close(self) -> None:
         """Does nothing: the server drops requests whose connection ends."""

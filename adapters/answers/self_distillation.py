@@ -155,7 +155,7 @@ def answer_batch(
     Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
     """
     device = model.get_input_embeddings().weight.device
-    body, head = model.base_model, model.get_output_embeddings()
+    body, decoder = model.base_model, HFDecoder(model)
     missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
     tokens = torch.tensor([[ends[0]] * count + ids for count, ids in zip(missing, prompts, strict=True)], device=device)
     mask = torch.tensor(
@@ -163,7 +163,7 @@ def answer_batch(
     )
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
-    cache, alive = HFDecoder(model).new_cache(), len(prompts)
+    cache, alive = decoder.new_cache(), len(prompts)
     for _ in range(max_new_tokens):
         if until.over():
             return None
@@ -171,7 +171,7 @@ def answer_batch(
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
         out = body(**inputs, **with_cache(body, cache), use_cache=True)
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
-        choices = choose(head(out.last_hidden_state[:, -1]), rows)
+        choices = choose(decoder.logits(out.last_hidden_state[:, -1]), rows)
         for row, token in zip(rows, choices.tolist(), strict=True):
             if not answers[row] or answers[row][-1] not in ends:
                 answers[row].append(token)

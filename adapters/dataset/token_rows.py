@@ -29,6 +29,12 @@ class TokenRow:
     loss_mask: list[bool]
 
 
+def spread(rows: int, count: int) -> list[int]:
+    """The indices of at most `count` of so many rows, evenly from all over them."""
+    count = min(count, rows)
+    return [i * rows // count for i in range(count)]
+
+
 def joined(prompt: list[int], answer: list[int]) -> TokenRow:
     """Prompt and answer tokens as one row that is trained on the answer."""
     return TokenRow(prompt + answer, [False] * len(prompt) + [True] * len(answer))
@@ -111,7 +117,7 @@ class TokenRows(Sequence[TokenRow]):
     def prompts(self, longest: int, count: int) -> list[list[int]]:
         """At most `count` openings of at most `longest` tokens, from all over the rows."""
         fitting = np.flatnonzero(self.has_room(longest))
-        return [self.opening(i) for i in fitting[:: max(1, len(fitting) // count)][:count].tolist()]
+        return [self.opening(i) for i in fitting[spread(len(fitting), count)].tolist()]
 
     def tokens(self) -> Iterator[Array]:
         """The tokens of all rows, row after row, in pieces of about a million."""

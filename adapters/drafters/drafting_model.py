@@ -115,6 +115,9 @@ class DrafterRun(Protocol):
     def first_rows(self, count: int) -> Sequence[TokenRow]:
         """Returns the first `count` training rows, or an eighth of them where the time is short."""
 
+    def measured_once(self, part: str, measure: Callable[[], float]) -> float:
+        """What `measure` gives, once for the run, however often that goes on."""
+
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]); it returns the share of
         variance that it leaves unexplained.

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from streamspec.acceptance_stats import Ranks, node_order, simulated_tau
-from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.dataset.token_rows import TokenRow, spread
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
@@ -30,10 +30,9 @@ def sample(rows: Sequence[TokenRow]) -> list[TokenRow]:
     """A few of `rows`, spread over all of them: at most `SAMPLE_ROWS`, with `SAMPLE_TOKENS` tokens of answers."""
     taken: list[TokenRow] = []
     tokens = 0
-    for index in range(0, len(rows), max(1, len(rows) // SAMPLE_ROWS)):
-        row = rows[index]
+    for row in (rows[index] for index in spread(len(rows), SAMPLE_ROWS)):
         tokens += sum(row.loss_mask)
-        if taken and (tokens > SAMPLE_TOKENS or len(taken) == SAMPLE_ROWS):
+        if taken and tokens > SAMPLE_TOKENS:
             break
         taken.append(row)
     return taken

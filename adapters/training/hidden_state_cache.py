@@ -10,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,16 @@ class HiddenStateCache:
 
     @torch.no_grad()
     def fill(
-        self, texts: Sequence[Sequence[TokenRow]], name: str, until: Deadline = ENDLESS, ahead: bool = True
+        self,
+        texts: Sequence[Sequence[TokenRow]],
+        name: str,
+        until: Deadline = ENDLESS,
+        ahead: bool = True,
+        note: Callable[[], None] = lambda: None,
     ) -> bool:
         """Computes and keeps the states of all `texts` that are missing, until the time is over or there is no room;
-        without `ahead` each at its first use. Says on behalf of the stage `name` how much that is. Tells whether all
-        are there.
+        without `ahead` each at its first use. Says on behalf of the stage `name` how much that is. `note` keeps the
+        time that a run has taken, after each text. Tells whether all are there.
         """
         missing, tokens = processes.from_first(self._missing(texts))
         room = processes.from_first(self._announced(name, missing, tokens, ahead))
@@ -96,6 +101,7 @@ class HiddenStateCache:
                 if until.over() or not self._keep(key, numbers):
                     break
                 add(1)
+                note()
         processes.gathered(None)  # all have written
         self._find()
         return missing.keys() <= self.kept.keys()

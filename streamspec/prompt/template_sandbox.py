@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -217,10 +218,13 @@ def _raise_exception(message: str) -> None:
     raise TemplateRefusal(message)
 
 
+TODAY = ContextVar[datetime | None]("today", default=None)  # of templates, where it has to stay
+
+
 def _strftime_now(layout: str) -> str:
     if len(layout) > MAX_LAYOUT or WIDE.search(layout):
         raise SecurityError("a layout of a date as long or as wide")
-    return datetime.now().strftime(layout)
+    return (TODAY.get() or datetime.now()).strftime(layout)
 
 
 # ---- the language

@@ -42,6 +42,14 @@ def test_the_cut_is_the_closest_product_of_that_rank() -> None:
     assert torch.equal(out["other"], torch.ones(2))
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(20, 3), (3, 20)])
+def test_a_map_narrower_than_the_rank_is_kept_whole(inputs: int, outputs: int) -> None:
+    a, b = torch.randn(8, inputs), torch.randn(outputs, 8)
+    out, share = cut({"x.lora_A": a, "x.lora_B": b}, 5, {"x.lora_A": 1.0})
+    assert out["x.lora_A"].shape == (5, inputs) and out["x.lora_B"].shape == (outputs, 5)
+    assert torch.allclose(out["x.lora_B"] @ out["x.lora_A"], b @ a, atol=1e-4) and share == 1.0
+
+
 def test_a_lora_of_low_rank_comes_back_whole() -> None:
     torch.manual_seed(1)
     a, b = torch.randn(2, 20), torch.randn(30, 2)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -290,13 +291,17 @@ def start_scale(run: DrafterRun, model: PreTrainedModel, ns: int) -> float:
     at the input of layer N-Ns over the tokens of some texts."""
     if run.begins_with is not None:
         return float(streams_of(run.begins_with)["scale"])
+    return run.measured_once("scale", partial(_rms, run, model, ns))
+
+
+def _rms(run: DrafterRun, model: PreTrainedModel, ns: int) -> float:
     probe = TargetModel(model, model.config.num_hidden_layers - ns)
     batch = collate(run.first_rows(SCALE_ROWS), run.device)
     entry = probe.main_pass(batch["input_ids"], batch["attention_mask"]).entry.float()
     scale = float(entry.pow(2).mean(-1).sqrt()[batch["attention_mask"].bool()].median())
     if not math.isfinite(scale) or scale <= 0:
         raise ConfigError(f"hidden states with rms {scale}", "finite activations", "check the base's weights")
-    return processes.from_first(scale)
+    return scale
 
 
 @torch.no_grad()

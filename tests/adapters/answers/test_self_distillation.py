@@ -16,7 +16,7 @@ import torch
 from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.answers.completion_file import CompletionFile, up_to_end
 from streamspec.adapters.answers.request import AnswerJob
-from streamspec.adapters.answers.self_distillation import answer_batches, drawn, regenerate
+from streamspec.adapters.answers.self_distillation import answer_batch, answer_batches, drawn, regenerate
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.runs.budget import ANSWERS, Deadline, Speeds
 from streamspec.errors import DataError
@@ -39,6 +39,31 @@ def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path
             torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=eos, pad_token_id=0
         )
         assert answer == out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "factors"),
+    [
+        ("granite", {"logits_scaling": 8.0}),
+        ("gemma2", {"final_logit_softcapping": 2.0}),
+        ("cohere", {"logit_scale": 0.2}),
+    ],
+)
+def test_tokens_are_drawn_from_the_logits_that_the_model_gives(family: str, factors: dict[str, float]) -> None:
+    model, given = tiny_model(family, seed=3, **factors), list[torch.Tensor]()
+
+    def choose(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        given.append(logits)
+        return logits.argmax(-1)
+
+    answer_batch(model, [PROMPTS[0]], [17], 1, choose)
+    assert torch.allclose(given[0], model(torch.tensor([PROMPTS[0]])).logits[:, -1], atol=1e-5)
+
+
+def test_what_made_answers_otherwise_is_named(tmp_path: Path) -> None:
+    CompletionFile(tmp_path / "answers", {"base": "one", "target": "tiny", "seed": 1})
+    with pytest.raises(DataError, match=r"answers of seed 1, base_bits None; expected seed 2, base_bits 4"):
+        CompletionFile(tmp_path / "answers", {"base": "one", "target": "tiny", "seed": 2, "base_bits": 4})
 
 
 def test_answers_end_with_the_first_of_several_ends(tmp_path: Path) -> None:

@@ -138,9 +138,22 @@ def test_token_ids_of_a_server_are_taken_as_they_are(serve: Callable[..., FakeSe
     assert source.answer(AnswerRequest([4, 5], 6)) == [7, 1, 0, EOS]
     assert server.requests == [
         {"model": "tiny", "prompt": [4, 5], "max_tokens": 6, "temperature": 0.0, "return_token_ids": True}
+        | {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0.0}
     ]
     source.answer(AnswerRequest([4, 5], 6, 0.7, 0.9, 3))
     assert {"temperature": 0.7, "top_p": 0.9, "seed": 3}.items() <= server.requests[1].items()
+
+
+def test_a_server_gets_no_field_that_it_refuses(serve: Callable[..., FakeServer]) -> None:
+    def strict(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body.keys() - {"model", "prompt", "max_tokens", "temperature"}:
+            return 400, {"error": {"message": "unknown field"}}
+        return choice(text="ab", finish_reason="stop")
+
+    server = serve(strict)
+    source = OpenAiServer(server.url, tiny_tokenizer(), (EOS,))
+    assert source.answer(AnswerRequest([4], 6)) == source.answer(AnswerRequest([4], 6))
+    assert len(server.requests) == 4  # three for the first answer, one for the second
 
 
 def test_text_is_tokenised_again_where_it_comes_back_the_same(serve: Callable[..., FakeServer]) -> None:

@@ -61,3 +61,11 @@ def test_a_folder_that_is_not_whole_is_none(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows") is None
     (tmp_path / "rows" / ABOUT).unlink()
     assert read_rows(tmp_path / "rows") is None and read_rows(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(("rows", "count"), [(7999, 4000), (399, 200), (5, 9), (12, 12), (0, 3), (7, 1)])
+def test_some_of_many_rows_come_from_all_over_them(rows: int, count: int) -> None:
+    some = token_rows.spread(rows, count)
+    assert len(some) == len(set(some)) == min(rows, count) and all(0 <= row < rows for row in some)
+    gaps = np.diff([*some, rows])
+    assert not some or (some[0] == 0 and gaps.max() - gaps.min() <= 1)
