@@ -51,8 +51,9 @@ def build_graph(
 ) -> StepGraph | StaticStepGraph:
     """The step graph over the target's weights. `stream_weights`: how a LoRA of the streams' own is stored. `method`:
     as of `weights`; `folder`: where codes may wait that are not written yet."""
-    source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say, method, folder)
     draft_spec = parts.draft_spec
+    turned = draft_spec is not None and draft_spec.turns_values
+    source = weights(parts.target.weighed, parts.spec, precision, tokenizer, say, method, folder, turned)
     if isinstance(source, smooth.SmoothedSource) and draft_spec is not None:
         draft_spec = replace(draft_spec, lora=source.scales.lora(draft_spec.lora, parts.spec))
     if parts.static:
@@ -72,9 +73,10 @@ def weights(
     say: Progress,
     method: str | None = None,
     folder: Path | None = None,
+    turned: bool = False,
 ) -> Source:
     """The model's weights, smoothed where the precision rounds, and in int4 rounded by `method`, None: as
-    `method_for` says. `folder`: as of `build_graph`."""
+    `method_for` says. `folder`: as of `build_graph`; `turned`: as of `smooth`."""
     source, simulation = source_of(model, spec), precision.simulation
     if simulation is None:
         return source
@@ -83,11 +85,11 @@ def weights(
     if not simulation.on_text:
         say(f"smoothing for {precision.name}")
         tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))[None]
-        return smooth.smooth(model, spec, source, tokens, simulation)
+        return smooth.smooth(model, spec, source, tokens, simulation, turned=turned)
     tokens = calibration_tokens(tokenizer, spec)
     say(f"rounding on {tokens.size} tokens")
     with nullcontext() if folder is None else TemporaryFile(dir=folder) as spare:  # the codes stay mapped
-        return smooth.smooth(model, spec, source, tokens, simulation, cast(BinaryIO, spare))
+        return smooth.smooth(model, spec, source, tokens, simulation, cast(BinaryIO, spare), turned)
 
 
 def write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:

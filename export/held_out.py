@@ -48,4 +48,7 @@ class HeldOut:
                     f"fewer than the context's {context_length}",
                     "leave it out, or choose a larger context",
                 )
-        return [row for _, row in rows]
+        compared = [row for _, row in rows if any(row.loss_mask[1:])]
+        if not compared:
+            raise DataError(f"{self.path}: answers of one token after no prompt", "more", "name other data with --val")
+        return compared

@@ -7,6 +7,7 @@ rows. Every adapter is compared with PyTorch as a merged export would be.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -264,7 +265,10 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     packed.set_adapter_version(1)
     packed.set_model_version(1)
     packed.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()})
-    packed.export_adapter(str(folder / TENSORS))
+    try:
+        packed.export_adapter(str(folder / TENSORS))
+    except RuntimeError as error:  # of ONNX Runtime, such as where the disk is full
+        raise OSError(errno.EIO, f"cannot be written ({str(error).splitlines()[0]})", str(folder / TENSORS)) from None
     tools = {"streamspec": __version__} | {
         name: version(name) for name in ("onnxruntime", "torch", "transformers", "peft")
     }

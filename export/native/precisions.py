@@ -140,10 +140,10 @@ class TiledInt4(TiledInt6):
 
     name = "int4"
     coded = False
-    multiple = BLOCKS[0]
 
     def __init__(self, block: int = BLOCKS[0]) -> None:
-        self.block, self.simulation = block, Int4(block).simulation
+        self.block = self.multiple = block
+        self.simulation = Int4(block).simulation
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """See `streamspec.export.native.operators.TiledPrecision`."""

@@ -345,9 +345,11 @@ class Int8Blocks(Int4):
 def check_hidden_size(precision: Precision, hidden: int) -> None:
     """Raises ConfigError unless the precision's blocks divide the hidden size."""
     if hidden % precision.multiple:
-        other = "fp32" if precision.name == "int8" else "int8"
+        other = "--precision fp32" if precision.name == "int8" else "--precision int8"
+        if hidden % BLOCKS[0] == 0 and precision.name == "int4":
+            other = f"--block-size {BLOCKS[0]}"
         found, expected = f"hidden size {hidden}", f"a multiple of {precision.multiple} for {precision.name}"
-        raise ConfigError(found, expected, f"use --precision {other}")
+        raise ConfigError(found, expected, f"use {other}")
 
 
 PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}

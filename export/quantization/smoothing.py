@@ -13,6 +13,7 @@ inverse (QuaRot, arXiv 2404.00456).
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -48,6 +49,7 @@ TEXT = (
     "A baker sold 48 rolls in the morning and half as many in the afternoon: 48 + 48/2 = 72 rolls in all.\n"
 )
 ROWS = 160
+Place = tuple[int, int, np.dtype[Any], tuple[int, ...]]  # in the spare file: offset, bytes, dtype, shape
 POWERS = {"relu": 1, "relu2": 2}  # activations that take a positive factor out, to which power
 
 
@@ -102,10 +104,11 @@ class Scales:
 
     def save(self, file: Path) -> None:
         """Writes the scales as safetensors."""
-        save_file(
-            {f"{side}.{name}": array for side, scales in vars(self).items() for name, array in scales.items()},
-            file,
-        )
+        named = {f"{side}.{name}": array for side, scales in vars(self).items() for name, array in scales.items()}
+        try:
+            save_file(named, file)
+        except SafetensorError as error:  # such as where the disk is full
+            raise OSError(errno.EIO, f"cannot be written ({error})", str(file)) from None
 
     @classmethod
     def load(cls, file: Path) -> Scales:
@@ -147,6 +150,7 @@ class SmoothedSource(ChangedSource):
         self.rows, self.columns = self.scales.rows, self.scales.columns
         self.powers: dict[str, Array] = {}  # by name of a module: mean squares of its scaled inputs [in]
         self.codes: dict[str, Blocks] = {}  # by the first module's name: of a fused map (`gptq`)
+        self.written: dict[str, list[Place]] = {}  # the same, where the spare file has it
         self.nearest = 0  # weights of a block in which maps are rounded to the nearest
 
     def weight(self, name: str) -> Array:
@@ -181,16 +185,26 @@ class SmoothedSource(ChangedSource):
         inputs = hadamard(inputs, mixed) if mixed else inputs
         second = moments(inputs)
         del inputs
-        codes, scales, zeros = round_weight(self._fused(modules), second, block)
-        self.codes[modules[0]] = self._kept(codes), self._kept(scales), self._kept(zeros)
-
-    def _kept(self, array: Array) -> Array:
+        blocks = round_weight(self._fused(modules), second, block)
         if self.spare is None:
-            return array
-        at = self.spare.seek(0, os.SEEK_END)
-        self.spare.write(memoryview(np.ascontiguousarray(array)).cast("B"))  # type: ignore[arg-type]
+            self.codes[modules[0]] = blocks
+        else:
+            self.written[modules[0]] = [self._write(self.spare, array) for array in blocks]
+
+    def map_written(self) -> None:
+        """Maps what the spare file has, once: a mapping of each array would take a file handle each."""
+        if self.spare is None or not self.written:
+            return
         self.spare.flush()
-        return np.memmap(self.spare, array.dtype, "r", at, array.shape)
+        whole = np.memmap(self.spare, np.uint8, "r")
+        for name, places in self.written.items():
+            codes, scales, zeros = (whole[at : at + size].view(kind).reshape(shape) for at, size, kind, shape in places)
+            self.codes[name] = codes, scales, zeros
+
+    def _write(self, spare: BinaryIO, array: Array) -> Place:
+        at = spare.seek(0, os.SEEK_END)
+        spare.write(memoryview(np.ascontiguousarray(array)).cast("B"))  # type: ignore[arg-type]
+        return at, array.nbytes, array.dtype, array.shape
 
     def _fused(self, modules: Sequence[str]) -> Array:
         return np.concatenate([self.weight(f"{module}.weight") for module in modules])
@@ -209,9 +223,11 @@ def smooth(
     tokens: Array,
     simulation: Simulation,
     spare: BinaryIO | None = None,
+    turned: bool = False,
 ) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of texts of `tokens` [texts, rows]; then, where
-    the simulation says so, rounds the layer's weights on them. `spare`: as of `SmoothedSource`."""
+    the simulation says so, rounds the layer's weights on them. `spare`: as of `SmoothedSource`. `turned`: rows of
+    streams turn their values, number i with number i + D/2 of a head, which then share a scale."""
     smoothed, reference = SmoothedSource(source, spare), reference_of(model)
     smoothed.nearest = simulation.block if simulation.nearest else 0
     if simulation.mixes:
@@ -236,12 +252,15 @@ def smooth(
         for group in groups(spec, layer):
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
-            heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
+            halves = 2 if turned else 1
+            heads = (spec.kv_heads, spec.group, halves, spec.head_dim // halves) if group.values else None
             block = smoothed.mixed(names[0])
             rounding = simulation.mixed(block) if block else simulation
             x = inputs[group.readers[0]]
             scale = _best_scale(x, weight, rounding, heads, RARE if group.sleeping else 0.0)
-            smoothed.powers |= dict.fromkeys(names, np.square(x if scale is None else x / scale).mean(axis=0))
+            read = x if scale is None else x / scale
+            read = hadamard(read, block) if block else read
+            smoothed.powers |= dict.fromkeys(names, np.square(read).mean(axis=0))
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
@@ -256,6 +275,7 @@ def smooth(
     label = "layers rounded" if simulation.on_text else "layers smoothed"
     with reference.fast_products() if simulation.on_text else nullcontext(), counted(label, spec.layers) as done:
         reference.texts(tokens, around)
+    smoothed.map_written()
     return smoothed
 
 
@@ -274,11 +294,12 @@ def _mix(scales: Scales, spec: DecoderSpec, everything: bool) -> None:
 
 
 def _best_scale(
-    x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float = 0.0
+    x: Array, weight: Array, simulation: Simulation, heads: tuple[int, ...] | None, rare: float = 0.0
 ) -> Array | None:
     """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
 
-    `heads` (Hkv, group, D): query heads that read one value head must share their scale. `rare`: the least share of the
+    `heads` (Hkv, group, parts, D / parts): query heads that read one value head must share their scale, and the parts
+    of a head. `rare`: the least share of the
     mean peak that an input is taken to reach.
     """
     high, low = np.maximum(np.abs(x).max(axis=0), TINY), np.maximum(np.abs(weight).max(axis=0), TINY)
@@ -303,10 +324,10 @@ def _error(x: Array, weight: Array, exact: Array, size: Array, simulation: Simul
     return float(np.square((simulation.rows(x) @ simulation.weight(weight).T - exact) / size).mean())
 
 
-def _shared(values: Array, heads: tuple[int, int, int]) -> Array:
-    """[Hq*D] with every query head at the largest of those it shares a value head with."""
+def _shared(values: Array, heads: tuple[int, ...]) -> Array:
+    """[Hq*D] with every query head, and every part of one, at the largest of those that share its scale."""
     grouped = values.reshape(heads)
-    return np.broadcast_to(grouped.max(axis=1, keepdims=True), grouped.shape).reshape(-1)
+    return np.broadcast_to(grouped.max(axis=(1, 2), keepdims=True), grouped.shape).reshape(-1)
 
 
 def _per_value(scale: Array, spec: DecoderSpec) -> Array:

@@ -53,6 +53,11 @@ class DraftSpec:
         return "no streams"
 
     @property
+    def turns_values(self) -> bool:
+        """Whether it turns values of the target's layers, number i of a head with number i + D/2."""
+        return False
+
+    @property
     def own_layers(self) -> int:
         """Layers of its own that have K/V in the cache."""
         return 0

@@ -109,8 +109,8 @@ def _losses_of_model(reference: Reference, pack: Sequence[TokenRow]) -> Array:
 
 
 def _before_answer(row: TokenRow) -> Array:
-    """int64: the tokens after which those of the answer come."""
-    return np.flatnonzero(row.loss_mask) - 1
+    """int64: the tokens after which those of the answer come; before the first token there is none."""
+    return np.flatnonzero(row.loss_mask[1:])
 
 
 def _losses(logits: Array, targets: Array) -> Array:

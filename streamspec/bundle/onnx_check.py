@@ -46,9 +46,8 @@ from streamspec.step_graph import POSITION_IDS
 
 MAX_BYTES = 128 << 20  # weights lie beside the graph
 MAX_NODES = 500_000
-MAX_FIELDS = (
-    1_000_000  # and numbers listed one by one, of all messages: each takes some 130 bytes while it is looked at
-)
+MAX_FIELDS = 1_000_000  # and numbers listed one by one, of a message: each takes some 130 bytes while it is looked at
+ALL_FIELDS = 4 * MAX_FIELDS  # large mixtures have 2.5 million
 MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
 STATED_SINCE = 5  # format whose graphs bound their positions and state hashes of the manifest
@@ -283,6 +282,7 @@ class GraphReader:
     def message(self, span: Span, known: Fields, what: str) -> Message:
         """Reads a message: the values of its fields by their number, spans for those that have a length."""
         out: Message = {}
+        self.began = self.seen
         for number, wire, value in self.fields(*span):
             self.count()
             expected, many = known.get(number, (None, False))
@@ -326,7 +326,7 @@ class GraphReader:
 
     def count(self, fields: int = 1) -> None:
         self.seen += fields
-        if self.seen > MAX_FIELDS:
+        if self.seen > min(self.began + MAX_FIELDS, ALL_FIELDS):
             raise MalformedGraph(f"more than {MAX_FIELDS} fields")
 
     def packed(self, at: int, end: int) -> Iterator[int]:

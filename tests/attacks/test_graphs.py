@@ -306,6 +306,18 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
+def test_a_graph_of_many_messages_may_have_more_fields_than_one(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, nodes = read_manifest(original), onnx.load(original / "model.onnx", load_external_data=False).graph.node
+    monkeypatch.setattr(onnx_check, "MAX_FIELDS", 2 * len(nodes))  # each node has several
+    monkeypatch.setattr(onnx_check, "ALL_FIELDS", 100 * len(nodes))
+    check_graphs(original, manifest)
+    monkeypatch.setattr(onnx_check, "ALL_FIELDS", 2 * len(nodes))
+    with pytest.raises(BundleError, match="fields"):
+        check_graphs(original, manifest)
+
+
 @pytest.mark.parametrize("what", ["nodes", "inputs of a node", "sizes", "packed sizes", "values"])
 def test_eight_megabytes_of_empty_fields_are_refused_while_they_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

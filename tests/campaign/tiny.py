@@ -26,13 +26,13 @@ def tiny_bundles(folder: Path) -> list[Path]:
     return list(_made(folder))
 
 
-def _base(folder: Path, family: str) -> Path:
-    path = folder / f"base-{family}"
+def _base(folder: Path, family: str, **sizes: int) -> Path:
+    path = folder / "-".join(["base", family, *map(str, sizes.values())])
     if not path.exists():
         torch.set_num_threads(1)
         # Texts that loop and drift, heads that native operators attend over.
         heads = {} if family in FAMILIES else {"num_attention_heads": 2, "num_key_value_heads": 1}
-        model = tiny_model(family, max_position_embeddings=2 * CONTEXT, initializer_range=0.1, **heads)
+        model = tiny_model(family, max_position_embeddings=2 * CONTEXT, initializer_range=0.1, **(heads | sizes))
         model.save_pretrained(path)
         tiny_tokenizer().save_pretrained(path)
     return path
@@ -53,8 +53,9 @@ def _made(folder: Path) -> Iterator[Path]:
         for precision in PRECISIONS:
             more = {"store": StoreFiles([data]), "self_draft": "1-2"} if family == "llama" else {}
             yield bundle(f"tiny-{family}-{precision}", base, None, precision, **more)
+    wide = _base(folder, "llama", hidden_size=128, intermediate_size=128)
+    yield bundle("tiny-llama-int4-128", wide, None, "int4", block_size=128)
     base = _base(folder, "llama")
-    yield bundle("tiny-llama-int4-128", base, None, "int4", block_size=128)
     yield bundle("tiny-llama-half-int8", base, None, "int8", kv_cache_dtype="float16")
     for name, (_, options) in DRAFTERS.items():
         adapter = folder / f"adapter-{name}"

@@ -5,6 +5,7 @@ figures each time.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.bundle.precision_cost import costs
 from streamspec.cli import app
 from streamspec.errors import DataError
@@ -21,6 +23,7 @@ from streamspec.export import HeldOut, Target, export_bundle, export_swappable
 from streamspec.export.quantization.smoothing import TEXT
 from streamspec.export.validate.measured_text import PASSAGES
 from streamspec.export.validate.parity import PASSAGE
+from streamspec.export.validate.perplexity import losses_of
 
 ROWS = [
     {"prompt": "the cat sat", "completion": "on the mat"},
@@ -162,3 +165,14 @@ def test_rows_that_say_nothing_are_refused_before_anything_is_written(base: Path
     with pytest.raises(DataError, match="no row with an answer.*name other data with --val"):
         export_bundle(base, None, tmp_path / "out", "fp32", progress=lambda line: None, held_out=HeldOut(file))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_first_token_has_none_before_it_to_tell_it_by() -> None:
+    row, table = TokenRow([3, 1, 4, 1], [True] * 4), np.random.default_rng(0).standard_normal((6, 6))
+
+    def scorer(tokens: np.ndarray, where: np.ndarray) -> Iterator[np.ndarray]:
+        yield from (table[tokens[where[:2]]], table[tokens[where[2:]]])
+
+    logits, targets = torch.tensor(table[[3, 1, 4]]), torch.tensor([1, 4, 1])
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    assert np.allclose(losses_of([row], scorer), expected)

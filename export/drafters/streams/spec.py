@@ -39,6 +39,11 @@ class StreamSpec(DraftSpec):
         """Streams that start from the root wait for acceptance."""
         return "streams that read the root, which is not known before acceptance" if self.root_map is not None else ""
 
+    @property
+    def turns_values(self) -> bool:
+        """Streams that are told apart by it."""
+        return self.value_rotation
+
     def first_layer(self, layers: int) -> int:
         """The first of the last `ns` layers, which streams run through."""
         return layers - self.ns

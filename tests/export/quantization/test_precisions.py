@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.export.layers.decoder import Decoder
+from streamspec.export.native.precisions import TiledInt4
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
     SPREAD,
@@ -33,10 +36,12 @@ from streamspec.export.quantization.precisions import (
     Int8,
     Rows,
     Weight,
+    check_hidden_size,
     mixed_rows,
     precision,
 )
 from streamspec.export.quantization.smoothing import RARE, _best_scale, smooth
+from streamspec.export.reference.reference import reference_of
 from streamspec.export.runners.graph_runner import open_session
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.export.weights.model_spec import describe
@@ -207,12 +212,57 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_v
     (one,) = names[spec.family.down]
     chosen, expected = nearest.rounded([one]), round_to_nearest(nearest.weight(f"{one}.weight"), 32)
     assert chosen is not None and all(np.array_equal(*pair) for pair in zip(chosen, expected, strict=True))
+    handles = Path("/proc/self/fd")
     with (tmp_path / "codes").open("w+b") as spare:
+        before = len(list(handles.iterdir())) if handles.exists() else 0
         waiting = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation, spare)
         for modules in names.values():
             both = [one.rounded(modules) or () for one in (source, waiting)]
             assert all(np.array_equal(*pair) for pair in zip(*both, strict=True))
         assert (tmp_path / "codes").stat().st_size > 0
+        assert not before or len(list(handles.iterdir())) <= before + 1  # a mapping of all, however many layers
+
+
+def test_inputs_count_as_the_rounded_weight_reads_them() -> None:
+    model, simulation, tokens = tiny_model(), Int4().simulation, np.arange(40)[None]
+    spec = describe(model)
+    assert simulation is not None
+    source, read = smooth(model, spec, ModelSource(model, spec), tokens, simulation), dict[str, np.ndarray]()
+
+    @contextmanager
+    def around(layer: int) -> Iterator[None]:
+        with reference.watched(layer, [spec.family.down[0]]) as inputs:
+            yield
+        read[spec.weight_name(layer, spec.family.down[0])] = inputs[spec.family.down[0]]
+
+    reference = reference_of(model)
+    reference.texts(tokens, around)
+    for name, x in read.items():
+        block = source.mixed(name)
+        assert block
+        expected = np.square(hadamard(x / source.columns.get(name, np.float32(1)), block)).mean(axis=0)
+        assert np.allclose(source.powers[name], expected, rtol=1e-4)
+
+
+def test_values_that_streams_turn_share_a_scale_with_what_they_turn_into() -> None:
+    model, tokens = tiny_model(), np.arange(40)[None]
+    spec = describe(model)
+    for kind in (Int8(), Int4()):
+        assert kind.simulation is not None
+        alike = []
+        for turned in (False, True):
+            source = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation, turned=turned)
+            scales = [source.columns[name] for name in source.columns if name.endswith("o_proj")]
+            halves = [scale.reshape(-1, 2, spec.head_dim // 2) for scale in scales]
+            alike.append([np.array_equal(half[:, 0], half[:, 1]) for half in halves])
+        assert alike[1] and all(alike[1]) and not all(alike[0])
+
+
+def test_larger_blocks_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden size 576; expected a multiple of 128 for int4; use --block-size 32"):
+        check_hidden_size(TiledInt4(128), 576)
+    check_hidden_size(TiledInt4(128), 640)
+    check_hidden_size(TiledInt4(32), 576)
 
 
 def test_a_sample_of_outputs_chooses_int4s_scale() -> None:
