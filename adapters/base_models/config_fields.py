@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from math import inf
@@ -18,8 +18,10 @@ from typing import Any, TypeAlias
 
 from streamspec.adapters.base_models.without_torch import has_torch
 from streamspec.adapters.base_models.without_torch.config import (
+    LENGTH,
     ROPE_PARAMETERS,
     SHARED,
+    WITH_LENGTH,
     CompletedConfig,
     completed,
     read_completed,
@@ -89,6 +91,9 @@ UNDERSTOOD = frozenset(
     }
 )
 CONVERTED = frozenset({"partial_rotary_factor", "rope_scaling", "rope_theta"})  # to `rope_parameters` by transformers
+OWN_CONVERTED = {"minimax_m2": frozenset({"rotary_dim"})}  # further ones of a family
+# Rope parameters that a family's own code reads where the rotary embedding is of that type.
+OWN_ROPE = {family: {"alpha": "dynamic"} for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")}
 NOTES = frozenset(
     {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
 )  # that files carry along: not worth a line
@@ -156,7 +161,7 @@ def _unknown_fields(config: BaseConfig) -> tuple[list[str], list[str]]:
     family, read, (usual, shared, names) = FAMILIES[config.model_type], _read_by(config), _usual(config)
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only}
     known |= {names[name] for name in known if name in names}
-    known = known & {*read, *usual} | {*shared, *family.ignored, *CONVERTED, *NOTES, *QUANTIZED}
+    known = known & {*read, *usual} | {*shared, *family.ignored, *_converted(config), *NOTES, *QUANTIZED}
     left, unknown = [], []
     for name, value in _values(config).items():
         defaults = [usual[name]] if name in usual else read.get(name, [None])
@@ -167,6 +172,13 @@ def _unknown_fields(config: BaseConfig) -> tuple[list[str], list[str]]:
         elif not name.startswith("_"):  # private notes of other tools
             left.append(_quoted(name, value))
     return left, unknown
+
+
+def _converted(config: BaseConfig) -> frozenset[str]:
+    """The fields that transformers turns into `rope_parameters`."""
+    one = rope_parameters(config).get("", {})
+    length = {LENGTH} if one.get("rope_type") in WITH_LENGTH else set[str]()
+    return CONVERTED | length | OWN_CONVERTED.get(config.model_type, frozenset())
 
 
 def _other_values(config: BaseConfig) -> list[str]:
@@ -183,15 +195,25 @@ def _other_values(config: BaseConfig) -> list[str]:
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
     if (names := family.latent_attention) is not None:
-        sizes = {name: int(getattr(config, name)) for name in (names.rank, names.still, names.values)}
-        faults += [
+        sizes = names.rank, names.still, names.values
+        faults += _no_sizes(config, sizes) or [
             f"{_quoted(name, size)} (only multiples of {EXPERT_MULTIPLE} are supported)"
-            for name, size in sizes.items()
-            if size % EXPERT_MULTIPLE
+            for name in sizes
+            if (size := getattr(config, name)) % EXPERT_MULTIPLE
         ]
     if family.mixture is not None and family.mixes(config):
         faults += _wrong_experts(config, family.mixture)
     return faults + [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
+
+
+def _no_sizes(config: BaseConfig, names: Iterable[str]) -> list[str]:
+    """The faults of those fields that are no whole numbers from 1."""
+    given = {name: getattr(config, name) for name in names}
+    return [_no_size(name, value) for name, value in given.items() if type(value) is not int or value < 1]
+
+
+def _no_size(name: str, value: Any) -> str:
+    return f"{_quoted(name, value)} (only whole numbers from 1 are supported)"
 
 
 def _wrong_experts(config: BaseConfig, mixture: Mixture) -> list[str]:
@@ -200,7 +222,7 @@ def _wrong_experts(config: BaseConfig, mixture: Mixture) -> list[str]:
     for name, value in given.items():
         numbers = value if isinstance(value, list) and name == mixture.active else [value]
         if not numbers or any(type(number) is not int or number < 1 for number in numbers):
-            return [f"{_quoted(name, value)} (only whole numbers from 1 are supported)"]
+            return [_no_size(name, value)]
     narrow = getattr(config, mixture.latent) if mixture.latent else None
     sizes = {"inner numbers": given[mixture.width], "outputs": narrow or config.hidden_size}
     faults = [
@@ -219,9 +241,11 @@ def _wrong_choice(active: int, count: int, config: BaseConfig, mixture: Mixture)
     """The faults of choosing `active` of `count` experts, perhaps from groups of them."""
     faults = [f"{active} chosen of {count} experts (no more than there are)"] if active > count else []
     if mixture.groups:
-        groups, chosen = (int(getattr(config, name)) for name in mixture.groups)
-        each = count // groups if groups > 0 and count % groups == 0 else 0
-        if not (0 < chosen <= groups and each > 1 and active <= chosen * each):
+        if unusable := _no_sizes(config, mixture.groups):
+            return faults + unusable
+        groups, chosen = (getattr(config, name) for name in mixture.groups)
+        each = 0 if count % groups else count // groups
+        if not (chosen <= groups and each > 1 and active <= chosen * each):
             faults.append(
                 f"{active} of {count} experts from {chosen} of {groups} groups (only groups of one size, of two "
                 "experts or more, that hold the chosen ones are supported)"
@@ -270,15 +294,17 @@ def _wrong_states(config: BaseConfig, family: Family) -> list[str]:
     """The faults of layers with a recurrent state."""
     if family.recurrent is None or not family.remembers(config):
         return []
-    keys, values = (int(getattr(config, name)) for name in family.recurrent.widths)
-    key_heads, heads = (int(getattr(config, name)) for name in family.recurrent.heads)
+    sizes = (*family.recurrent.widths, *family.recurrent.heads)
+    if unusable := _no_sizes(config, sizes):
+        return unusable
+    keys, values, key_heads, heads = (getattr(config, name) for name in sizes)
     function = getattr(config, family.recurrent.activation)
     faults = [] if function == CONVOLVED else [f"convolutions under `{function}` (only {CONVOLVED} is supported)"]
     most = STATE_KEYS[family.recurrent.kind]
     if keys > most or keys % STATE_MULTIPLE or values % STATE_MULTIPLE:
-        sizes = f"multiples of {STATE_MULTIPLE}, keys of at most {most}"
-        faults.append(f"recurrent states of {keys} x {values} (only {sizes} are supported)")
-    if key_heads < 1 or heads % key_heads:
+        supported = f"multiples of {STATE_MULTIPLE}, keys of at most {most}"
+        faults.append(f"recurrent states of {keys} x {values} (only {supported} are supported)")
+    if heads % key_heads:
         faults.append(f"{heads} states for {key_heads} heads of keys (only a multiple of these is supported)")
     return faults
 
@@ -308,12 +334,12 @@ def quantized(how: str) -> BaseModelError:
 def _unread_rope(config: BaseConfig) -> list[str]:
     """Returns the parameters of the rotary embedding that transformers does not read; other programs may."""
     usual = {name for parameters in rope_parameters(_default(config)).values() for name in parameters}
-    known = {*_rope_names(config), *usual, "type"}
+    known, own = {*_rope_names(config), *usual, "type"}, OWN_ROPE.get(config.model_type, {})
     unread = {
         name: value
         for parameters in rope_parameters(config).values()
         for name, value in parameters.items()
-        if name not in known and value
+        if name not in known and value and (name not in own or parameters.get("rope_type") != own[name])
     }
     return [f"{_quoted(name, value)} of the rotary embedding" for name, value in unread.items()]
 

@@ -5,6 +5,7 @@ of weights. Covered by tests/export/drafters/test_eagle3.py and test_published_b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ LAYER_FIELDS = frozenset(
         *("rope_theta", "rope_scaling", "rope_parameters"),
     }
 )
-# Of a rotary embedding; the last two tell apart positions in pictures, which are the same in a text.
+PICTURES = "mrope"  # a rotary embedding with three positions of a token, which are the same in a text
+# Of a rotary embedding; the last two say which position turns which part of a head (`PICTURES`).
 ROPE_FIELDS = frozenset(
     {
         *("rope_type", "type", "rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
@@ -49,12 +51,16 @@ def layer_config(file: Path, fields: dict[str, Any]) -> Any:
             fields.pop(name, None)
     try:
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        rope = config.rope_parameters["rope_type"]
+        rope, theta = (config.rope_parameters[name] for name in ("rope_type", "rope_theta"))
         eps = float(config.rms_norm_eps)
     except Exception as error:  # transformers raises errors of every kind
         text = " ".join(str(error).split())[:200]
         raise AdapterError(f"{file}: {type(error).__name__} {text}", "a layer's configuration", FETCH) from None
     faults = []
+    if rope == PICTURES:
+        config.rope_parameters["rope_type"] = rope = "default"
+    if type(theta) not in (int, float) or not 0 < theta < inf:
+        faults.append(f"rope_theta = {theta!r}"[:100])
     if rope not in FIXED_ROPE:
         faults.append(f"rotary embedding of type {rope!r} (only {', '.join(sorted(FIXED_ROPE))})")
     odd = {name: value for name, value in config.rope_parameters.items() if name not in ROPE_FIELDS}

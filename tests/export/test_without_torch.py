@@ -23,7 +23,7 @@ from streamspec.adapters.base_models.check_folder import check_folder
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.parameters import report_tensors
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.base_models.without_torch.config import completed, read_completed
+from streamspec.adapters.base_models.without_torch.config import LENGTH, completed, read_completed
 from streamspec.adapters.base_models.without_torch.families import COMMON, FACTS, facts_of, read_by_model
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError, StreamspecError
@@ -74,6 +74,9 @@ SPELLINGS: list[dict[str, Any]] = [
     *({"model_type": family, "vocab_size": 300_000, "num_hidden_layers": 5, "rope_theta": 7e5} for family in FACTS),
     {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 3e4},
     {"model_type": "llama", "rope_scaling": {k: v for k, v in ROPES["llama3"].items() if k != "rope_theta"}},
+    *({"model_type": "llama", LENGTH: 256, "rope_scaling": rope} for rope in (ROPES["llama3"], ROPES["linear"])),
+    {"model_type": "llama", LENGTH: 256, "rope_scaling": {k: v for k, v in ROPES["llama3"].items() if k != LENGTH}},
+    {"model_type": "gemma3_text", LENGTH: 256, "rope_scaling": ROPES["llama3"]},
     {"model_type": "mistral", "sliding_window": None, "num_attention_heads": 16, "hidden_size": 256},
     {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 6},
     {"model_type": "qwen3", "use_sliding_window": False, "sliding_window": 100, "head_dim": 64},
@@ -148,6 +151,7 @@ def block(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_a_config_is_completed_as_transformers_does(given: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(given))
     theirs, ours = read_config(tmp_path), completed(given)
+    theirs.standardize_rope_params()  # as its model does
     facts = facts_of(given["model_type"])
     for name in {*COMMON, *facts.fields, *facts.also_read} - {"sliding_window_pattern"}:
         assert getattr(ours, name, None) == getattr(theirs, name, None), name
@@ -243,6 +247,22 @@ def test_config_and_tensors_describe_what_the_modules_do(family: str, changes: d
     mine, own = (side.logits(side.states(tokens, positions, sees)) for side in (left, right))
     assert np.abs(mine - own).max() < 3e-5 * own.std()
     assert left.parameters == right.parameters
+
+
+@pytest.mark.parametrize("nested", [64, None])
+def test_a_length_beside_the_rotary_parameters_counts_first_as_in_transformers(
+    nested: int | None, tmp_path: Path
+) -> None:
+    saved(tmp_path, "llama", max_position_embeddings=512)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = {name: value for name, value in (ROPES["llama3"] | {LENGTH: nested}).items() if value is not None}
+    config = {name: value for name, value in config.items() if name != "rope_parameters"} | {"rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config | {LENGTH: 256}))
+    described = describe_checkpoint(Checkpoint(tmp_path))
+    assert target.alike(described, describe(tiny_loaded(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (inside,), (outside,) = describe_checkpoint(Checkpoint(tmp_path)).rotaries, described.rotaries
+    assert not np.allclose(inside.inv_freq, outside.inv_freq)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -20,6 +20,7 @@ from streamspec.model_families.text_parts import BESIDE, TEXT_PARTS, TextPart, t
 CONFIG, AGAIN = "config.json", "fetch the base again"
 LARGEST, MOST_LAYERS, MOST_EXPERTS = (1 << 31) - 1, 1 << 12, 1 << 12
 TO_ROPE = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")  # parts of `rope_parameters`
+LENGTH = "original_max_position_embeddings"
 WITH_LENGTH = ("llama3", "yarn", "longrope")  # rotary embeddings that depend on the length before they were scaled
 # Fields of every config of transformers that say nothing about what a model computes.
 SHARED = frozenset(
@@ -29,7 +30,7 @@ SHARED = frozenset(
 )
 ROPE_PARAMETERS = frozenset(
     {"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor", "low_freq_factor"}
-    | {"mrope_section", "mscale", "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor"}
+    | {"mrope_section", "mscale", "mscale_all_dim", LENGTH, "partial_rotary_factor"}
     | {"rope_theta", "rope_type", "short_factor", "truncate"}
 )
 
@@ -107,7 +108,7 @@ CHECKS: dict[str, Check] = {
     ),
     **dict.fromkeys(TO_ROPE[1:], (_none_or(_positive), "a number above 0, or null")),
 }
-ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", LENGTH)
 ROPE_CHECKS: dict[str, Check] = dict.fromkeys(ROPE_NUMBERS, (_positive, "a number above 0")) | {
     "partial_rotary_factor": (lambda value: _positive(value) and value <= 1, "a number above 0 and at most 1")
 }
@@ -212,7 +213,7 @@ def _rope(values: Values, facts: FamilyFacts, where: str) -> dict[str, Any]:
     nested = [kind for kind in parameters if kind in kinds]
     theta, rotated = values.get("rope_theta") or facts.theta, values.get("partial_rotary_factor")
     if not nested:
-        return _standard(parameters, theta, values, where, rotated)
+        return _standard(parameters, theta, values, where, rotated, one=True)
     if others := kinds - {FULL, SLIDING}:
         found = f"rope_parameters of {', '.join(nested)} beside layers of {', '.join(sorted(others))}"
         raise BaseModelError(f"{where}: {found}", "one rotary embedding", AGAIN)
@@ -232,13 +233,20 @@ def _two_ropes(values: Values, facts: FamilyFacts, local: tuple[str, float], whe
 
 
 def _standard(
-    parameters: dict[str, Any], theta: float, values: Values, where: str, rotated: float | None = None
+    parameters: dict[str, Any],
+    theta: float,
+    values: Values,
+    where: str,
+    rotated: float | None = None,
+    one: bool = False,
 ) -> dict[str, Any]:
+    """Completes the parameters of a rotary embedding. `one`: of all layers; a length beside them then counts first."""
     made = {"rope_theta": theta, "rope_type": parameters.get("type", "default"), **parameters}
     if rotated is not None:
         made.setdefault("partial_rotary_factor", rotated)
     if made["rope_type"] in WITH_LENGTH:
-        made.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        made |= {LENGTH: values[LENGTH]} if one and LENGTH in values else {}
+        made.setdefault(LENGTH, values["max_position_embeddings"])
     _check(made, ROPE_CHECKS, where)
     return made
 

@@ -40,6 +40,7 @@ NEUTRAL = frozenset(
         *("_name_or_path", "architectures", "auto_map", "model_type", "speculators_version", "target_model_type"),
         *("attention_dropout", "embed_requires_grad", "enable_sp_ulysses", "initializer_range", "use_cache"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
+        "decoder_sparse_step",  # of a target with experts; the layer is dense
         *("dtype", "torch_dtype", "transformers_version"),
     }
 )
@@ -55,7 +56,16 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "parallel_drafting": (False,),
     "quantization_config": (None,),
 }
-EAGLE_CONFIG = {"use_aux_hidden_state": (True,), "use_mtp_layernorm": (False,), "use_last_layernorm": (True,)}
+EAGLE_CONFIG: dict[str, tuple[Any, ...]] = {
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_mtp_layernorm": (False, None),
+    "use_last_layernorm": (True,),
+    "next_layer_regular": (True,),  # of layers after the first
+    "parallel_draft_step": (1,),
+}
+# What `eagle_config` may hold besides; the last one says nothing where a step drafts one token.
+EAGLE_FIELDS = frozenset({TAPS, "parallel_draft_heads_num_layers"})
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -83,7 +93,7 @@ def read_config(folder: Path) -> HeadConfig:
     nested = raw.get("eagle_config") or {}
     if not isinstance(nested, dict):
         raise wrong(file, "eagle_config", nested, "an object")
-    faults += unread(nested, frozenset({TAPS}), "eagle_config.", EAGLE_CONFIG)
+    faults += unread(nested, EAGLE_FIELDS, "eagle_config.", EAGLE_CONFIG)
     if unknown := sorted({str(name) for name in listed(file, raw, "architectures")} - ARCHITECTURES):
         faults.append(f"architectures {', '.join(unknown)}")
     if layer.get("model_type") not in LAYERS:

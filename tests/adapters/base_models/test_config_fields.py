@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.modeling_rope_utils import RopeParameters
 
-from streamspec.adapters.base_models.config_fields import check_config, fields_read, layer_window, read_config
+from streamspec.adapters.base_models.config_fields import (
+    OWN_ROPE,
+    check_config,
+    fields_read,
+    layer_window,
+    read_config,
+)
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
@@ -21,6 +31,7 @@ from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES, family_of
 from streamspec.model_families.families import RECURRENT_NOT_COMPUTED
 from streamspec.model_families.not_computed import NOT_COMPUTED
+from tests.support.published_configs import CONFIGS
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
@@ -114,6 +125,11 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("qwen3_5_text", {"hidden_act": "gelu"}, "convolutions under `gelu` (only silu"),
         ("granitemoehybrid", {"num_local_experts": 4, "intermediate_size": 40}, "experts of 40 inner numbers"),
         ("minimax_m2", {"quantization_config": {"quant_method": "fp8"}}, "quantized already (fp8)"),
+        ("deepseek_v3", {"n_group": None}, "`n_group` = None (only whole numbers from 1 are supported)"),
+        ("deepseek_v3", {"topk_group": None}, "`topk_group` = None (only whole numbers from 1"),
+        ("youtu", {"v_head_dim": None}, "`v_head_dim` = None (only whole numbers from 1"),
+        ("bamba", {"mamba_n_groups": None}, "`mamba_n_groups` = None (only whole numbers from 1"),
+        ("bamba", {"mamba_d_state": None}, "`mamba_d_state` = None (only whole numbers from 1"),
         ("exaone_moe", {"n_group": 3}, "8 of 64 experts from 1 of 3 groups (only groups of one size"),
         ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "`moe_topk` = [1, 2] (only one number for all layers is supported)"),
         ("mamba", {}, "of the family `mamba`"),
@@ -138,6 +154,49 @@ def test_parameters_of_a_rotary_embedding_that_transformers_does_not_read_are_to
     left = check_config(config_of("qwen3", rope_scaling=rope | {"finetuned": False}, max_position_embeddings=131072))
     assert left == ("`attn_factor` = 0.878 of the rotary embedding",)
     assert check_config(config_of("llama", rope_scaling={"type": "linear", "factor": 4.0})) == ()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rope_parameters_that_a_family_reads_itself_are_known(family: str) -> None:
+    module = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]].__module__
+    read = set(re.findall(r"""rope_(?:parameters|params)\w*(?:\.get\(|\[)["'](\w+)""", getsource(sys.modules[module])))
+    usual = {*RopeParameters.__annotations__, *(getattr(config_of(family), "rope_parameters", None) or ()), "type"}
+    assert read - usual == {*OWN_ROPE.get(family, ())}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fields_that_are_told_as_not_read_change_nothing(name: str, tmp_path: Path) -> None:
+    """A config without them is the same, and so are the rotary frequencies of its model."""
+    told = {*re.findall(r"`(\w+)` = ", " ".join(check_config(read_text(CONFIGS[name], tmp_path))))}
+    if not told:
+        return
+    with_them, without = (read_text(one, tmp_path) for one in (CONFIGS[name], stripped(CONFIGS[name], told)))
+    assert stripped(with_them.to_dict(), told) == stripped(without.to_dict(), told)
+    assert frequencies(with_them).keys() == frequencies(without).keys()
+    assert all(torch.equal(frequencies(without)[at], values) for at, values in frequencies(with_them).items())
+
+
+def read_text(values: dict[str, Any], folder: Path) -> Any:
+    (folder / "config.json").write_text(json.dumps(values))
+    return read_config(folder)
+
+
+def stripped(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """A config without these fields, at whatever depth."""
+    kept = {name: value for name, value in values.items() if name not in names}
+    return {name: stripped(value, names) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def frequencies(config: Any) -> dict[str, torch.Tensor]:
+    buffers = AutoModelForCausalLM.from_config(config).named_buffers()
+    return {name: buffer for name, buffer in buffers if "inv_freq" in name}
+
+
+@pytest.mark.parametrize(("rope", "told"), [("default", 1), ("yarn", 0)])
+def test_a_length_before_scaling_is_told_where_no_rotary_embedding_reads_it(rope: str, told: int) -> None:
+    scaling = {"rope_type": rope, "factor": 4.0, "rope_theta": 1e4}
+    config = config_of("llama", rope_parameters=scaling, original_max_position_embeddings=512)
+    assert len(check_config(config)) == told
 
 
 def test_all_faults_are_in_one_line() -> None:

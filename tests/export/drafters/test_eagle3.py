@@ -275,6 +275,11 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"vocab_size": 128}, "vocabulary 128, not 96"),
     ({"eagle_config": {"use_aux_hidden_state": False}}, {}, r"eagle_config\.use_aux_hidden_state = False"),
+    ({"eagle_config": {"parallel_draft_step": 2}}, {}, r"eagle_config\.parallel_draft_step = 2"),
+    ({"eagle_config": {"next_layer_regular": False}}, {}, r"eagle_config\.next_layer_regular = False"),
+    ({"eagle_config": {"use_input_layernorm_in_first_layer": False}}, {}, r"_in_first_layer = False"),
+    ({}, {"rope_parameters": None, "rope_theta": None}, "rope_theta = None"),
+    ({}, {"rope_parameters": {"rope_theta": 0, "rope_type": "default"}}, "rope_theta = 0"),
     ({}, {"hidden_size": "64"}, "hidden_size is 64; expected a whole number"),
     ({}, {"rms_norm_eps": -1.0}, r"rms_norm_eps = -1\.0"),
 ]
@@ -325,6 +330,44 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     (head / "model.safetensors").rename(head / "pytorch_model.bin")
     refused(head, "only pytorch_model.bin; .*load its pickle where you trust it")
     refused(tmp_path / "nowhere", "expected the folder of a published drafter")
+
+
+def test_what_model_optimizer_writes_is_read(tmp_path: Path) -> None:
+    """Its whole template, as its EAGLE-3 recipe fills it in."""
+    config = flat_config(
+        rope_scaling={
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "rope_type": "llama3",
+        },
+        eagle_config={
+            **FOUR,
+            "use_aux_hidden_state": True,
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+            "next_layer_regular": True,
+            "parallel_draft_step": 1,
+            "parallel_draft_heads_num_layers": None,
+        },
+    )
+    head = save_head(tmp_path, config, tensors(config), flat=True)
+    assert read_head(head, TARGET).head.taps == (1, 3, 4)
+    config["eagle_config"]["parallel_draft_heads_num_layers"] = 1
+    assert read_head(save_head(tmp_path, config, tensors(config), flat=True), TARGET).head.taps == (1, 3, 4)
+
+
+def test_what_specforge_takes_over_from_its_targets_changes_nothing(tmp_path: Path) -> None:
+    """A step of sparse layers (Qwen3-Next), and positions in pictures (Qwen2.5-VL), which are the same in a text."""
+    left = {"decoder_sparse_step": 1, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    made = []
+    for number, config in enumerate((flat_config(), flat_config(**left))):
+        head = save_head(tmp_path / str(number), config, tensors(config), flat=True)
+        made.append(read_head(head, TARGET).decoder("float32").rotaries[0])
+    plain, pictures = made
+    assert np.array_equal(plain.inv_freq, pictures.inv_freq) and plain.scale == pictures.scale
 
 
 def test_names_of_the_target_beside_a_head_are_left_alone(tmp_path: Path) -> None:
