@@ -89,18 +89,27 @@ class Grammar:
 
     @staticmethod
     def composed(
-        rules: str, schemas: Mapping[str, Any], trigger: str = "", strict: bool = True, headed: bool = False
+        rules: str,
+        schemas: Mapping[str, Any],
+        trigger: str = "",
+        lenient: Sequence[str] = (),
+        headed: bool = False,
+        raw: bool = False,
     ) -> Grammar:
         """Returns a grammar of `rules`, in the library's Lark, which name JSON `schemas`. Before `trigger`, if it is
         given, an answer is free; it need not come. `headed`: the rules have the heads of messages (`ThoughtTags`).
+        `raw`: they have text that is no JSON, which may spell its escapes.
 
         `<[5]>` in the rules is the special token 5. Raises ConfigError as `json_schema` does. The rules are the
-        caller's own: nothing of a user's may be in them unquoted. `strict`: as there; `uniqueItems` is not enforced.
+        caller's own: nothing of a user's may be in them unquoted. `lenient`: schemas that are not strict, as there;
+        `uniqueItems` is not enforced.
         """
-        narrow = {name: _narrowed(schema, SEPARATORS, strict)[1] for name, schema in schemas.items()}
+        narrow = {name: _narrowed(schema, SEPARATORS, name not in lenient)[1] for name, schema in schemas.items()}
+        if raw:
+            narrow = {name: each.plain() for name, each in narrow.items()}
         left_out = [where for each in narrow.values() for where in each.left_out]
-        if any(each.unique for each in narrow.values()):
-            if strict:
+        if unique := {name for name, each in narrow.items() if each.unique}:
+            if unique.difference(lenient):
                 raise ConfigError("uniqueItems in the parameters of a tool", "lists that may repeat", "leave it out")
             left_out.append("uniqueItems")
         parts = {name: each.schema for name, each in narrow.items()}

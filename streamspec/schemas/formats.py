@@ -28,15 +28,22 @@ PATTERNS = {
     "duration": f"P(?:{_DATE_OF}(?:{_TIME_OF})?|{_TIME_OF}|{_COUNT}W)",
 }
 _SEGMENT = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"  # of a path, without colons
-_AFTER = f"(?:/(?:{_SEGMENT}|:)*)*(?:\\?(?:{_SEGMENT}|[:/?])*)?(?:#(?:{_SEGMENT}|[:/?])*)?"
+_QUERY = f"(?:\\?(?:{_SEGMENT}|[:/?])*)?(?:#(?:{_SEGMENT}|[:/?])*)?"
+_PATH = f"(?:/(?:{_SEGMENT}|:)*)*"
 _AUTHORITY = "//[A-Za-z0-9.-]+(?::[0-9]{1,5})?"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 PATTERNS |= {
-    "uri-reference": f"(?:[A-Za-z][A-Za-z0-9+.-]*:(?:{_AUTHORITY}|{_SEGMENT}*)|/?{_SEGMENT}+|/?){_AFTER}",
+    "uri-reference": f"(?:[A-Za-z][A-Za-z0-9+.-]*:(?:{_AUTHORITY}|{_SEGMENT}*)|/?{_SEGMENT}+|/?){_PATH}{_QUERY}",
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})",
 }
 PATTERNS["iri-reference"] = PATTERNS["uri-reference"]
+# Narrower ones than the library's, for texts that are no JSON; an address has at most 250 characters.
+_ATOM, _LABEL = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}", "[A-Za-z0-9](?:[A-Za-z0-9-]{0,44}[A-Za-z0-9])?"
+IN_TEXT = PATTERNS | {
+    "uri": f"[A-Za-z][A-Za-z0-9+.-]*:(?:(?:{_AUTHORITY}|//){_PATH}|/?(?:{_SEGMENT}|:)+{_PATH}|/?){_QUERY}",
+    "email": f"{_ATOM}(?:\\.{_ATOM}){{0,2}}@{_LABEL}(?:\\.{_LABEL}){{1,3}}",
+}
 ALIASES = {"iri": "uri", "idn-email": "email"}  # narrower ones
 LENGTHS = {"email": 254, "hostname": 253}  # characters
 ENFORCED = {"ipv4", "ipv6", "uri", *LENGTHS}  # by the library

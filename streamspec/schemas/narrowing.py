@@ -25,8 +25,12 @@ from streamspec.schemas.unique_items import UniquePlaces, unique_places
 
 DECIMALS = 10  # of a number without `multipleOf`; more the library cannot count
 FEW = 100  # units of `multipleOf` beside which digits are bounded: the library gave up at a thousand
+WIDEST = 2**63 - 1  # which the library takes for all whole numbers from there on; of others it takes none
+LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LOWER, UPPER = LIMITS[::2], LIMITS[1::2]
 DIALECTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
 _SPACE = r"\t\n\x0B\x0C\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
+_WORDS = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _WITHIN_LINE = r"[^\n\r\u2028\u2029]"
 _ESCAPE, _DOT_ALL = re.compile(r"\\.", re.DOTALL), re.compile(r"\(\?[a-zA-Z]*s")
 
@@ -39,6 +43,14 @@ class Narrowed(NamedTuple):
     open_keys: bool
     unique: UniquePlaces | None
     left_out: tuple[str, ...]
+
+    def plain(self) -> Narrowed:
+        """Returns the same, of whose other keys a pattern admits those without needless escapes, so that nothing else
+        has to; itself where it has other patterns of keys, which the library does not join. Keys that have a schema
+        beside the named ones are left out."""
+        if any("patternProperties" in each for each in objects_of(self.schema)):
+            return self
+        return self._replace(schema=_plain(self.schema), open_keys=False)
 
 
 def narrowed(schema: Any, strict: bool = True, unsatisfiable: Callable[[Any], bool] = lambda _: False) -> Narrowed:
@@ -66,13 +78,36 @@ def _has_open_keys(schema: Any) -> bool:
     return any(each.get("additionalProperties") is not False for each in objects)
 
 
+def _plain(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {
+        key: {name: _plain(inner) for name, inner in value.items()}
+        if key in BY_NAME and isinstance(value, dict)
+        else value
+        if key in VALUES
+        else _plain(value)
+        for key, value in schema.items()
+    }
+    others, named, required = out.get("additionalProperties", True), out.get("properties"), out.get("required")
+    if others is False or not isinstance(named, dict):
+        return out
+    if others in (True, {}):
+        return out | {"patternProperties": {"(?s:.*)": True}, "additionalProperties": False}
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    properties = named | {name: others for name in needed if name not in named}
+    return out | {"properties": properties, "additionalProperties": False}
+
+
 def _narrowed_value(key: str, value: Any, met: Sequence[Decimal]) -> Any:
     """What a keyword of a schema has after `_narrowed`."""
     if key in BY_NAME and isinstance(value, dict):
-        name = _ecma if key == "patternProperties" else str
+        name = ecma if key == "patternProperties" else str
         return {name(each): _narrowed(inner, met) for each, inner in value.items()}
     if key == "pattern" and isinstance(value, str):
-        return _ecma(value)
+        return ecma(value)
     return value if key in VALUES else _narrowed(value, met)
 
 
@@ -91,15 +126,23 @@ def _narrowed(schema: Any, met: Sequence[Decimal]) -> Any:
     kinds = {each for each in (types if isinstance(types, list) else [types]) if isinstance(each, str)}
     if isinstance(out.get("format"), str):
         _apply_format(out, kinds)
-    if kinds & {"integer", "number"} and out.keys().isdisjoint(("enum", "const")):
-        _end_numbers(out, met, "number" in kinds)
+    if (not kinds or kinds & {"integer", "number"}) and out.keys().isdisjoint(("enum", "const")):
+        fraction = not kinds or "number" in kinds
+        _bring_within_range(out, fraction)
+        if fraction:
+            _close_bounds(out)
+        if kinds:
+            _end_numbers(out, met, fraction)
     return out
 
 
-def _ecma(pattern: str) -> str:
-    """Writes out the white space and the ends of lines of ECMA 262, as JSON Schema has them, where Rust has others."""
+def ecma(pattern: str, words: bool = False) -> str:
+    """Writes out the white space and the ends of lines of ECMA 262, as JSON Schema has them, where Rust has others.
+    `words`: digits and letters as well, which the library has so in schemas alone."""
     own = {r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"} | ({} if _DOT_ALL.search(pattern) else {".": _WITHIN_LINE})
     inside = {r"\s": _SPACE, r"\S": f"[^{_SPACE}]"}
+    if words:
+        own, inside = own | _WORDS, inside | _WORDS
 
     def written(piece: re.Match[str]) -> str:
         text = piece[0]
@@ -128,15 +171,50 @@ def _add(schema: dict[str, Any], **more: Any) -> None:
         schema["allOf"] = [*others, more]
 
 
+def _said(schema: dict[str, Any], keys: Sequence[str]) -> list[float]:
+    """Returns the numbers that a schema has for these keywords."""
+    return [schema[key] for key in keys if type(schema.get(key)) in (int, float)]
+
+
+def _bring_within_range(schema: dict[str, Any], fraction: bool) -> None:
+    """Lowers a maximum, and raises a minimum, that the library cannot count, to one that it can. `fraction`: of numbers
+    that may have a fraction. Raises ConfigError where no number is left."""
+    moved = {key: schema[key] for key in LIMITS if type(schema.get(key)) in (int, float) and abs(schema[key]) >= WIDEST}
+    for key, bound in moved.items():
+        schema[key] = -MOST if bound < 0 else MOST if fraction else WIDEST
+    least, most = _said(schema, LOWER), _said(schema, UPPER)
+    wrong = [key for key, bound in moved.items() if (bound > 0) == (key in LOWER)]
+    if moved and (wrong or max(least, default=-MOST) > min(most, default=MOST)):
+        key = min(wrong or moved)
+        raise _refused(f"{key} {moved[key]!r:.40}", "bounds of at most 15 digits, or all below 2^63")
+
+
+def _close_bounds(schema: dict[str, Any]) -> None:
+    """Says a whole bound that is excluded as the next number that is not, of `DECIMALS` digits after the point or as
+    few as a double holds: the library excludes none that is less than 1 away from the other bound."""
+    for inclusive, exclusive, sign, inner in zip(("minimum", "maximum"), LIMITS[2:], (1, -1), (max, min), strict=True):
+        said, beside = schema.get(exclusive), schema.get(inclusive)
+        bound: Any = beside if said is True else said  # True: of draft 4
+        if type(bound) not in (int, float) or bound != int(bound) or abs(bound) >= 2**53:
+            continue
+        if inclusive in schema and not _said(schema, [inclusive]):  # what is no number the library refuses
+            continue
+        steps = (int(bound) + sign * Decimal(10) ** -digits for digits in range(DECIMALS, -1, -1))
+        moved = next(float(step) for step in steps if Decimal(repr(float(step))) == step)
+        schema[inclusive] = inner([moved, *_said(schema, [inclusive])])
+        del schema[exclusive]
+
+
 def _end_numbers(schema: dict[str, Any], met: Sequence[Decimal], fraction: bool) -> None:
     """Bounds the digits of numbers where the schema leaves them open, and the library can: with a multiple it counts
     remainders for each number of digits. `fraction`: also those after the point."""
-    bounds = [schema[key] for key in BOUNDS if type(schema.get(key)) in (int, float)]
+    bounds = _said(schema, BOUNDS)
     multiples = [*met, *multiples_of({"multipleOf": schema.get("multipleOf")})]
-    if all(abs(bound) < MOST for bound in bounds) and common_multiple(multiples) <= FEW:
-        if schema.keys().isdisjoint(("minimum", "exclusiveMinimum")):
+    if common_multiple(multiples) <= FEW:
+        least, most = _said(schema, LOWER), _said(schema, UPPER)
+        if schema.keys().isdisjoint(LOWER) and all(-MOST < bound <= MOST for bound in most):
             schema["minimum"] = -MOST
-        if schema.keys().isdisjoint(("maximum", "exclusiveMaximum")):
+        if schema.keys().isdisjoint(UPPER) and all(-MOST <= bound < MOST for bound in least):
             schema["maximum"] = MOST
     if fraction and not multiples and all(units_of(Decimal(repr(bound)))[1] <= DECIMALS for bound in bounds):
         schema["multipleOf"] = float(f"1e-{DECIMALS}")

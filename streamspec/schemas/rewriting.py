@@ -11,7 +11,7 @@ from typing import Any
 from streamspec.errors import ConfigError
 from streamspec.schemas.formats import PATTERNS, is_annotation
 from streamspec.schemas.schema_logic import NO_CONSTRAINTS, Schema, SchemaLogic
-from streamspec.schemas.text_patterns import InexpressibleError, without_look_ahead
+from streamspec.schemas.text_patterns import InexpressibleError, listed, without_look_ahead
 
 BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # hold schemas by name
 IN_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
@@ -51,6 +51,7 @@ class Rewriting:
         self._written += 1
         if self._written > MOST:
             raise ConfigError(f"a JSON schema of more than {MOST} parts, written out", "fewer", "simplify it")
+        schema = _by_name(schema)
         out: dict[str, Any] = {}
         further: list[Schema] = []
         for key, value in schema.items():
@@ -124,6 +125,23 @@ def _of_draft(schema: Schema, draft: int) -> Schema:
         for key, value in schema.items()
         if SINCE.get(key, 0) <= draft
     }
+
+
+def _by_name(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Names the properties whose pattern spells them: the library lets another key begin where none is left."""
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties")
+    if not isinstance(properties, dict) or not isinstance(patterns, dict):
+        return schema
+    spelled = {pattern: names for pattern in patterns if (names := listed(pattern)) is not None}
+    if not spelled:
+        return schema
+    named = dict(properties)
+    for pattern, names in spelled.items():
+        for name in names:
+            named[name] = {"allOf": [named[name], patterns[pattern]]} if name in named else patterns[pattern]
+    others = {pattern: inner for pattern, inner in patterns.items() if pattern not in spelled}
+    rest = {key: value for key, value in schema.items() if key not in ("properties", "patternProperties")}
+    return {"properties": named, **({"patternProperties": others} if others else {}), **rest}
 
 
 # ---- keywords: each yields schemas that say the same together
@@ -222,7 +240,10 @@ def _property_names(logic: SchemaLogic, value: Schema, schema: Mapping[str, Any]
         told = {key: one for key, one in told.items() if key not in (*NO_CONSTRAINTS, "$ref", "allOf", "enum", "const")}
         if "string" not in logic.kinds(part) or ((told.pop("type", None), names)[1] is not None and told):
             raise InexpressibleError("propertyNames of other texts")
-        if (pattern := _key_pattern(logic, told)) is not None:
+        pattern = _key_pattern(logic, told)
+        if pattern is not None and (spelled := listed(pattern)) is not None:
+            yield {"properties": dict.fromkeys(spelled, True), "additionalProperties": False}
+        elif pattern is not None:
             yield {"patternProperties": {pattern: True}, "additionalProperties": False}
     if names is not None:
         yield {"properties": {name: True for name in names if isinstance(name, str)}, "additionalProperties": False}

@@ -103,11 +103,12 @@ def objects_of(schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 def _check_numbers(schema: Any, steering: bool = False) -> None:
     """Refuses whole numbers that the library, which reads numbers as doubles, would round to others.
 
-    Only where they steer the grammar: a default or an example may be any number. A bound of 2^63 - 1 it reads as meant.
+    Only where they steer the grammar: a default or an example may be any number. Bounds from 2^63 - 1 on are others
+    after `narrowing.py`.
     """
     if isinstance(schema, dict):
         for key, value in schema.items():
-            if key in BOUNDS and value == 2**63 - 1:
+            if key in BOUNDS[:4] and isinstance(value, int) and 2**63 - 1 <= abs(value) <= 2**1023:
                 continue
             _check_numbers(value, steering or key in BOUNDS or key in ("enum", "const"))
     elif isinstance(schema, list):

@@ -12,6 +12,7 @@ from streamspec.schemas.schema_checks import PIECES
 MOST_LETTERS = 2_000  # of the texts that a pattern excludes
 CHARACTERS = re.compile(r"(\[\^?)((?:\\.|[^\]\\^])(?:\\.|[^\]\\])*)\]([*+])\$")  # [...]* and no more
 LETTER = re.compile(r"\\([^\w\s])|([^\\^$.|?*+()\[\]{}])", re.DOTALL)  # that stands for itself
+GROUP = re.compile(r"\((?:\?:|(?!\?))")
 AHEAD = re.compile(r"\^\(\?([=!])")
 
 
@@ -39,7 +40,7 @@ def outside(body: str) -> str:
     elif whole and "|" in inner:
         raise InexpressibleError(f"the opposite of {body!r:.80}")
     texts = [_spelled(way) for way in inner.split("|")]
-    return f"^{_other(frozenset(texts), whole)}{'$' if whole else ''}"
+    return f"^{_other(frozenset(texts), whole)}$"
 
 
 def without_look_ahead(pattern: str) -> list[str]:
@@ -65,6 +66,46 @@ def beginning(pattern: str) -> str:
         if (piece[0] == "|" and not depth) or pattern[:1] != "^":
             raise InexpressibleError(f"the opposite of the pattern {pattern!r:.80}")
     return pattern
+
+
+def whole(pattern: str, at_start: bool = False, at_end: bool = False) -> str:
+    """Returns an expression of the whole texts in which `pattern` matches; anchors within are left. `at_start`,
+    `at_end`: whether it only matches there."""
+    ways = []
+    for way in _ways(pattern):
+        starts = way[:1] == "^"
+        ends = way[-1:] == "$" and (len(way) - len(way[:-1].rstrip("\\"))) % 2 == 1
+        inner, start, end = way[starts : len(way) - ends], at_start or starts, at_end or ends
+        if (group := GROUP.match(inner)) and _closing(inner, 0) == len(inner):
+            ways.append(whole(inner[group.end() : -1], start, end))
+        else:
+            ways.append(f"{'' if start else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}")
+    return f"(?:{'|'.join(ways)})"
+
+
+def listed(pattern: str) -> list[str] | None:
+    """Returns the only texts that an expression matches; None where it does not spell them."""
+    if pattern[:1] != "^" or pattern[-1:] != "$":
+        return None
+    inner = pattern[1:-1]
+    try:
+        if (group := GROUP.match(inner)) and _closing(inner, 0) == len(inner):
+            return [_spelled(way) for way in inner[group.end() : -1].split("|")]
+        return [_spelled(inner)]
+    except InexpressibleError:
+        return None
+
+
+def _ways(pattern: str) -> list[str]:
+    """Returns the alternatives of an expression."""
+    ways, depth = [""], 0
+    for piece in PIECES.finditer(pattern):
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if piece[0] == "|" and not depth:
+            ways.append("")
+        else:
+            ways[-1] += piece[0]
+    return ways
 
 
 def _closing(pattern: str, opening: int) -> int:
@@ -95,8 +136,7 @@ def _other(endings: Collection[str], whole: bool) -> str:
     after = {first: frozenset(each[1:] for each in endings if each[:1] == first) for first in firsts}
     ways = [_letter(first) + _other(after[first], whole) for first in firsts if whole or "" not in after[first]]
     ways.append(f"[^{''.join(map(_letter, firsts))}](?s:.*)" if firsts else "(?s:.+)")
-    ends = "" if "" in endings else "?" if whole else "|$"
-    return f"(?:{'|'.join(ways)}{ends})" if ends == "|$" else f"(?:{'|'.join(ways)}){ends}"
+    return f"(?:{'|'.join(ways)}){'' if '' in endings else '?'}"
 
 
 def _letter(char: str) -> str:

@@ -192,7 +192,7 @@ class Service:
         if (tools := parsed.tools) is not None:
             form = self.pool.call_form(base)
             _check_stops(parsed.options[0].stops, form)
-            ready.calls = partial(CallParser, form, tools)
+            ready.calls = partial(CallParser, form, tools, base.thought is None)
             grammar = tools.grammar(form, grammars) or parsed.options[0].grammar
             shown = [token for _, token in form.specials]
             ready.options = [replace(each, grammar=grammar, shown_special_tokens=shown) for each in parsed.options]

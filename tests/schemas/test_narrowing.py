@@ -84,6 +84,24 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"type": "number", "minimum": 0, "maximum": 1}, ["0.25", "1"], [THIRD + "3", "1.1", "-0.1"]),
     ({"type": "number", "minimum": 1e-12, "maximum": 1e-11}, ["0.000000000002"], ["0.1", "0"]),
     ({"type": "number", "multipleOf": 0.5}, ["2.5", "12"], ["0.25", THIRD]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.0000000001", "0.5"], ["0", "0.0", "-0", "0.51"]),
+    ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, ["1.1", "1.0000000001"], ["1", "1.0"]),
+    ({"type": "number", "minimum": -9.5, "exclusiveMaximum": -9}, ["-9.5", "-9.1"], ["-9", "-9.0"]),
+    ({"type": ["null", "number"], "exclusiveMinimum": -1, "exclusiveMaximum": -0.5}, ["-0.75", "null"], ["-1", "-0.5"]),
+    ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.55}, ["0.51"], ["0.5", "0.50"]),
+    ({"type": "number", "exclusiveMinimum": 0, "minimum": 0.25, "maximum": 0.5}, ["0.25"], ["0.2", "0"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5, "multipleOf": 0.05}, ["0.05"], ["0", "0.0"]),
+    ({"type": "number", "exclusiveMinimum": 10**14, "maximum": 10**14 + 0.5}, [f"{10**14}.25"], [f"{10**14}"]),
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", '"x"'], ["0", "0.0"]),
+    ({"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"maximum": 0.5}]}, ["0.1"], ["0"]),
+    ({"allOf": [{"type": "integer"}, {"exclusiveMinimum": 0}]}, ["1"], ["0"]),
+    ({"type": "integer", "exclusiveMinimum": MOST}, ["1" + "0" * 15], [NINES]),
+    ({"type": "number", "maximum": 1.7976931348623157e308}, ["0.5", NINES, "-" + NINES], ["1" + NINES, "-1" + NINES]),
+    ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, ["-0.5", NINES], ["1" + NINES]),
+    ({"type": "number", "minimum": 0, "exclusiveMaximum": 1e19}, ["7"], ["-1", "1" + NINES]),
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["5", "-" + NINES, str(2**63 - 1)], [str(2**63)]),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, ["0", str(2**63 - 1)], ["-1", str(2**64)]),
+    ({"maximum": 1e300}, ["5", '"x"'], []),
     ({"allOf": [{"type": "number"}, {"multipleOf": 10000}]}, ["20000"], ["0.5", "10001"]),
     ({"type": ["string", "number"]}, ['"' + "1" * 40 + '"', "5"], ["1" * 40]),
     ({"type": "integer", "enum": [10**16, 3]}, ["1" + "0" * 16, "3"], ["4"]),
@@ -111,6 +129,9 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "minProperties": 2}, "minProperties 2"),
+    ({"type": "integer", "minimum": 10**19, "maximum": 10**21}, "minimum 10000000000000000000 .*15 digits"),
+    ({"type": "number", "exclusiveMaximum": -1e19}, r"exclusiveMaximum -1e\+19 .*15 digits"),
+    ({"type": "number", "minimum": 1e16, "maximum": 1e20}, r"maximum 1e\+20 .*15 digits"),
     ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "draft-03"),
 ]
 
@@ -172,6 +193,12 @@ def test_what_is_not_enforced_is_refused_by_name(case: int) -> None:
     with pytest.raises(ConfigError, match=found) as error:
         Grammar.json_schema(schema)
     assert "\n" not in str(error.value)
+
+
+def test_a_bound_that_draft_4_excludes_is_excluded() -> None:
+    draft = {"$schema": "http://json-schema.org/draft-04/schema#"}
+    schema = draft | {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}
+    assert [accepts(schema, text) for text in ("0", "0.1", "0.5")] == [False, True, True]
 
 
 def test_a_schema_is_narrowed_and_not_changed() -> None:

@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar
-from tests.support.random_answers import accepts, random_answer
+from tests.support.random_answers import TOKENIZER, accepts, random_answer, vocabulary
 
 Schema = Any
 A, B, C = ({"type": "object", "properties": {"k": {"const": name}}, "required": ["k"]} for name in "abc")
@@ -114,6 +115,20 @@ CASES: dict[str, tuple[Schema, list[str], list[str]]] = {
         ['{"ab": 1}', "{}"],
         ['{"d": 1}', '{"a": "x"}'],
     ),
+    "propertyNames of a pattern that spells them": (
+        {"type": "object", "propertyNames": {"pattern": "^(en|de)$"}, "properties": {"en": WHOLE, "de": WHOLE}},
+        ['{"en": 1}', '{"en": 1, "de": 2}', "{}"],
+        ['{"fr": 1}', '{"en": "a"}', '{"en1": 1}'],
+    ),
+    "properties of patterns that spell them": (
+        {
+            **CLOSED,
+            "properties": {"en": {}, "x": WHOLE},
+            "patternProperties": {"^(?:en|de)$": WHOLE, "^de$": {"minimum": 3}, "^y": {"type": "string"}},
+        },
+        ['{"en": 1, "de": 3}', '{"x": 1, "y2": "z"}', "{}"],
+        ['{"de": 2}', '{"en": "a"}', '{"z": 1}', '{"y": 1}'],
+    ),
     "propertyNames of a length": ({"type": "object", "propertyNames": {"maxLength": 1}}, ['{"d": 1}'], ['{"ab": 1}']),
     "propertyNames of a format": (
         {"type": "object", "propertyNames": {"format": "date"}},
@@ -204,6 +219,21 @@ def test_what_cannot_be_said_is_refused_by_name_or_left_out(case: int) -> None:
         Grammar.json_schema(schema)
     assert "\n" not in str(error.value)
     assert Grammar.json_schema(schema, strict=False).left_out != ()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"propertyNames": {"pattern": "^(en|de)$"}},
+        {"patternProperties": {"^(en|de)$": {}}, "additionalProperties": False},
+    ],
+)
+def test_where_every_key_is_written_no_other_begins(keys: Schema) -> None:
+    grammar = Grammar.json_schema({"type": "object", "properties": {"en": WHOLE, "de": WHOLE}, **keys})
+    state, path = vocabulary().start(grammar), TOKENIZER.encode('{"en": 1, "de": 2').ids
+    state.advance(path)
+    assert not {TOKENIZER.id_to_token(i) for i in np.flatnonzero(state.after().mask)} & {",", ", "}
+    assert accepts(grammar, '{"en": 1, "de": 2}')
 
 
 def test_a_schema_that_is_kept_to_leaves_nothing_out() -> None:

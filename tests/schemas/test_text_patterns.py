@@ -10,7 +10,9 @@ import pytest
 from streamspec.schemas.text_patterns import (
     MOST_LETTERS,
     InexpressibleError,
+    listed,
     other_texts,
+    whole,
     without_look_ahead,
 )
 
@@ -49,6 +51,21 @@ def test_look_ahead_is_said_without_it(pattern: str) -> None:
 
 def test_a_pattern_without_look_ahead_stays() -> None:
     assert without_look_ahead("^a|(?:b)$") == ["^a|(?:b)$"]
+
+
+def test_an_expression_that_spells_its_texts_lists_them() -> None:
+    right = [("^(en|de)$", ["en", "de"]), ("^(?:a)$", ["a"]), ("^a$", ["a"]), (r"^(a\.b|c)$", ["a.b", "c"])]
+    wrong = ["^a|b$", "(a|b)", "^(a|b)", "^(a|b)?$", "^a+$", r"^a\$", "^(a|)$", "^(a", "^(a)(b)$", "^[ab]$", "^(?=a)$"]
+    assert [listed(pattern) for pattern, _ in right] == [texts for _, texts in right]
+    assert [pattern for pattern in wrong if listed(pattern) is not None] == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a", "^a|b$", "(^a|b$)", "^(?:(a|b)$)", "(a)(b)", r"^a\.$|-", r"[|^$]|^\.", "^$|b", "(?:^a)"]
+)
+def test_what_matches_somewhere_is_said_of_the_whole_text(pattern: str) -> None:
+    found = [text for text in TEXTS if re.fullmatch(whole(pattern), text)]
+    assert found == [text for text in TEXTS if re.search(pattern, text)]
 
 
 @pytest.mark.parametrize("pattern", ["a(?!b)", "(?<=a)b", "^(?!a)b|c", "^(?!.*x)a", "^(?!a+$)", "^(?!a", AHEAD[-1]])

@@ -289,7 +289,8 @@ def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
         strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         ids=frozenset(call.id for message in request.messages for call in message.tool_calls or ()),
         content=_content(request.response_format),
-        lenient=any(tool.function.strict is False for tool in request.tools) or _lenient(request.response_format),
+        lenient=frozenset(tool.function.name for tool in request.tools if tool.function.strict is False),
+        lenient_content=_lenient(request.response_format),
     )
     bounded(len(json.dumps(tools)), limits.text, "tools")
     if made.forced or made.strict:

@@ -26,9 +26,10 @@ _Found = tuple[dict[str, Any] | None, int] | None  # a call, None for no tool's,
 
 class CallParser:
     """Splits the text of an answer into content and calls, as it comes. `calls`: those so far, in
-    OpenAI's shape. What a thought holds is content, also where it looks like a call."""
+    OpenAI's shape. What a thought holds is content, also where it looks like a call. `thoughts`: whether the text may
+    have some, which the session did not take out of it; else their tags are words."""
 
-    def __init__(self, form: CallForm, tools: Tools) -> None:
+    def __init__(self, form: CallForm, tools: Tools, thoughts: bool = True) -> None:
         self.calls: list[dict[str, Any]] = []
         self._form, self._tools = form, tools
         self._held = ""  # text that is not known to be content
@@ -45,7 +46,8 @@ class CallParser:
             call = "|".join(spaced(prefix.strip()) for prefix, _ in form.ways)
             call = rf"(?:{call})(?=[\w-]+(?:\s\w*)?{re.escape(MARK)}|[\w-]*(?:\s\w*)?<?\Z)"
         self._begins = (form.begin,) if form.field else (form.begin, *(prefix for prefix, _ in form.ways))
-        self._marks = re.compile("|".join([*map(re.escape, THOUGHT_TAGS + THOUGHT_ENDS), f"(?P<begin>{call})"]))
+        self._tags = THOUGHT_TAGS + THOUGHT_ENDS if thoughts else ()
+        self._marks = re.compile("|".join([*map(re.escape, self._tags), f"(?P<begin>{call})"]))
         self._head = re.compile(call + r"\s*(?P<name>[A-Za-z0-9_-]+)" + middle_of(form))
 
     def push(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
@@ -76,7 +78,7 @@ class CallParser:
             end = mark.end()
         else:
             rest = held[end:]  # a tag is read once: a second end of a thought would be one without a beginning
-            begun = max(_overlap(rest, tag) for tag in (*self._begins, *THOUGHT_TAGS, *THOUGHT_ENDS))
+            begun = max(_overlap(rest, tag) for tag in (*self._begins, *self._tags))
             self._hear(rest[: len(rest) - begun])
             end = len(held) - begun
         content = held if last and not self._calling else held[:end].rstrip()

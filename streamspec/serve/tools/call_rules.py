@@ -6,23 +6,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamspec.errors import ConfigError
 from streamspec.prompt.thought_tags import ThoughtTags
-from streamspec.schemas.formats import PATTERNS, is_annotation
+from streamspec.runtime import Grammar
+from streamspec.schemas.formats import IN_TEXT, is_annotation
+from streamspec.schemas.narrowing import ecma
 from streamspec.schemas.schema_logic import TYPES
-from streamspec.schemas.text_patterns import InexpressibleError
+from streamspec.schemas.text_patterns import InexpressibleError, whole, without_look_ahead
 from streamspec.serve.tools.call_arguments import logic_of
 from streamspec.serve.tools.call_form import ID, CallForm, Quoted, Tagged
 
 Schema = Mapping[str, Any]
-TEXT_FORMATS = PATTERNS | {
-    "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[^ \\n<>]*",
-    "email": "[a-zA-Z0-9._%+-]{1,64}@[a-zA-Z0-9-]{1,63}(?:\\.[a-zA-Z0-9-]{1,63}){1,3}",
-}
 OF_TEXT = {"minLength", "maxLength", "pattern", "format"}
 OF_NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 CHOICES = {"allOf", "anyOf", "oneOf"}
@@ -33,6 +31,7 @@ CONSTRAINTS = SIMPLE | SHAPE | LIST | {"$ref", "$dynamicRef", "$recursiveRef", "
 CONSTRAINTS |= {"patternProperties", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"}
 CONSTRAINTS |= {"dependencies", "unevaluatedProperties", "unevaluatedItems", "prefixItems", "additionalItems"}
 CONSTRAINTS |= {"contains", "uniqueItems"}
+ELSE = ("a pattern without look-around, or with it at its beginning", "leave it out")
 MOST_LEVELS, MOST_CHOICES = 20, 1000  # of choices within each other, and of all for a value
 MOST_WORDS = 8  # messages of words before a call
 
@@ -41,13 +40,30 @@ class NoValueError(ConfigError):
     """A schema that no value satisfies."""
 
 
-def rules_of(form: CallForm, parameters: Mapping[str, Schema], most: int) -> tuple[str, dict[str, Any]]:
+class CallRules(NamedTuple):
+    """Rules of calls, and the schemas that they name. `lenient`: names of those of which a keyword may be left out;
+    `left_out`: keywords that went already, by their path."""
+
+    text: str
+    schemas: dict[str, Any]
+    lenient: list[str]
+    left_out: list[str]
+
+
+def rules_of(
+    form: CallForm,
+    parameters: Mapping[str, Schema],
+    most: int,
+    lenient: Collection[str] = (),
+    checking: bool = False,
+) -> CallRules:
     """Returns the rules `calls`, up to `most` calls of these functions, and `rest`, the same without the form's
     trigger; with the schemas they name. Of answers in messages, `rest` are calls or words, which `content` ends, after
-    other words. Raises ConfigError for what this form cannot enforce."""
-    made = _Rules(form)
+    other words. `checking`: ask the library about each pattern, to name the parameter. Raises ConfigError for what this
+    form cannot enforce, but for keywords in the parameters of `lenient` functions, which are left out."""
+    made = _Rules(form, lenient, checking)
     try:
-        return _all_rules(made, form, parameters, most), made.schemas
+        return CallRules(_all_rules(made, form, parameters, most), made.schemas, made.lenient, made.left_out)
     except RecursionError:
         raise ConfigError("parameters of a tool that nest too deep", "fewer levels", "simplify them") from None
 
@@ -56,7 +72,7 @@ def _all_rules(made: _Rules, form: CallForm, parameters: Mapping[str, Schema], m
     if form.messages is not None:
         return _in_messages(made, form, form.messages, parameters)
     middles = " | ".join(made.literal(middle) for _, middle in form.ways)
-    ones = [f"{made.literal(name)} middle {made.arguments(schema)} id" for name, schema in parameters.items()]
+    ones = [f"{made.literal(name)} middle {made.arguments(name, schema)} id" for name, schema in parameters.items()]
     more = "" if form.between is None or most < 2 else f" ({made.literal(form.between)} one){{0,{most - 1}}}"
     after = f"one{more} {made.literal(form.suffix)}"
     rest = form.prefix.partition(form.trigger)[2] if form.trigger else form.prefix
@@ -72,7 +88,7 @@ def _all_rules(made: _Rules, form: CallForm, parameters: Mapping[str, Schema], m
 
 
 def _in_messages(made: _Rules, form: CallForm, tags: ThoughtTags, parameters: Mapping[str, Schema]) -> str:
-    arguments = {name: made.arguments(schema) for name, schema in parameters.items()}
+    arguments = {name: made.arguments(name, schema) for name, schema in parameters.items()}
     prefixes = dict.fromkeys(prefix for prefix, _ in form.ways)
     middles = [[middle for before, middle in form.ways if before == prefix] for prefix in prefixes]
     final, *others = map(made.literal, tags.heads)
@@ -93,13 +109,18 @@ def _in_messages(made: _Rules, form: CallForm, tags: ThoughtTags, parameters: Ma
 class _Rules:
     """Rules so far, by the number of the next."""
 
-    def __init__(self, form: CallForm) -> None:
+    def __init__(self, form: CallForm, lenient: Collection[str], checking: bool) -> None:
         self.lines: list[str] = []
         self.schemas: dict[str, Any] = {}
-        self._style, self._specials = form.style, dict(form.specials)
+        self.lenient: list[str] = []
+        self.left_out: list[str] = []
+        self._lenient, self._loose = lenient, False  # functions, and whether the one whose rule is written is of them
+        self._style, self._specials, self._checking = form.style, dict(form.specials), checking
         self._root: Schema = {}
         self._logic = logic_of({})
         self._known: dict[tuple[Any, ...], str] = {}  # rules of objects and lists, by their properties or items
+        self._name = ""  # of the parameter whose rule is written
+        self._free = ""  # the rule of any arguments, once there is one
 
     def literal(self, text: str) -> str:
         """Returns a text of the template, with its special tokens as themselves; a call's id is any."""
@@ -116,16 +137,26 @@ class _Rules:
         ]
         return " ".join(written) or '""'
 
-    def arguments(self, schema: Schema) -> str:
+    def arguments(self, function: str, schema: Schema) -> str:
         """Returns the rule of a function's arguments."""
         self._root, self._logic, self._known = schema, logic_of(schema), {}
+        self._loose = function in self._lenient
         if "object" not in self._logic.kinds(schema):
             raise ConfigError("parameters of a tool that are no object", '"type": "object"', "correct them")
         if self._style is None:
             return self._json(schema)
         schema = self._resolved({key: value for key, value in schema.items() if key != "type"})
-        if wrong := (schema.keys() & CONSTRAINTS) - SHAPE:
+        wrong = (schema.keys() & CONSTRAINTS) - SHAPE
+        if wrong and self._loose:
+            schema = self._without(schema, wrong, "#")
+        elif wrong:
             raise ConfigError(f"{min(wrong)} in the parameters of a tool", "an object with properties", "take it out")
+        if schema.keys().isdisjoint(("properties", "required")) and schema.get("additionalProperties", True) in (
+            True,
+            {},
+        ):
+            self._free = self._free or (self._any_tagged() if isinstance(self._style, Tagged) else self._any_quoted())
+            return self._free
         if isinstance(self._style, Quoted):
             return self._object(schema)
         parts = []
@@ -135,11 +166,26 @@ class _Rules:
             parts.append(f"({begin} {value})" + ("" if needed else "?"))
         return self._rule(" ".join([*parts, self.literal(self._style.close)]))
 
+    def _without(self, schema: Schema, keys: Collection[str], path: str = "") -> dict[str, Any]:
+        """Leaves keywords out of a schema at `path`, "" for the parameter whose rule is written."""
+        where = path or f"#/properties/{self._name}"
+        self.left_out += [f"{where}/{key}" for key in sorted(keys)]
+        return {key: value for key, value in schema.items() if key not in keys}
+
+    def _any_tagged(self) -> str:
+        """Returns the rule of arguments of any names, each a text up to its end tag."""
+        style = self._style
+        assert isinstance(style, Tagged)
+        name = f"/[^<>\\n{_slashed(re.escape(style.colon[0]))}]+/"
+        one = f"{self.literal(style.begin)} {name} {self.literal(style.colon)} {self._ended({}, style.end)}"
+        return self._rule(f"({one})* {self.literal(style.close)}")
+
     def _members(self, schema: Schema, rule: Callable[[Any], str]) -> Iterator[tuple[str, str, bool]]:
         """Yields the name of each property, the rule of its value, and whether it has to be there."""
         properties, required = schema.get("properties", {}), schema.get("required") or ()
         others = {name: schema.get("additionalProperties", True) for name in required if name not in properties}
         for name, inner in (properties | others).items():
+            self._name = name
             try:
                 yield name, rule(inner), name in required
             except NoValueError:
@@ -155,6 +201,7 @@ class _Rules:
         name = f"json{len(self.schemas)}"
         kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         self.schemas[name] = {**kept, **schema} if isinstance(schema, Mapping) else schema
+        self.lenient += [name] if self._loose else []
         return name
 
     def _resolved(self, schema: Any) -> Any:
@@ -228,7 +275,9 @@ class _Rules:
         said = {key for key in one.keys() & OF_TEXT if key != "format" or not is_annotation(one[key], one)}
         wrong = one.keys() & (CHOICES | {"not", "if", "$ref", "$dynamicRef", "$recursiveRef"})
         wrong |= said & {"pattern", "format"} if isinstance(listed, list) else set()
-        if wrong:
+        if wrong and self._loose:
+            one, said = self._without(one, wrong), said - wrong
+        elif wrong:
             raise ConfigError(f"{min(wrong)} of a text in a tool of this template", "another keyword", "leave it out")
         if not isinstance(listed, list):
             return [{key: one[key] for key in said}]
@@ -254,11 +303,30 @@ class _Rules:
     def _ended(self, text: Schema, end: str) -> str:
         if "const" in text:
             return self.literal(text["const"] + end)
-        whole = end.rstrip()
-        last, tag = (_slashed(re.escape(each).replace("\\\n", "\n")) for each in (whole, whole.lstrip()))
+        mark = end.rstrip()
+        last, tag = (_slashed(re.escape(each).replace("\\\n", "\n")) for each in (mark, mark.lstrip()))
+        name = self._terminal(f"{self._text(text, last)} & ~/(?s:.*){tag}(?s:.+)/")
+        return f"{name} {self.literal(end[len(mark) :])}"
+
+    def _terminal(self, body: str) -> str:
         name = f"T{len(self.lines)}"
-        self.lines.append(f"{name}: /{_slashed(_pattern(text))}{last}/ & ~/(?s:.*){tag}(?s:.+)/")
-        return f"{name} {self.literal(end[len(whole) :])}"
+        self.lines.append(f"{name}: {body}")
+        return name
+
+    def _text(self, text: Schema, last: str = "") -> str:
+        """Returns the terminal of a text and an expression `last`."""
+        try:
+            patterns = _patterns(text)
+            for each in patterns if "pattern" in text and (self._checking or self._loose) else ():
+                Grammar.regex(each)
+            return " & ".join(f"/{_slashed(each)}{last}/" for each in patterns)
+        except (ConfigError, InexpressibleError) as error:
+            if self._loose:
+                bounds = text.keys() & {"minLength", "maxLength"}
+                wrong = {"format"} if "format" in text else bounds or {"pattern"}
+                return self._text(self._without(text, wrong), last)
+            told = (error.found, error.expected, error.fix) if isinstance(error, ConfigError) else (str(error),)
+            raise ConfigError(f"in the parameter {self._name!r:.80}, {told[0]}", *(told[1:] or ELSE)) from None
 
     # ---- arguments with quotes of their own
 
@@ -271,7 +339,7 @@ class _Rules:
             if "const" in text:
                 ways.append(self.literal(quote + text["const"] + quote))
             elif quote in self._specials:
-                ways.append(f"{self.literal(quote)} /{_slashed(_pattern(text))}/ {self.literal(quote)}")
+                ways.append(f"{self.literal(quote)} {self._terminal(self._text(text))} {self.literal(quote)}")
             else:
                 ways.append(f"{self.literal(quote)} {self._ended(text, quote)}")
         for other in others:
@@ -285,6 +353,18 @@ class _Rules:
                 else:
                     ways.append(self._json(one))
         return self._rule(" | ".join(ways))
+
+    def _any_quoted(self) -> str:
+        """Returns the rule of an object of any names and values."""
+        assert isinstance(self._style, Quoted)
+        value, quote = self._rule(""), self.literal(self._style.quote)
+        text = f"/(?s:.*)/ {quote}" if self._style.quote in self._specials else self._ended({}, self._style.quote)
+        member = self._rule(f'/[^":{{}}\\s]([^":\\n]*[^":\\s])?/ ":" {value}')
+        members = self._rule(f'"{{}}" | "{{" {member} ("," {member})* "}}"')
+        items = self._rule(f'"[]" | "[" {value} ("," {value})* "]"')
+        others = self._json({"type": ["null", "boolean", "number"]})
+        self.lines[int(value[1:])] = f"{value}: {quote} {text} | {members} | {items} | {others}"
+        return members
 
     def _list(self, schema: Schema) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -325,25 +405,22 @@ def _check_name(name: str, right: bool) -> None:
         raise ConfigError(f"a parameter {name!r:.80} in a tool of this template", "letters and digits", "rename it")
 
 
-def _pattern(text: Schema) -> str:
-    """Returns the regular expression of a text. Raises ConfigError for what none says."""
+def _patterns(text: Schema) -> list[str]:
+    """Returns regular expressions that all match a text as a whole. Raises ConfigError and InexpressibleError for what
+    none says."""
     name, pattern = text.get("format"), text.get("pattern")
     bounded = "minLength" in text or "maxLength" in text
-    if name is not None and name not in TEXT_FORMATS:
-        raise ConfigError(
-            f"the format {name!r:.80} in a tool of this template", ", ".join(TEXT_FORMATS), "leave it out"
-        )
+    if name is not None and name not in IN_TEXT:
+        raise ConfigError(f"the format {name!r:.80} in a tool of this template", ", ".join(IN_TEXT), "leave it out")
     if (name is not None) + (pattern is not None) + bounded > 1:
         raise ConfigError(
             "two of pattern, format and length of a text in a tool of this template", "one", "leave one out"
         )
     if name is not None:
-        return f"(?:{TEXT_FORMATS[name]})"
+        return [f"(?:{IN_TEXT[name]})"]
     if pattern is not None:
-        start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-        inner = pattern[start : len(pattern) - end]
-        return ("" if start else "(?s:.*)") + f"(?:{inner})" + ("" if end else "(?s:.*)")
-    return f"(?s:.{{{text.get('minLength', 0)},{text.get('maxLength', '')}}})" if bounded else "(?s:.*)"
+        return [whole(ecma(each, words=True)) for each in without_look_ahead(pattern)]
+    return [f"(?s:.{{{text.get('minLength', 0)},{text.get('maxLength', '')}}})" if bounded else "(?s:.*)"]
 
 
 def _slashed(pattern: str) -> str:

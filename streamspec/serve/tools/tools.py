@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamspec.errors import StreamspecError
@@ -27,7 +27,8 @@ class Tools:
     whether a call has to be made; `named`: whether the request names its function; `parallel`: whether an answer may
     have several calls; `strict`: names of functions whose arguments keep to their schemas also where nothing is forced;
     `ids`: of the calls that the conversation has already; `content`: the schema of an answer without calls, None for
-    any text. `lenient`: what cannot be enforced of the schemas is left out.
+    any text. `lenient`: names of functions; what cannot be enforced of their schemas is left out, and with
+    `lenient_content` of that of the content.
     """
 
     schemas: Sequence[Mapping[str, Any]]
@@ -38,7 +39,8 @@ class Tools:
     strict: frozenset[str] = frozenset()
     ids: frozenset[str] = frozenset()
     content: Mapping[str, Any] | None = None
-    lenient: bool = False
+    lenient: frozenset[str] = frozenset()
+    lenient_content: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,27 +78,31 @@ class Tools:
         kept = self.kept
         parameters = {name: schema if name in kept else {"type": "object"} for name, schema in self.parameters.items()}
         for name in kept if form.style is not None else ():  # the library knows what is no schema
-            grammars.make("json_schema", parameters[name], SEPARATORS, not self.lenient)
-        rules, schemas = rules_of(form, parameters, MOST_CALLS if self.parallel and not self.named else 1)
+            grammars.make("json_schema", parameters[name], SEPARATORS, name not in self.lenient)
+        most = MOST_CALLS if self.parallel and not self.named else 1
+        rules, schemas, lenient, left_out = rules_of(form, parameters, most, self.lenient)
         headed = form.messages is not None
         if self.content is not None:
             schemas = schemas | {"content": dict(self.content)}
+            lenient += ["content"] if self.lenient_content else []
         elif headed:
             rules += "content: words\n"
         start = "calls" if self.forced else "rest" if self.content is None or headed else "calls | content"
         trigger = form.trigger if start == "rest" else ""
-        return grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, not self.lenient, headed)
+        raw = headed or form.style is not None
+        grammar = grammars.make("composed", f"start: {start}\n{rules}", schemas, trigger, lenient, headed, raw)
+        return replace(grammar, left_out=(*left_out, *grammar.left_out)) if left_out else grammar
 
     def _fault(self, form: CallForm, grammars: CheckedGrammars) -> ApiError | None:
         """Returns the error of the first tool whose schema alone cannot be kept to; None where only all together."""
         for i, tool in enumerate(self.schemas):
-            function = tool["function"]
+            name, schema = tool["function"]["name"], parameters_of(tool["function"])
             try:
-                if function["name"] in self.kept:
-                    grammars.make("json_schema", parameters_of(function))
-                    rules_of(form, {function["name"]: parameters_of(function)}, 1)
+                if name in self.kept:
+                    grammars.make("json_schema", schema, SEPARATORS, name not in self.lenient)
+                    rules_of(form, {name: schema}, 1, self.lenient, checking=True)
             except StreamspecError as error:
-                return invalid(f"the parameters of the tool {function['name']}: {error}", f"tools.{i}")
+                return invalid(f"the parameters of the tool {name}: {error}", f"tools.{i}")
         return None
 
 

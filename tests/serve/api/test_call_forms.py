@@ -379,6 +379,88 @@ def test_arguments_keep_to_schemas_of_every_shape_in_each_way_to_write_them(name
     assert read(session, tools, answer_of(session, ("get_weather", right)), 3)[1] == [("get_weather", right)]
 
 
+STYLED = ["qwen coder", "glm", "minimax", "tags in lines", "gemma 4"]
+ANY = {"b": 3, "c": {"d": ["e", None, 1.5], "g": {}}, "l": [], "long name": "<b>\n", "place": "x"}
+
+
+def admits(name: str, tools: Tools, *texts: str) -> list[bool]:
+    """Whether the grammar of the tools admits each of these answers."""
+    session = family(name)
+    vocabulary = Vocabulary(session.tokenizer, session.tokenizer.get_vocab_size(), (0,))
+    state = vocabulary.start(tools.grammar(CallForm.of(session), CheckedGrammars()))
+    return [allows(state, session.tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+
+
+@pytest.mark.parametrize("name", [*STYLED, "hermes"])
+def test_arguments_that_keep_to_no_schema_are_written_freely(name: str) -> None:
+    one = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+    free: Any = {"type": "function", "function": {"name": "f", "parameters": one}}
+    session, right = family(name), [("f", ANY), ("get_weather", FIRST), ("f", {})]
+    answers = [answer_of(session, *right), answer_of(session, ("get_weather", ANY))]
+    assert admits(name, Tools([PLACE, free], strict=frozenset({"get_weather"})), *answers) == [True, False]
+    for tools in (Tools([PLACE, free], callable=("f",)), Tools([free], content={"type": "object"})):
+        assert admits(name, tools, answer_of(session, ("f", ANY)), answers[0]) == [True, False]
+    assert read(session, Tools([PLACE, free]), answers[0], 3)[1] == right
+
+
+@pytest.mark.parametrize("name", STYLED)
+def test_an_open_object_is_written_freely_and_one_without_properties_is_empty(name: str) -> None:
+    answers = [answer_of(family(name), ("f", arguments)) for arguments in (ANY, {})]
+    for schema, written in (
+        ({"type": "object"}, [True, True]),
+        ({"type": "object", "additionalProperties": True, "title": "t"}, [True, True]),
+        ({"$ref": "#/$defs/o", "$defs": {"o": {"type": "object"}}}, [True, True]),
+        ({"type": "object", "properties": {}}, [False, True]),
+        ({"type": "object", "additionalProperties": False}, [False, True]),
+    ):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        assert admits(name, Tools([tool], forced=True), *answers) == written, schema
+
+
+@pytest.mark.parametrize("name", STYLED[:-1])  # objects in Gemma's own quotes have no open keys
+def test_text_may_have_what_json_would_escape_and_keys_may_not(name: str) -> None:
+    open_keys = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    own = open_keys | {"required": ["m"], "additionalProperties": {"type": "integer"}}
+    for inner, others in ((open_keys, True), (own, False)):
+        schema = closed(o={"anyOf": [inner, {"type": "null"}]}, s={"type": "string"})
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        text = {"s": "\\usepackage{a} C:\\users \\u0041"}
+        objects = [{"n": 1, "m": 2}, {"n": "x", "m": 2}, {"m": 2, "z": 3}]
+        answers = [answer_of(family(name), ("f", {"o": one} | text)) for one in objects]
+        answers.append(answers[0].replace('"n"', '"\\u006e"'))
+        assert admits(name, Tools([tool], forced=True), *answers) == [True, False, others, False], inner
+
+
+TEXTS: list[tuple[dict[str, str], list[str], list[str]]] = [  # keywords, texts that satisfy them, others
+    ({"pattern": r"^\d{4}$"}, ["1234"], ["\u0661\u0662\u0663\u0664", "123"]),
+    ({"pattern": r"^\w+$"}, ["ab_9"], ["\u00e9", "a b"]),
+    ({"pattern": r"^[^\d]\W[\w-]$"}, ["x--", "\u00e9 _"], ["7--", "xx-"]),
+    ({"pattern": "^a.b$"}, ["axb"], ["a\rb", "a\u2028b", "a\nb"]),
+    ({"pattern": r"^\S\s$"}, ["x\ufeff"], ["x\x85"]),
+    ({"pattern": "^(?!x-)[a-z-]+$"}, ["a", "xa"], ["x-a", ""]),
+    ({"pattern": "^(?=.{2,3}$)[a-c]+$"}, ["ab", "abc"], ["a", "abca"]),
+    ({"pattern": "^(?!(?:ab|a)$)[a-b]+$"}, ["abb", "b"], ["ab", "a"]),
+    ({"pattern": "^a|b$"}, ["ax", "xb"], ["xa"]),
+    ({"pattern": "(^a|b$)"}, ["ax", "xb"], ["xa"]),
+    ({"pattern": r"^a\$"}, ["a$", "a$b"], ["a"]),
+    (
+        {"format": "uri"},
+        ["http://a.b:80/?c=d#e", "urn:a:b", "mailto:a@b.c", "file:///x"],
+        ["abc", "a:\\x", "http://a:b"],
+    ),
+    ({"format": "email"}, ["joe.bloggs@example.com"], ["a@b", ".a@b.c", "a..b@c.d", "a@-b.c", "a b@c.d"]),
+]
+
+
+@pytest.mark.parametrize("name", ["qwen coder", "tags in lines", "gemma 4"])
+@pytest.mark.parametrize("case", range(len(TEXTS)))
+def test_texts_keep_to_patterns_and_formats_as_json_schema_has_them(name: str, case: int) -> None:
+    keywords, right, wrong = TEXTS[case]
+    tool = {"type": "function", "function": {"name": "f", "parameters": closed(a={"type": "string", **keywords})}}
+    answers = [answer_of(family(name), ("f", {"a": text})) for text in right + wrong]
+    assert admits(name, Tools([tool], forced=True), *answers) == [True] * len(right) + [False] * len(wrong)
+
+
 def test_arguments_between_tags_are_the_models_own_text() -> None:
     session = family("glm")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}}}}}
@@ -411,11 +493,66 @@ def test_what_a_form_cannot_write_is_refused() -> None:
         ("glm", closed(x=["string"]), "object or boolean"),
         ("gemma 4", closed(x={"anyOf": 5}), "anyOf"),
         ("glm", closed(x={"type": "string", "pattern": 5}), "pattern"),
+        ("glm", closed(x={"type": "string", "pattern": "(^|,)x"}), "in the parameter 'x', a regular expression"),
+        ("gemma 4", closed(x={"type": "string", "pattern": "(^|,)x"}), "in the parameter 'x', a regular expression"),
+        ("glm", closed(x={"type": "string", "format": "ipv4"}), "in the parameter 'x', the format 'ipv4'"),
         ("hermes", closed(x={"$ref": "#/required/7"}), "/required/7"),
     ):
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
         with pytest.raises(ApiError, match=f"the parameters of the tool f: .*{re.escape(what)}"):
             Tools([tool], forced=True).grammar(CallForm.of(family(name)), CheckedGrammars())
+
+
+def test_what_cannot_be_enforced_is_left_out_of_the_functions_that_are_not_strict() -> None:
+    text = {"type": "string"}
+    values = {
+        "a": text | {"not": {"const": "x"}},
+        "b": text | {"format": "ipv4", "maxLength": 8},
+        "c": text | {"pattern": "(^|,)x", "minLength": 1},
+        "d": text | {"enum": ["k", "l"], "pattern": "k"},
+        "e": {"type": "array", "contains": {}, "maxContains": 3},
+    }
+    schema = closed(**values) | {"minProperties": 2}
+    loose: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    right = {"a": "x", "b": "abc", "c": "y", "d": "l", "e": []}
+    gone = ["a/not", "b/format", "c/minLength", "c/pattern", "d/pattern"]
+    for name in ("glm", "gemma 4"):
+        session = family(name)
+        tools = Tools([PLACE, loose], forced=True, lenient=frozenset({"f"}))
+        grammar = tools.grammar(CallForm.of(session), CheckedGrammars())
+        paths = {"#/contains", "#/minProperties", *(f"#/properties/{key}" for key in gone)}
+        assert grammar is not None and set(grammar.left_out) == paths
+        calls = [
+            ("f", right),
+            ("f", right | {"b": "a" * 9}),
+            ("f", right | {"d": "m"}),
+            ("get_weather", FIRST | {"days": 9}),
+        ]
+        answers = [answer_of(session, call) for call in calls]
+        assert admits(name, tools, *answers) == [True, False, False, False]
+        with pytest.raises(ApiError, match="the parameters of the tool f: "):
+            Tools([loose, PLACE], forced=True, lenient=frozenset({"get_weather"})).grammar(
+                CallForm.of(session), CheckedGrammars()
+            )
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm"])
+def test_of_functions_and_content_each_is_lenient_for_itself(name: str) -> None:
+    schema = closed(l={"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+    first, second = ({"type": "function", "function": {"name": each, "parameters": schema}} for each in "fg")
+    form = CallForm.of(family(name))
+    for lenient, content, refused in (
+        (frozenset("fg"), True, ""),
+        (frozenset("f"), True, "the parameters of the tool g|uniqueItems"),
+        (frozenset("fg"), False, "uniqueItems"),
+    ):
+        tools = Tools([first, second], strict=frozenset("fg"), content=schema, lenient=lenient, lenient_content=content)
+        if refused:
+            with pytest.raises(ApiError, match=refused):
+                tools.grammar(form, CheckedGrammars())
+        else:
+            grammar = tools.grammar(form, CheckedGrammars())
+            assert grammar is not None and grammar.left_out == ("uniqueItems",)
 
 
 def test_calls_are_read_whatever_stands_for_the_schema_of_their_arguments() -> None:

@@ -173,6 +173,16 @@ def test_hints_for_caches_change_nothing() -> None:
     assert with_hints is not None and with_hints.schemas == tools
 
 
+def test_what_is_not_strict_is_lenient_alone() -> None:
+    strict = {"g": False, "h": True}
+    tools = [{"type": "function", "function": {"name": name, "strict": said}} for name, said in strict.items()]
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}}
+    for fields, content in (({}, False), ({"response_format": form}, True)):
+        made = chat(tools=tools, **fields).tools
+        assert made is not None and (made.lenient, made.strict) == (frozenset("g"), frozenset("h"))
+        assert made.lenient_content == content
+
+
 def test_each_answer_has_its_own_seed() -> None:
     assert [one.sampling.seed for one in chat(n=3, seed=2**64 - 2, temperature=1).options] == [2**64 - 2, 2**64 - 1, 0]
     assert [one.sampling.seed for one in completion(n=2, temperature=1).options] == [None, None]

@@ -130,6 +130,16 @@ def test_words_that_spell_a_recipient_are_content_and_schemas_are_the_final_mess
         told(server, reasoning_effort="minimal")
 
 
+def test_words_beside_a_strict_tool_of_open_keys_may_have_what_json_would_escape(serve: Serve) -> None:
+    tool = {**WEATHER, "function": {"strict": True, **WEATHER["function"]}}
+    parameters = {key: value for key, value in tool["function"]["parameters"].items() if key != "additionalProperties"}
+    tool["function"]["parameters"] = parameters
+    words = r"Write \usepackage{a} or C:\users."
+    assert told(serve(FINAL + words), tools=[tool])[1] == words
+    call = CALLS[0] + json.dumps(ARGUMENTS | {"more": 1})
+    assert told(serve(call), tools=[tool])[2] == [("get_weather", ARGUMENTS | {"more": 1})]
+
+
 def test_pieces_of_several_messages_are_their_text(serve: Serve) -> None:
     server = serve(THOUGHT + SAID + THOUGHT + FINAL + "Hello you<")
     thought = "Ask to=functions.get_weather, END."

@@ -97,6 +97,20 @@ def test_after_a_turn_with_tools_only_that_turn_is_read_again() -> None:
     server.stop()
 
 
+@pytest.mark.parametrize(
+    "words", ["Write <think> first.", "Close it: </think>", "[THINK] or <thought>", "a</reasoning>b"]
+)
+def test_a_call_after_words_that_mention_a_tag_of_thoughts_is_made(words: str) -> None:
+    server = served(f"<think>Hm.</think>\n\n{words}<call>{CALL}")
+    message = ask(server, tools=[WEATHER]).choices[0].message
+    chunks = [chunk.choices[0].delta for chunk in ask(server, tools=[WEATHER], stream=True)]
+    server.stop()
+    assert (message.reasoning_content, message.content) == ("Hm.", words)
+    assert [call.function.arguments for call in message.tool_calls] == [CALL_ARGUMENTS]
+    assert "".join(delta.content or "" for delta in chunks) == words
+    assert sum(len(delta.tool_calls or ()) for delta in chunks) == 1
+
+
 def test_stop_strings_and_logprobs_are_the_contents(server: Running) -> None:
     stopped = ask(server, stop=["END"], logprobs=True, n=2)
     for choice in stopped.choices:
