@@ -160,7 +160,7 @@ class GraphReader:
     def __init__(self, data: bytes, beside: str, outside: int) -> None:
         """`outside`: bytes of the file `beside` the graph."""
         self.data, self.beside, self.outside = data, beside.encode(), outside
-        self.nodes, self.seen = 0, 0
+        self.nodes = self.seen = self.began = 0  # began: fields seen before the message that is read
         self.bounds: list[list[bytes]] = []  # inputs of the nodes that read positions, empty where they bound none
         self.numbers: dict[bytes, list[Span]] = {}  # bytes of int64 among the initializers, by name
 

@@ -314,10 +314,10 @@ def test_time_to_learn_is_left_where_states_take_longer_than_expected(
         ends.append(arguments[-1].at)
         return keep(*arguments)
 
-    def filled(self: HiddenStateCache, texts: Any, name: str, until: Deadline, ahead: bool) -> bool:
+    def filled(self: HiddenStateCache, texts: Any, name: str, until: Deadline, ahead: bool, note: Any) -> bool:
         ends.append(until.at)
         rows.append(len(texts[-1]))
-        return fill(self, texts, name, until, ahead)
+        return fill(self, texts, name, until, ahead, note)
 
     monkeypatch.setattr(HiddenStateCache, "_packed", slow)
     monkeypatch.setattr(recipe_stages, "keep_states", kept)
