@@ -2,8 +2,8 @@
 """Compares streamspec with llama.cpp on one GGUF file: beginning, steps and prefill by context, perplexity.
 
     python benchmarks/same_file.py FILE.gguf --work peers --books books/train.jsonl.gz [--out same.json]
-        [--parts start steps rows perplexity] [--precision P] [--contexts 64 2048 7800] [--repetitions 3] [--threads N]
-        [--alone]
+        [--parts start steps rows perplexity] [--precision P] [--type T] [--contexts 64 2048 7800] [--repetitions 3]
+        [--threads N] [--alone]
 
 `--work`: the folder in which `peers.py prepare --engines llama.cpp` has built llama.cpp; what this needs of it besides
 is built once. Passages of books are the prompts, as the same token ids on both sides, in turns; streamspec decodes
@@ -336,6 +336,15 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def in_type(file: Path, kind: str, work: Path) -> Path:
+    """The file in another type, made once."""
+    made = work / f"{file.stem}-{kind.lower()}.gguf"
+    if not made.exists():
+        quantize = [program(work, "llama-quantize"), "--allow-requantize"]
+        call([*quantize, file, made, kind], work / "logs" / "quantize.log")
+    return made
+
+
 def spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
 
@@ -347,6 +356,7 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("same-file.json"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--type", help="a name of llama-quantize: the file in that type, in the work folder")
     parser.add_argument("--precision", help="of streamspec's bundle; default: what `chat` takes for such a file")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 2048, 7800])
     parser.add_argument("--repetitions", type=int, default=3)
@@ -357,6 +367,8 @@ def main() -> None:
     if missing := [path for path in (arguments.file, arguments.work, arguments.books) if not path.exists()]:
         parser.error(f"{missing[0]} does not exist")
     arguments.file, arguments.work = arguments.file.resolve(), arguments.work.resolve()
+    if arguments.type is not None:
+        arguments.file = in_type(arguments.file, arguments.type, arguments.work)
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
