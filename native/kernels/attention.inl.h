@@ -36,11 +36,12 @@ inline size_t slot_of(const Attention& a, size_t row) {
     return a.ring ? (a.past_length + row) % a.slots : a.past_length + row;
 }
 
+// In this order, what is no number stays so.
 inline void store_halves(void* cache, size_t offset, const float* x, size_t width) {
     constexpr float kMaxHalf = 65504.0f;
     uint16_t* to = static_cast<uint16_t*>(cache) + offset;
     for (size_t i = 0; i < width; i += kLanes)
-        store_half(to + i, max(all(-kMaxHalf), min(all(kMaxHalf), load(x + i))));  // what is no number stays so
+        store_half(to + i, max(all(-kMaxHalf), min(all(kMaxHalf), load(x + i))));
 }
 
 void store_keys(const Attention& a, size_t from, size_t to) {
