@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from streamspec.file_lock import held, release, take
+from streamspec.file_lock import held_if_any, release, take
 
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds for another process to finish two renames
@@ -107,7 +107,7 @@ def recover(target: Path) -> None:
     previous, begun = _previous(target), _swap_lock(target).exists()
     if not previous.exists() and not begun:
         return
-    with _locked(target) as alone:
+    with held_if_any(_swap_lock(target)) as alone:
         if alone and previous.exists():
             if not target.exists():
                 os.rename(previous, target)
@@ -161,7 +161,7 @@ def sync_folder(path: Path) -> None:
 
 def _swap(staging: Path, target: Path) -> None:
     previous = _previous(target)
-    with _locked(target, PATIENCE) as alone:
+    with held_if_any(_swap_lock(target), PATIENCE) as alone:
         if not alone:
             raise FileExistsError(f"another process replaces {target} right now")
         if not target.exists():
@@ -176,17 +176,6 @@ def _swap(staging: Path, target: Path) -> None:
                 raise
             shutil.rmtree(previous, ignore_errors=True)
     sync_folder(target.parent)
-
-
-@contextlib.contextmanager
-def _locked(target: Path, patience: float = 0.0) -> Iterator[bool]:
-    """Holds the right to swap the folder `target`; gives False where another process has it for `patience` seconds."""
-    with contextlib.ExitStack() as stack:
-        try:
-            alone = stack.enter_context(held(_swap_lock(target), patience))
-        except OSError:  # no locks here: as good as alone
-            alone = True
-        yield alone
 
 
 def _previous(target: Path) -> Path:

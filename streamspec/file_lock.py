@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -37,6 +37,17 @@ def held(path: Path, patience: float = 0.0) -> Iterator[bool]:
     finally:
         if handle is not None:
             release(handle, path)
+
+
+@contextmanager
+def held_if_any(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """As `held`; where there are no locks, a process is as good as alone."""
+    with ExitStack() as stack:
+        try:
+            alone = stack.enter_context(held(path, patience))
+        except OSError:
+            alone = True
+        yield alone
 
 
 def take(path: Path) -> int | None:

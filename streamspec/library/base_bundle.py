@@ -27,7 +27,7 @@ from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
 from streamspec.bundle.model_section import NATIVE_PRECISIONS
 from streamspec.errors import BaseModelError, BundleError, ConfigError, ResourceError, meant, names_in
-from streamspec.file_lock import held
+from streamspec.file_lock import held_if_any
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
 from streamspec.runtime.folder_forms import is_ready
@@ -107,12 +107,12 @@ def _export_once(
 ) -> Path:
     """As `_export`, but where another process does it right now, waits for that one's bundle."""
     with ExitStack() as stack:
-        with suppress(OSError):  # no locks here: as good as alone
+        with suppress(OSError):  # the export says so
             target.parent.mkdir(parents=True, exist_ok=True)
-            lock = target.with_name(f".{target.name}.lock")
-            if not stack.enter_context(held(lock)):
-                say(f"another process exports {name}: waiting for its bundle")
-                stack.enter_context(held(lock, math.inf))
+        lock = target.with_name(f".{target.name}.lock")
+        if not stack.enter_context(held_if_any(lock)):
+            say(f"another process exports {name}: waiting for its bundle")
+            stack.enter_context(held_if_any(lock, math.inf))
         return target if _whole(target) else _export(name, path, target, precision, say, to_load)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from streamspec.bundle.files import read_manifest, regular_file
 from streamspec.bundle.manifest import MANIFEST, plain_name
 from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError, ResourceError
-from streamspec.file_lock import held
+from streamspec.file_lock import held, held_if_any
 from streamspec.library import archive, download
 from streamspec.library.file_list import (
     AGAIN,
@@ -128,10 +128,7 @@ def _workplace(source: str) -> Iterator[Path]:
             newest = max((entry.lstat().st_mtime for entry in (folder / old).rglob("*")), default=0.0)
             if alone and time.time() - newest > KEPT:
                 delete(folder / old)
-    with ExitStack() as stack:
-        alone = True
-        with suppress(OSError):  # no locks here: as good as alone
-            alone = stack.enter_context(held(folder / f"{name}.lock"))
+    with held_if_any(folder / f"{name}.lock") as alone:
         if not alone:
             raise ResourceError("another process fetches the same", "one at a time", "wait for it, or end it")
         (folder / name).mkdir(exist_ok=True)
