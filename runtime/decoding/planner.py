@@ -62,8 +62,7 @@ class Planner:
     def plan_prefill(self, tokens: int, limit: int) -> DrafterPlan:
         """Plans the drafter for the call that reads the end of a prompt of so many tokens, whose answer has at most
         `limit`."""
-        drafter = self._after_prompt(self._drafter(together=1), tokens)
-        return drafter if limit > 2 else drafter._replace(runs=False)
+        return self._after_prompt(self._drafter(together=1), tokens, limit)
 
     @property
     def idle(self) -> bool:
@@ -209,9 +208,10 @@ class Planner:
             return DrafterPlan(runs)
         return DrafterPlan(runs, self.depth.best(costs, self.rows), self.depth.early_end(costs, self.rows))
 
-    def _after_prompt(self, drafter: DrafterPlan, tokens: int) -> DrafterPlan:
-        """After a prompt: while speculation pauses a second model does not run, as it would read the prompt first."""
-        needless = self.depth is not None and not self._controller.on
+    def _after_prompt(self, drafter: DrafterPlan, tokens: int, limit: int) -> DrafterPlan:
+        """After a prompt: not where no draft can follow; while speculation pauses a second model does not run, as it
+        would read the prompt first."""
+        needless = limit <= 2 or (self.depth is not None and not self._controller.on)
         return drafter._replace(runs=drafter.runs and not needless and self._fits(tokens - 1))
 
     def _after_draft(self, plan: StepPlan) -> DrafterPlan:
