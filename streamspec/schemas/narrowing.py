@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamspec.errors import ConfigError
 from streamspec.schemas.formats import ALIASES, LENGTHS, MOST, PATTERNS, RANGES, is_annotation
-from streamspec.schemas.rewriting import BY_NAME, VALUES, Rewriting
+from streamspec.schemas.rewriting import BY_NAME, VALUES, Rewriting, visited
 from streamspec.schemas.schema_checks import (
     BOUNDS,
     PIECES,
@@ -83,14 +83,7 @@ def _plain(schema: Any) -> Any:
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {
-        key: {name: _plain(inner) for name, inner in value.items()}
-        if key in BY_NAME and isinstance(value, dict)
-        else value
-        if key in VALUES
-        else _plain(value)
-        for key, value in schema.items()
-    }
+    out = {key: visited(key, value, _plain) for key, value in schema.items()}
     others, named, required = out.get("additionalProperties", True), out.get("properties"), out.get("required")
     if others is False or not isinstance(named, dict):
         return out

@@ -5,6 +5,7 @@ What comes out has no value that the schema rejects. tests/schemas/test_rewritin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import combinations, islice
 from typing import Any
 
@@ -116,15 +117,17 @@ def _of_draft(schema: Schema, draft: int) -> Schema:
         return [_of_draft(each, draft) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: value
-        if key in VALUES
-        else {name: _of_draft(each, draft) for name, each in value.items()}
-        if key in BY_NAME and isinstance(value, dict)
-        else _of_draft(value, draft)
-        for key, value in schema.items()
-        if SINCE.get(key, 0) <= draft
-    }
+    within = partial(_of_draft, draft=draft)
+    return {key: visited(key, value, within) for key, value in schema.items() if SINCE.get(key, 0) <= draft}
+
+
+def visited(key: str, value: Any, visit: Callable[[Any], Any]) -> Any:
+    """Returns the value of a keyword, each schema in it as `visit` gives it."""
+    if key in VALUES:
+        return value
+    if key in BY_NAME and isinstance(value, dict):
+        return {name: visit(each) for name, each in value.items()}
+    return visit(value)
 
 
 def _by_name(schema: Mapping[str, Any]) -> Mapping[str, Any]:

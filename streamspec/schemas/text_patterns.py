@@ -35,8 +35,8 @@ def outside(body: str) -> str:
         return other if count == "*" else f"^$|{other}"
     whole = body.endswith("$") and not body.endswith("\\$")
     inner = body[: len(body) - whole]
-    if inner[:1] == "(" and _closing(inner, 0) == len(inner):
-        inner = inner[3 if inner.startswith("(?:") else 1 : -1]
+    if (group := _in_group(inner)) is not None:
+        inner = group
     elif whole and "|" in inner:
         raise InexpressibleError(f"the opposite of {body!r:.80}")
     texts = [_spelled(way) for way in inner.split("|")]
@@ -60,11 +60,8 @@ def without_look_ahead(pattern: str) -> list[str]:
 
 def beginning(pattern: str) -> str:
     """Returns an expression that matches only from the beginning on. Raises InexpressibleError where it does not."""
-    depth = 0
-    for piece in PIECES.finditer(pattern):
-        depth += (piece[0] == "(") - (piece[0] == ")")
-        if (piece[0] == "|" and not depth) or pattern[:1] != "^":
-            raise InexpressibleError(f"the opposite of the pattern {pattern!r:.80}")
+    if len(_ways(pattern)) > 1 or (pattern and pattern[0] != "^"):
+        raise InexpressibleError(f"the opposite of the pattern {pattern!r:.80}")
     return pattern
 
 
@@ -76,8 +73,8 @@ def whole(pattern: str, at_start: bool = False, at_end: bool = False) -> str:
         starts = way[:1] == "^"
         ends = way[-1:] == "$" and (len(way) - len(way[:-1].rstrip("\\"))) % 2 == 1
         inner, start, end = way[starts : len(way) - ends], at_start or starts, at_end or ends
-        if (group := GROUP.match(inner)) and _closing(inner, 0) == len(inner):
-            ways.append(whole(inner[group.end() : -1], start, end))
+        if (group := _in_group(inner)) is not None:
+            ways.append(whole(group, start, end))
         else:
             ways.append(f"{'' if start else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}")
     return f"(?:{'|'.join(ways)})"
@@ -89,9 +86,8 @@ def listed(pattern: str) -> list[str] | None:
         return None
     inner = pattern[1:-1]
     try:
-        if (group := GROUP.match(inner)) and _closing(inner, 0) == len(inner):
-            return [_spelled(way) for way in inner[group.end() : -1].split("|")]
-        return [_spelled(inner)]
+        group = _in_group(inner)
+        return [_spelled(inner)] if group is None else [_spelled(way) for way in group.split("|")]
     except InexpressibleError:
         return None
 
@@ -106,6 +102,12 @@ def _ways(pattern: str) -> list[str]:
         else:
             ways[-1] += piece[0]
     return ways
+
+
+def _in_group(pattern: str) -> str | None:
+    """Returns what the group holds that is all of an expression; None where none is."""
+    group = GROUP.match(pattern)
+    return pattern[group.end() : -1] if group and _closing(pattern, 0) == len(pattern) else None
 
 
 def _closing(pattern: str, opening: int) -> int:
