@@ -102,12 +102,15 @@ def size(folder: Path, *endings: str) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.name.endswith(endings))
 
 
+def folder_of(out: Path, name: str, arguments: argparse.Namespace) -> Path:
+    return out / f"{name}{'-mtp' * arguments.mtp}"
+
+
 def measure_base(out: Path, name: str, precision: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures of a base in a precision; those that stand in `OUT/NAME-PRECISION.json` are taken from there."""
-    mtp = ["mtp"] if arguments.mtp else []
-    made = "-".join([name, *mtp])
-    folder, bundle = out / made, out / f"{made}-{precision}"
-    record = out / f"{made}-{precision}.json"
+    folder = folder_of(out, name, arguments)
+    bundle = out / f"{folder.name}-{precision}"
+    record = bundle.with_name(f"{bundle.name}.json")
     found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
     steps: dict[str, Any] = {
         "checkpoint": lambda: size(folder, ".safetensors"),
@@ -116,14 +119,12 @@ def measure_base(out: Path, name: str, precision: str, arguments: argparse.Names
     }
     missing = [step for step in steps if step not in found]
     if missing and not (folder / "tokenizer_config.json").exists():
-        job("make", name, folder, *mtp)
+        job("make", name, folder, *(["mtp"] if arguments.mtp else []))
     for step in missing:
         found[step] = steps[step]()
         record.write_text(json.dumps(found))
     if arguments.discard:
         shutil.rmtree(bundle, ignore_errors=True)
-        if precision == arguments.precision[-1]:
-            shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
@@ -160,6 +161,8 @@ def main() -> None:
         for precision in arguments.precision:
             found = measure_base(out, name, precision, arguments)
             print(export_row(name, precision, found), flush=True)
+        if arguments.discard:
+            shutil.rmtree(folder_of(out, name, arguments), ignore_errors=True)
 
 
 if __name__ == "__main__":

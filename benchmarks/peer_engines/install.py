@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from streamspec.runtime.hardware.cpu import instruction_sets
+
 TORCH = "torch==2.13.0"  # PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL may name an index with CPU builds
 REQUIREMENTS = {
     "llama": ("cmake==4.4.5", "ninja"),
@@ -29,7 +31,6 @@ CMAKE = (
 # Where there are tiles: GCC before 12.4 and 13.3 takes the stores of their configuration for dead (its bug 114098), and
 # llama.cpp then ends at the first AMX instruction.
 WITH_AMX = ("-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",)
-CPUINFO = Path("/proc/cpuinfo")
 PROGRAMS = ("llama-server", "llama-quantize")
 MEMORY = 0.8  # of the machine's, which a tool may take: with more, the system would end whatever it likes
 
@@ -99,7 +100,7 @@ def install_llama(work: Path, jobs: int) -> None:
     say(f"building llama.cpp in {source} with {jobs} jobs")
     tools = python(work, "llama").parent
     cmake, paths = tools / "cmake", {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    amx = WITH_AMX if CPUINFO.exists() and " amx_tile" in CPUINFO.read_text() else ()
+    amx = WITH_AMX if "amx_int8" in (instruction_sets() or ()) else ()
     call([cmake, "-S", source, "-B", source / "build", *CMAKE, *amx], logs / "llama-cmake.log", **paths)
     build = [cmake, "--build", source / "build", "--parallel", jobs, "--target", *PROGRAMS]
     call(build, logs / "llama-build.log", **paths)
