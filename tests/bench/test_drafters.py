@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamspec.bench.prompts import BenchPrompt
 from streamspec.export import export_bundle
 from streamspec.export.answer_store import StoreFiles
+from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.decoding.policy import AdaptiveState
 from streamspec.runtime.sampling.sampling_params import GREEDY
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
@@ -40,6 +44,11 @@ def test_a_side_is_measured_with_everything_that_its_bundle_has(bundles: tuple[s
 @pytest.mark.parametrize("rows", [None, 6])
 def test_each_row_has_a_prediction_from_costs_of_the_run(bundles: tuple[str, str], rows: int | None) -> None:
     sides = drafters.arms(list(bundles[:1]), True, 1, GREEDY, rows)
+    for session in (
+        {side.session for side in sides} if rows is None else ()
+    ):  # drafts that always pay, whatever ran beside
+        session.policy = replace(session.policy, costs=RowCosts(np.ones(session.policy.rows)))
+        session.adaptive = AdaptiveState(session.policy)
     found, unequal = drafters.measure(sides, [BenchPrompt([f"w{i} w7"]) for i in range(6)], 24, 2)
     assert unequal == 0 and len(found) == 3
     own = found[0].theory
