@@ -14,6 +14,8 @@ from streamspec.adapters.training.config import AUTO, TrainConfig
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.data import Example
 from streamspec.errors import ConfigError, DataError
+from streamspec.model_families.family import Family
+from streamspec.option_fields import flag
 from streamspec.prompt.prompt_format import PromptFormat
 
 SAMPLED = 1000  # rows whose answers are looked at
@@ -108,6 +110,16 @@ def without_answers(rows: Iterable[TokenRow]) -> bool:
     return all(sum(row.loss_mask[1:]) <= 1 for row in rows)
 
 
+def longest_text(config: TrainConfig, family: Family, positions: int) -> int:
+    """Returns the maximum tokens of a training text: `max_length`, and no more than the `positions` of a base of a
+    family that learns them. Says where it is less than asked for.
+    """
+    learned = positions if family.position_table else config.max_length
+    if learned < config.max_length:
+        say(f"{flag('max_length')} {learned} and not {config.max_length}: this base has learned no positions beyond")
+    return min(learned, config.max_length)
+
+
 def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int, own: bool = False) -> None:
     """Refuses data `prompts` of which `rows`, those of at most `longest` tokens with something to learn, are none, or
     whose answers are all empty, unless the target's `own` ones take their place; says which of these it is.
@@ -116,7 +128,9 @@ def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int
         shortest = int(prompts.lengths.min()) if len(prompts) else 0
         if shortest > longest:
             raise DataError(
-                f"{name} has no row of at most {longest} tokens", "shorter rows", f"raise --max-length to {shortest}"
+                f"{name} has no row of at most {longest} tokens",
+                "shorter rows",
+                f"raise --max-length to {shortest}, where the base has so many positions",
             )
         fitting = f" of at most {longest} tokens" * bool(len(prompts) and int(prompts.lengths.max()) > longest)
         raise DataError(f"{name} has no row{fitting} with something to learn", "rows with answers", "check --columns")

@@ -24,6 +24,7 @@ from streamspec.adapters.checks import (
     check_learnable,
     chosen_format,
     joined_words,
+    longest_text,
     read_target,
     within,
 )
@@ -47,6 +48,7 @@ from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WE
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.data import fingerprints, sample_examples
+from streamspec.model_families import FAMILIES
 
 
 def prepare(
@@ -89,6 +91,9 @@ def read_inputs(
         config = replace(config, method=method)
     ns = check_layers(config, base.model_type, described.num_hidden_layers)
     check_bits(config, described)
+    config = replace(
+        config, max_length=longest_text(config, FAMILIES[base.model_type], described.max_position_embeddings)
+    )
     target = read_target(config, base)
     prompt_format = chosen_format(config, base, target, {example.shape for example in sample})
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)

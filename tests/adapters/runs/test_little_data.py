@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from streamspec.adapters.drafters.least_squares import ridge, share_left
 from streamspec.adapters.train import train
 from streamspec.errors import DataError
-from tests.support.tiny_models import options
+from tests.support.tiny_models import options, tiny_model
 
 GOOD = [{"prompt": f"{c}{d}", "completion": c * 5 + d * 3} for c in "abcde" for d in "ghij"]
 EMPTY = [row | {"completion": ""} for row in GOOD]
@@ -31,7 +32,7 @@ def written(path: Path, rows: list[dict[str, str]]) -> Path:
     [
         (EMPTY, None, "the data has empty answers alone: only their end would be learnt; expected rows with answers"),
         (GOOD, EMPTY, "the validation data has empty answers alone"),
-        (LONG, GOOD, "the data has no row of at most 64 tokens; expected shorter rows; raise --max-length to 72$"),
+        (LONG, GOOD, "the data has no row of at most 64 tokens; expected shorter rows; raise --max-length to 72,"),
         (GOOD, LONG, "the validation data has no row of at most 64 tokens"),
         (GOOD[:1], None, "data of one row"),
         (
@@ -50,6 +51,20 @@ def test_data_that_teach_nothing_are_refused_for_the_right_reason(
         train(options(base, data, tmp_path / "out", method="lora", **SMALL, **known))
     assert ("--max-length" in str(error.value)) == ("raise" in says or "validation data has no row" in says)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_that_learned_its_positions_is_taught_no_text_beyond_them(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learned = tmp_path / "learned"
+    tiny_model("gpt2", vocab_size=64, n_positions=48).save_pretrained(learned)
+    AutoTokenizer.from_pretrained(base).save_pretrained(learned)
+    rows = [{"prompt": "a" * n, "completion": "bc"} for n in (20, 30, 43, 44, 50)]  # of n + 3 tokens
+    data = written(tmp_path / "data.jsonl", rows)
+    train(options(learned, data, tmp_path / "out", val=data, method="lora", max_length=60, **SMALL))
+    said = capsys.readouterr().err
+    assert "--max-length 48 and not 60: this base has learned no positions beyond" in said
+    assert said.count("1 of 5 rows are longer than 48 tokens and were left out") == 1
 
 
 @pytest.mark.parametrize("changes", [{"recipe": "joint"}, {"target_adapter": "base"}, {"method": "jakiro"}])
