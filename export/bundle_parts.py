@@ -139,7 +139,7 @@ def captured_parts(parts: Parts, target: Target) -> Parts:
 def _of_context(parts: Parts, target: Target, rows: int) -> DecoderSpec:
     """The decoder with the context that is asked for."""
     spec, gamma = parts.spec, parts.draft_spec.gamma if parts.draft_spec else 0
-    slots = target.context or min(SLOTS, spec.context_length)
+    slots = min(SLOTS, spec.context_length) if target.context is None else target.context
     if not rows + gamma < slots <= spec.context_length:
         raise ConfigError(
             f"a context of {slots} tokens",

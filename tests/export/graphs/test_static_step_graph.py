@@ -321,6 +321,7 @@ def test_writes_a_complete_bundle(kind: str, base: Base, tmp_path: Path) -> None
     [
         ({"static": True, "rows": 1}, "calls of 1 rows"),
         ({"static": True, "rows": 300}, "calls of 300 rows"),
+        ({"static": True, "context": 0}, "a context of 0"),
         ({"static": True, "context": 129}, "a context of 129"),
         ({"static": True, "rows": 16, "context": 16}, "a context of 16"),
         ({"rows": 8}, "rows for a graph whose shapes are not fixed"),
