@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Unpack
@@ -19,6 +19,7 @@ from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.registry import check_drafted
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.atomic import sha256_file
+from streamspec.background import Background
 from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.bundle.model_section import SHORT, SHORT_NATIVE
 from streamspec.bundle.onnx_check import OVER_MODEL, check_graphs, digests, shortened
@@ -103,17 +104,16 @@ def export_bundle(
             manifest = add_store(folder, manifest, stored, options.store.most, tokenizer)
         slow = parts.static is not None
         measured = texts_for(options.precision, tokenizer, parts.spec, slow) if options.measure else {}
-        with ThreadPoolExecutor(1) as beside:
-            read = {ANSWERS: rows} | measured
-            computing = beside.submit(compute_reference, parts, tokenizer, read, say, brief=not options.measure)
-            if not parts.target.read_at_once:
-                computing.result()
-            parts = replace(parts, target=parts.target.weights_only())
-            graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say, options.quant_method, folder)
-            say(f"writing the {options.precision} graph")
-            manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
-            del graph, parts  # the session and the model need not be in memory together
-            hashes = {DATA: sha256_file(folder / DATA)}
+        read, brief = {ANSWERS: rows} | measured, not options.measure
+        computing = Background(partial(compute_reference, parts, tokenizer, read, say, brief=brief))
+        if not parts.target.read_at_once:
+            computing.result()
+        parts = replace(parts, target=parts.target.weights_only())
+        graph = build_graph(parts, rounded, options.stream_storage, tokenizer, say, options.quant_method, folder)
+        say(f"writing the {options.precision} graph")
+        manifest = replace(manifest, opset=write_graphs(folder, graph, parts, options.target))
+        del graph, parts  # the session and the model need not be in memory together
+        hashes = {DATA: sha256_file(folder / DATA)}
         reference = computing.result()
         say(f"comparing with {reference.by}")
         return complete(folder, reference.compare(manifest, folder, say), say, hashes)

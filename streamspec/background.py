@@ -37,3 +37,5 @@ class Background(Generic[Result]):
             self._returned.append(self._function())
         except BaseException as error:  # for whoever asks for the result
             self._raised = error
+        finally:
+            del self._function  # and what it holds

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -436,6 +437,29 @@ def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path)
             assert ours.parity[part]["relative"] == pytest.approx(theirs.parity[part]["relative"], rel=1e-3)
         assert ours.parity["text"]["pytorch"] == pytest.approx(theirs.parity["text"]["pytorch"], rel=1e-5)
         assert "Compared with numpy in float32" in (mine / "README.md").read_text()
+
+
+def test_an_export_that_fails_does_not_wait_for_the_pass_beside_it(
+    tmp_path: Path, block: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, waited = threading.Event(), threading.Event(), list[bool]()
+
+    def computes(*given: Any, **more: Any) -> None:
+        begun.set()
+        waited.append(ended.wait(20))
+
+    def fails(*given: Any, **more: Any) -> None:
+        assert begun.wait(20)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("streamspec.export.bundle_writer.compute_reference", computes)
+    monkeypatch.setattr("streamspec.export.bundle_writer.build_graph", fails)
+    save_base(tmp_path / "base")
+    block()
+    with pytest.raises(OSError, match="No space"):
+        export_bundle(tmp_path / "base", None, tmp_path / "out", progress=lambda line: None)
+    assert not waited and not (tmp_path / "out").exists()
+    ended.set()
 
 
 def test_a_mixture_beyond_memory_is_read_an_expert_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
