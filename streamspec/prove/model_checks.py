@@ -71,21 +71,26 @@ PROMPT = "rows of prompts"  # their keys and values
 
 
 class _Rows:
-    """Rows of a text, each computed by a call of its own: `logits` float32 [WINDOW, vocabulary], and `cache`, keys and
-    values of the whole text (`SequenceRows.rows`). `context`: tokens of the text before them."""
+    """Rows of a text but its last token, each computed by a call of its own: `logits` float32 [WINDOW, vocabulary], and
+    `cache`, keys and values of the whole text (`SequenceRows.rows`). `context`: tokens of the text before them."""
 
     def __init__(self, runner: OrtRunner, text: list[int], context: int) -> None:
         self.runner, self.text, self.context = runner, text, context
-        self.begin()
-        self.logits = np.concatenate([self.step(_Call([token], ROOT_ONLY, [0])) for token in text[context:]])
-        self.cache = runner.snapshot()[1]
+        self.begin(context)
+        self.logits = np.concatenate([self.step(_Call([token], ROOT_ONLY, [0])) for token in text[context:-1]])
+        self.cache = self.cached()
 
-    def begin(self) -> None:
-        """Leaves the tokens before the rows in the cache."""
-        before = self.text[: self.context]
-        known = self.runner.begin([*before, self.text[self.context]], GREEDY, logits=True)
-        if known < self.context:
+    def begin(self, length: int) -> None:
+        """Leaves the first `length` tokens in the cache."""
+        before = self.text[:length]
+        known = self.runner.begin([*before, self.text[length]], GREEDY, logits=True)
+        if known < length:
             self.runner.prefill(StepRequest(before[known:]))
+
+    def cached(self) -> list[np.ndarray]:
+        """Returns keys and values after the last token, whose call computes what is due of recurrent states."""
+        self.step(_Call([self.text[-1]], ROOT_ONLY, [0]))
+        return self.runner.snapshot()[1]
 
     def step(self, call: _Call) -> np.ndarray:
         """Verifies and commits. Returns the logits float32 [len(path), vocabulary]."""
@@ -97,7 +102,7 @@ class _Rows:
 
     def compare(self, check: Check, width: int) -> None:
         """Computes the rows `width` at a time, in calls of the kind that `check` names."""
-        self.begin()
+        self.begin(self.context)
         at, where = 0, f"{self.context} tokens before, {width} rows"
         while at < WINDOW:
             call = self._call(KINDS[check.name], at, min(width, WINDOW - at))
@@ -118,17 +123,21 @@ class _Rows:
 
     def compare_prompt(self, check: Check) -> None:
         """Reads the text as a prompt, as many rows at once as prompts are read with."""
+        length, features = len(self.text) - 1, self.runner.model.features
         self.runner.reset()
-        self.runner.prefill(StepRequest(self.text))
-        check.compared += len(self.text)
-        self._compare_cache(check, f"{len(self.text)} tokens", len(self.text))
+        self.begin(length)
+        check.compared += length
+        # What a draft layer keeps of a token is of the next one: here the text's, else the model's choice.
+        self._compare_cache(check, f"{length} tokens", length, features.layers if features.next_tokens else None)
 
-    def _compare_cache(self, check: Check, where: str, newest: int) -> None:
-        """Compares keys and values of the `newest` rows, layer by layer."""
-        for group, (expected, found) in enumerate(zip(self.cache, self.runner.snapshot()[1], strict=True)):
-            for layer, (one, other) in enumerate(zip(expected, found, strict=True)):
-                same = one[..., -newest:, :].tobytes() == other[..., -newest:, :].tobytes()
-                check.add(0, not same, f"{where}, keys and values, layer {layer} of group {group}")
+    def _compare_cache(self, check: Check, where: str, newest: int, layers: int | None = None) -> None:
+        """Compares keys and values of the `newest` rows, of the first `layers` or all."""
+        kept = zip(self.runner.cache.groups, self.cache, self.cached(), strict=True)
+        for number, (group, expected, found) in enumerate(kept):
+            for layer, one, other in zip(group.layers, expected, found, strict=True):
+                same = one[..., -newest - 1 :, :].tobytes() == other[..., -newest - 1 :, :].tobytes()
+                if layers is None or layer < layers:
+                    check.add(0, not same, f"{where}, keys and values, layer {layer} of group {number}")
 
 
 def model_checks(session: Session, texts: Sequence[Sequence[int]]) -> list[Check]:
@@ -136,9 +145,9 @@ def model_checks(session: Session, texts: Sequence[Sequence[int]]) -> list[Check
 
     `texts`: token ids, joined and repeated to fill the contexts.
     """
-    runner, room = getattr(session.runner, "target", session.runner), session.context_length - WINDOW
+    runner, room = getattr(session.runner, "target", session.runner), session.context_length - WINDOW - 1
     if room < 0:
-        raise ConfigError(f"a context of {session.context_length}", f"at least {WINDOW}", "give a larger --context")
+        raise ConfigError(f"a context of {session.context_length}", f"at least {WINDOW + 1}", "give a larger --context")
     assert isinstance(runner, OrtRunner)
     widest = runner.rows or (runner.row_counts[-1] if runner.row_counts else WIDTHS[-1])
     widths = [width for width in WIDTHS if width <= widest]
@@ -146,7 +155,7 @@ def model_checks(session: Session, texts: Sequence[Sequence[int]]) -> list[Check
     contexts = [context for context in CONTEXTS if context <= room]
     with runner.generation():
         for context in track(contexts, "rows", len(contexts)):
-            text = list(islice(cycle([token for each in texts for token in each]), context + WINDOW))
+            text = list(islice(cycle([token for each in texts for token in each]), context + WINDOW + 1))
             rows = _Rows(runner, text, context)
             for width in widths:
                 for check in checks:
