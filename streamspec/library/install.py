@@ -91,15 +91,15 @@ def pull(
     if (target / MANIFEST).exists() and not force:
         raise BundleError(f"{target} already holds a bundle", "a new name", "choose another --name, or pass --force")
     with _workplace(source) if source_type.remote else nullcontext(Path()) as work:
-        fetched = source_type.fetch(source, work, sha256)
-        try:
-            with bundle_folder(target, force) as staging:
+        with bundle_folder(target, force) as staging:  # a target that cannot be is refused before anything is fetched
+            fetched = source_type.fetch(source, work, sha256)
+            try:
                 files = copy(fetched, staging) if fetched.is_dir() else archive.unpack(fetched, staging)
                 check_arrived(staging, files)
-        except (BundleError, AdapterError):  # fetching the same again would not help
-            if source_type.remote:
-                delete(work)
-            raise
+            except (BundleError, AdapterError):  # fetching the same again would not help
+                if source_type.remote:
+                    delete(work)
+                raise
         if source_type.remote:
             delete(work)
     return target

@@ -164,6 +164,13 @@ def test_an_installed_bundle_is_not_replaced_unasked(bundle: Path, library: Path
     assert pull(str(bundle), name="x", force=True) == path and not (path / "mark").exists()
 
 
+def test_a_folder_that_cannot_be_replaced_is_refused_before_anything_is_fetched(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "full" / "x").mkdir(parents=True)
+    with pytest.raises(BundleError, match="full is neither empty nor a bundle"):
+        pull(served.url, out=tmp_path / "full")
+    assert not served.asked
+
+
 def test_a_folder_with_a_wrong_byte_or_a_link_out_installs_nothing(bundle: Path, library: Path, tmp_path: Path) -> None:
     bad = Path(shutil.copytree(bundle, tmp_path / "bad"))
     weights = bad / "model.onnx.data"
