@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.chat.commands import complete, run_command
-from streamspec.chat.draft_marks import AUTO, SHOWN, MarkedText, choose_marks, has_colour
+from streamspec.chat.draft_marks import AUTO, SHOWN, MarkedText, choose_marks, harmless, has_colour
 from streamspec.chat.line_input import LineInput
-from streamspec.errors import StreamspecError
+from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.options import GenerationOptions
@@ -83,7 +83,7 @@ class TerminalChat:
     @property
     def model(self) -> str:
         """Returns the base of the bundle that answers, and its precision."""
-        return f"{self.session.manifest.base.id}, {self.session.manifest.rounding}"
+        return one_line(f"{self.session.manifest.base.id}, {self.session.manifest.rounding}")
 
     @property
     def sampling(self) -> Sampling:
@@ -113,8 +113,9 @@ class TerminalChat:
         self.say(remark(chunks, before, len(self.session.messages)))
 
     def say(self, line: str) -> None:
-        """Writes a remark to stderr."""
+        """Writes a remark to stderr. It may quote what a bundle holds."""
         sys.stdout.flush()
+        line = harmless(line)
         print(f"{DIM}{line}{PLAIN}" if self._dim else line, file=sys.stderr, flush=True)
 
     def _write(self, text: str) -> None:

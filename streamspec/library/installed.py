@@ -97,7 +97,7 @@ def in_rows(bundles: Sequence[InstalledBundle], kept: Sequence[CachedEntry]) -> 
         (
             one.name,
             one.bytes,
-            f"damaged: {one.problem}" if one.problem else f"{one.base}, {one.method}, {one.precision}",
+            f"damaged: {one.problem}" if one.problem else one_line(f"{one.base}, {one.method}, {one.precision}"),
         )
         for one in bundles
     ]

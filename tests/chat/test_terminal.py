@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -325,6 +326,16 @@ def test_models_are_listed_and_completed(
     chat.take("/model")
     assert re.search(r"model: .*, .*\ntiny +\d+\.\d MB ", capsys.readouterr().err)
     assert complete(chat, "/model ti") == ["tiny"]
+
+
+def test_what_a_bundle_holds_does_not_steer_the_terminal(
+    chat: TerminalChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = chat.session.manifest
+    chat.session.manifest = replace(manifest, base=replace(manifest.base, id="a\x1b]0;title\x07\nb"))
+    chat.say(chat.model)
+    chat.say("<\x1b[2J>")
+    assert capsys.readouterr().err == "a ]0;title b, fp32\n<\ufffd[2J>\n"
 
 
 def test_a_bundle_without_adapters_says_so(chat: TerminalChat) -> None:

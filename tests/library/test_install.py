@@ -186,6 +186,16 @@ def test_a_folder_with_a_wrong_byte_or_a_link_out_installs_nothing(bundle: Path,
     assert not installed() and not list(library.iterdir())
 
 
+def test_the_list_is_a_line_a_bundle_whatever_these_hold(bundle: Path) -> None:
+    file = pull(str(bundle), name="x") / "manifest.json"
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps(found | {"base": found["base"] | {"id": "a\x1b[2J\nb"}}))
+    assert (
+        run("list").stdout.split("\n")[0].endswith("a [2J b, streaming / joint, fp32")
+        and "\x1b" not in run("list").stdout
+    )
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", "/abs", ".hidden", "..", "a b"])
 def test_names_that_lead_elsewhere_are_refused(name: str, bundle: Path, library: Path) -> None:
     with pytest.raises(ConfigError, match="the name"):
