@@ -42,6 +42,9 @@ def converted(name: str, value: Any, hint: Any) -> Any:
         return None
     type_ = plain_type(hint)
     is_bool, number = isinstance(value, bool), None
+    if type_ is int and isinstance(value, (int, str)) and not is_bool:
+        with contextlib.suppress(ValueError):
+            return int(value)  # which a float holds up to 2^53
     if type_ in (int, float) and not is_bool:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)

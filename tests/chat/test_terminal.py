@@ -445,6 +445,7 @@ def test_sampling_is_set_by_name_and_goes_back_to_the_models(
         ("/set", Sampling(temperature=0.6, top_k=20)),
         ("/set top-p 0.5", Sampling(temperature=0.6, top_k=20, top_p=0.5)),
         ("/set temperature 0", Sampling(top_p=0.5)),
+        (f"/set seed {2**53 + 1}", Sampling(top_p=0.5, seed=2**53 + 1)),
         ("/set seed 3", Sampling(top_p=0.5, seed=3)),
         ("/set temperature", Sampling(temperature=0.6, top_k=20, top_p=0.5, seed=3)),
     ):
