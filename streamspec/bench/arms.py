@@ -45,8 +45,10 @@ class Arm:
         """Forgets what its answers have taught of texts, as a new process would not know it. What steps cost stays."""
         self._learned = None
 
-    def answer(self, prompt: Any, limit: int) -> Completion:
-        """Answers `prompt` with at most `limit` tokens, from an empty cache."""
+    def answer(self, prompt: Any, limit: int, tools: list[dict[str, Any]] | None = None) -> Completion:
+        """Answers `prompt`, which may call `tools`, with at most `limit` tokens, from an empty cache."""
+        if tools:
+            prompt = self.session.encode(prompt, tools=tools)
         self.session.forget()  # nobody profits from what another has read
         if self._learned is None:
             policy = self._policy()

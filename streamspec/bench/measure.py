@@ -138,7 +138,7 @@ def check_length(cases: Sequence[BenchPrompt], session: Session) -> None:
     """Every prompt must leave room for an answer, or an hour's measuring would end at the last one."""
     longest = session.context_length - 1
     for number, case in enumerate(cases):
-        tokens = len(session.encode(case.prompt(0, [])))
+        tokens = len(session.encode(case.prompt(0, []), tools=case.tools))
         if tokens > longest:
             raise ContextOverflow(
                 f"row {number + 1} of the prompts has {tokens} tokens",

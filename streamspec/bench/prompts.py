@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from streamspec.data import Example, read_examples
-from streamspec.errors import DataError
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -15,11 +15,13 @@ Prompt = str | list[Message]
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """One row. All `turns` are user inputs of one conversation; `references` are accepted answers to the last."""
+    """One row. All `turns` are user inputs of one conversation; `references` are accepted answers to the last; `tools`:
+    functions that answers may call, as chat templates take them."""
 
     turns: list[Prompt]
     references: list[str] = field(default_factory=list)
     category: str | None = None
+    tools: list[dict[str, Any]] | None = None
 
     def prompt(self, turn: int, answers: Sequence[str]) -> Prompt:
         """Returns the prompt at `turn`, after the model's own `answers` to the turns before."""
@@ -37,8 +39,6 @@ def read_cases(path: str | Path, limit: int | None = None) -> list[BenchPrompt]:
 
 
 def _case(example: Example) -> BenchPrompt:
-    if example.tools:
-        raise DataError(f"{example.where} has tools", "prompts without tools", "leave these rows out")
     category = str(example.extra["category"]) if "category" in example.extra else None
     if example.shape == "turns":
         return BenchPrompt(list(example.extra["turns"]), list(example.references), category)
@@ -49,7 +49,7 @@ def _case(example: Example) -> BenchPrompt:
         answer = example.completion
         references = [answer if isinstance(answer, str) else answer[-1]["content"] or ""]
     references = [text for text in references if text]  # an empty one is no answer to be judged by
-    return BenchPrompt([example.prompt], references, category)
+    return BenchPrompt([example.prompt], references, category, example.tools)
 
 
 def _messages(turn_input: Prompt) -> list[Message]:

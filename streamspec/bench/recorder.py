@@ -47,29 +47,29 @@ class Recorder:
     def warm_up(self, case: BenchPrompt) -> None:
         """Runs the first calls of each session, which allocate and pack, without measuring them."""
         for arm in self.arms:
-            arm.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
+            arm.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS), case.tools)
 
     def run(self, case: BenchPrompt, repetition: int, number: int) -> None:
         """Runs all turns of a case, once. Scores and keeps the answers of the first repetition."""
         answers: list[str] = []
         for turn in range(len(case.turns)):
             prompt, session = case.prompt(turn, answers), self.arms[0].session
-            if turn and len(session.encode(prompt)) >= session.context_length:
+            if turn and len(session.encode(prompt, tools=case.tools)) >= session.context_length:
                 print(
                     f"row {number + 1}: no room for turn {turn + 1} of {len(case.turns)}", file=sys.stderr, flush=True
                 )
                 return
-            by_arm = self._run_arms(prompt, repetition, repetition + number)
+            by_arm = self._run_arms(case, prompt, repetition, repetition + number)
             answers.append(by_arm[PLAIN].text)
             if repetition == 0:
                 self._keep(case, prompt, by_arm, case.references if turn + 1 == len(case.turns) else [])
-            self._compare(len(self.passes[PLAIN][repetition]) - 1, prompt, by_arm)
+            self._compare(case, len(self.passes[PLAIN][repetition]) - 1, prompt, by_arm)
 
-    def _run_arms(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, Completion]:
+    def _run_arms(self, case: BenchPrompt, prompt: Prompt, repetition: int, shift: int) -> dict[str, Completion]:
         by_arm = {}
         start = shift % len(self.arms)
         for arm in self.arms[start:] + self.arms[:start]:
-            answer = arm.answer(prompt, self.limit)
+            answer = arm.answer(prompt, self.limit, case.tools)
             by_arm[arm.name] = answer
             passes = self.passes.setdefault(arm.name, [])
             if len(passes) <= repetition:
@@ -81,7 +81,7 @@ class Recorder:
         plain, speculative = by_arm[PLAIN], by_arm[SPECULATIVE]
         self.categories.append(case.category)
         self.looping.append(loops(plain.token_ids))
-        self.texts.append([*self.arms[0].session.encode(prompt), *plain.token_ids])
+        self.texts.append([*self.arms[0].session.encode(prompt, tools=case.tools), *plain.token_ids])
         self.speculation = speculative.stats.speculation
         # Trees of other sizes write what the speculative side writes.
         scored = [c.name for c in self.arms if c.name == SPECULATIVE or not c.speculate]
@@ -99,10 +99,10 @@ class Recorder:
             }
         )
 
-    def _compare(self, index: int, prompt: Prompt, by_arm: dict[str, Completion]) -> None:
+    def _compare(self, case: BenchPrompt, index: int, prompt: Prompt, by_arm: dict[str, Completion]) -> None:
         plain = by_arm[PLAIN].token_ids
         for arm in self.arms:
             other = by_arm[arm.name].token_ids
             if arm.speculate and other != plain:
-                ids = tuple(arm.session.encode(prompt))
+                ids = tuple(arm.session.encode(prompt, tools=case.tools))
                 self.differences[Difference(arm, index, ids, tuple(plain), tuple(other))] = None

@@ -22,7 +22,7 @@ from streamspec.runtime import Pruning, Sampling
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.source import SourceCounts
-from tests.support.fake_session import FakeSession
+from tests.support.fake_session import SHOWN, FakeSession
 
 
 class Script:
@@ -277,6 +277,18 @@ def test_the_last_message_is_the_reference(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     (case,) = read_cases(write(tmp_path / "m.jsonl", {"messages": messages}))
     assert case.turns == [messages[:1]] and case.references == ["hello"]
+
+
+def test_prompts_that_may_call_tools_show_them_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, tool = FakeSession(wrong_at=4), {"type": "function", "function": {"name": "f"}}
+    use(monkeypatch, mine=session)
+    messages = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "x"}]
+    rows = [{"messages": messages, "tools": [tool, tool]}, {"messages": messages}]
+    report = bench("mine", write(tmp_path / "t.jsonl", *rows), repeats=2)
+    with_tools, without = [SHOWN + 2, 3], [3]
+    assert report.prompts == 2 and {tuple(ids[:2]) for ids in session.asked if ids[0] > SHOWN} == {tuple(with_tools)}
+    assert session.asked.count(with_tools) == 6 and session.asked.count(without) == 4  # the first one warms up
+    assert report.mismatches == 2  # what is compared is asked anew with the same tools
 
 
 def test_a_document_gives_its_beginning(tmp_path: Path) -> None:

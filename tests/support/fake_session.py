@@ -14,7 +14,7 @@ from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.hardware.providers import ProviderChoice
 
-VOCAB, EOS = 50, 0
+VOCAB, EOS, SHOWN = 50, 0, 40  # `SHOWN` and their number: tools before a prompt
 
 
 def target(ids: Sequence[int]) -> int:
@@ -37,6 +37,7 @@ class FakeSession:
     speculation: str = "on"
     provider: ProviderChoice = field(default_factory=lambda: ProviderChoice("cpu"))
     calls: list[bool] = field(default_factory=list)
+    asked: list[list[int]] = field(default_factory=list)  # token ids of prompts
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
     runner: Any = field(default_factory=lambda: SimpleNamespace(row_counts=()))
 
@@ -57,7 +58,9 @@ class FakeSession:
         finally:
             self.policy, self.adaptive = before
 
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: Any, tools: Sequence[Any] | None = None) -> list[int]:
+        if tools:
+            return [SHOWN + len(tools), *self.encode(prompt)]
         if isinstance(prompt, str):
             return [1 + len(word) for word in prompt.split()]
         if prompt and isinstance(prompt[0], dict):
@@ -67,6 +70,7 @@ class FakeSession:
     def generate(self, prompt: Any, *, max_new_tokens: int, speculate: bool = True, **_: Any) -> Any:
         self.calls.append(speculate)
         ids = self.encode(prompt)
+        self.asked.append(ids)
         answer: list[int] = []
         while len(answer) < max_new_tokens and (not answer or answer[-1] != EOS):
             token = target([*ids, *answer])
