@@ -91,8 +91,8 @@ def _longest_draft(manifest: Manifest, sources: tuple[DraftSource, ...], second:
 
 
 def _at_most(rows: int, runner: OrtRunner) -> int:
-    """Limits `rows` to the rows of the graph's calls."""
-    return min(rows, *runner.row_counts[-1:], runner.rows or rows)
+    """Limits `rows` to those of any draft and of the graph's calls."""
+    return min(rows, MAX_ROWS, *runner.row_counts[-1:], runner.rows or rows)
 
 
 def _learned(

@@ -22,6 +22,7 @@ from streamspec.bench.report import Summary, compare_all
 from streamspec.draft_tree import BOTH
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
@@ -113,13 +114,10 @@ def check_rows(rows: Sequence[int], session: Session) -> None:
     if rows and session.manifest.trees is None and not session.policy.max_draft_tokens:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     static, counts = session.manifest.static, getattr(session.runner, "row_counts", ())
-    max_rows = static.rows if static else counts[-1] if counts else None
-    if max_rows is not None and max(rows, default=0) > max_rows:
-        raise ConfigError(
-            f"--rows {max(rows)} for a graph of {max_rows} rows",
-            f"at most {max_rows}",
-            "ask for fewer, or export it with more --rows",
-        )
+    most = min(static.rows if static else counts[-1] if counts else MAX_ROWS, MAX_ROWS)
+    if max(rows, default=0) > most:
+        mend = "ask for fewer" + ", or export it with more --rows" * (most < MAX_ROWS)
+        raise ConfigError(f"--rows {max(rows)} for steps of {most} rows", f"at most {most}", mend)
 
 
 def check_names(arms: Sequence[Arm]) -> None:

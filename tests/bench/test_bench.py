@@ -250,6 +250,13 @@ def test_forced_rows_are_given_back() -> None:
     assert [(policy.rows, policy.costs, policy.pruning) for policy in used] == [(2, None, Pruning(3))]
 
 
+def test_no_more_rows_are_asked_for_than_a_draft_has(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, mine=FakeSession())
+    bench("mine", prompts, repeats=1, rows=[64])
+    with pytest.raises(ConfigError, match="--rows 65 for steps of 64 rows; expected at most 64; ask for fewer$"):
+        bench("mine", prompts, rows=[8, 65])
+
+
 @pytest.mark.parametrize(
     "wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [-0.1]}, {"prune": [1.5]}]
 )
