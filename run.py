@@ -269,7 +269,7 @@ def main(arguments: list[str]) -> int:
         set_up("dev")
         return lowest(rest)
     set_up("all")
-    return call(PYTHON, "-m", "streamspec", command, *rest, cwd=None)  # paths are the user's own
+    return call(PYTHON, "-P", "-m", "streamspec", command, *rest, cwd=None)  # paths are the user's own
 
 
 if __name__ == "__main__":

@@ -143,6 +143,18 @@ def test_steps_side_by_side_print_whole_and_one_that_fails_is_named(capfd: pytes
     assert "== a\n" + "a\n" * 10 in said and "== b\n" + "b\n" * 10 in said
 
 
+def test_a_command_runs_where_a_folder_has_the_packages_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As beside a clone."""
+    run = module(ROOT / "run.py")
+    monkeypatch.setattr(run, "set_up", lambda extra: None)
+    monkeypatch.setattr(run, "PYTHON", sys.executable)
+    (tmp_path / "streamspec").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["doctor", "--help"]) == 0 and "doctor" in capfd.readouterr().out
+
+
 def test_the_oldest_libraries_are_those_that_are_tested() -> None:
     """`run.py lowest` installs exactly the lower bounds of pyproject.toml, torch apart, which CI on GitHub adds."""
     root = Path(__file__).parents[2]
