@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError
-from streamspec.runtime.costs.learned_costs import CostRecord
+from streamspec.runtime.costs.learned_costs import CONTEXT, CostRecord
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.tuning.cost_file import costs_file, read_record, save_record
 from streamspec.runtime.tuning.step_costs import Calibration, calibrated, choose_rows, measure, most_context
 
 BUDGET = 12.0  # seconds per context length
 ROUNDS = 40
-CONTEXTS = (64, 512)  # tokens in the cache while measuring
+CONTEXTS = (CONTEXT, 512)  # tokens in the cache while measuring
 
 
 def tune(runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None) -> dict[int, Calibration]:
     """Measures thoroughly, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
-    model's reaches); the first one's costs are cached.
+    model's reaches). Costs with the first of `CONTEXTS` are cached, which a record is of.
 
     Raises ConfigError for a bundle without draft trees or a context the model does not have.
     """
@@ -40,7 +40,8 @@ def tune(runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None =
             )
         costs, _ = measure(runner, nodes, BUDGET, context, ROUNDS)
         calibrations[context] = choose_rows(costs, nodes)
-    costs = calibrations[contexts[0]].costs
+    kept = min(CONTEXTS[0], max_context)
+    costs = calibrations[kept].costs if kept in calibrations else measure(runner, nodes, BUDGET, kept, ROUNDS)[0]
     save_record(costs_file(runner.provider, runner.threads, manifest, None), CostRecord(costs))
     return calibrations
 

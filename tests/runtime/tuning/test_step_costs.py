@@ -83,6 +83,19 @@ def test_what_tuning_found_of_pruning_holds_for_later_sessions(
     assert load(bundles(name), threads=1, cache_dir=tmp_path).policy.pruning is None
 
 
+def test_what_is_kept_is_of_one_context(bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "measure", lambda *given: ({1: given[3] / 8, 4: given[3] / 4}, True))
+    session = load(bundles("fp32"), threads=1, tree=100)
+    assert isinstance(session.runner, OrtRunner) and session.policy.rows == 64  # of any draft
+    for contexts in ([8], [16, 32], None):
+        found = tune.tune(session.runner, session.manifest, contexts)
+        kept = read_record(file_of(session))
+        tokens = min(64, calibrate.most_context(session.runner))
+        assert kept is not None and kept.seconds == {1: tokens / 8, 4: tokens / 4}
+        assert contexts is None or list(found) == contexts
+
+
 def test_tune_keeps_what_it_found_on_the_prompts(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
