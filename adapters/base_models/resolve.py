@@ -146,7 +146,7 @@ def _from_gguf(file: Path, label: str, say: Progress, weights: bool) -> Base:
     digest = gguf_hash(file, say)
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     if digest == SHA256:
-        return replace(_reference(say, file), made_of=file)
+        return replace(_reference(say, file), made_of=file.absolute())
     if weights:
         return _hashed(file, target.with_name(f"{target.name}-hashed"), label, say)
     try:
@@ -189,7 +189,7 @@ def _hashed(gguf: Path, target: Path, label: str, say: Progress) -> Base:
             check_described(folder, say, by_table=False)
             base = Base(target, label, values_hash(parameters), _model_type(folder))
             _write_identity(folder, base)
-    return replace(base, made_of=gguf.resolve())
+    return replace(base, made_of=gguf.absolute())  # a link of the hub's cache: parts are found by their names
 
 
 def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress, by_table: bool = True) -> Base:
@@ -205,7 +205,7 @@ def _described(gguf: Path, target: Path, label: str, digest: str, say: Progress,
             check_described(folder, say, by_table)
             base = Base(target, label, digest, _model_type(folder))
             _write_identity(folder, base)
-    return replace(base, gguf=gguf.resolve()) if by_table else replace(base, made_of=gguf.resolve())
+    return replace(base, gguf=gguf.absolute()) if by_table else replace(base, made_of=gguf.absolute())
 
 
 def _write_identity(folder: Path, base: Base) -> None:

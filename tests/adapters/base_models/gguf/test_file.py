@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamspec.adapters.base_models.gguf.converter import read_parameters
 from streamspec.adapters.base_models.gguf.file import parts_of, read_gguf
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.errors import BaseModelError
@@ -132,6 +133,19 @@ def test_parts_are_found_beside_each_other(tmp_path: Path, cache: Path) -> None:
     second.write_bytes((tmp_path / second.name.replace("-00002-", "-00001-")).read_bytes())
     with pytest.raises(BaseModelError, match=f"{second.name} says it is part 1"):
         resolve_base(last, lambda _: None)
+
+
+def test_parts_may_be_links_into_a_folder_of_other_names(tmp_path: Path, cache: Path) -> None:
+    """As the hub's cache has them."""
+    _, architecture, keys, tensors = made("qwen2")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "blobs").mkdir()
+    last = files.write_gguf(tmp_path / "snapshot" / "m.gguf", architecture, keys, tensors, split=8)
+    for number, part in enumerate(parts_of(last)):
+        part.symlink_to(part.rename(tmp_path / "blobs" / f"{number:064x}"))
+    read, hashed = resolve_base(last, lambda _: None, weights=False), resolve_base(last, lambda _: None)
+    assert read.gguf is not None and hashed.made_of is not None
+    assert read_parameters(read.gguf).keys() == read_parameters(hashed.made_of, by_table=False).keys() != set()
 
 
 def test_a_conversion_of_an_earlier_version_is_made_again(
