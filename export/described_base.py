@@ -197,6 +197,8 @@ def _check_template(template: bytes, specials: Mapping[str, str]) -> None:
         raise ConfigError(
             "the chat template is no UTF-8 text", "a chat template", "restore chat_template.jinja"
         ) from None
+    if text.strip() and "{" not in text:
+        raise ConfigError(f"a chat template without a message, {text[:40]!r}", "a Jinja template", "put it there")
     user = {"role": "user", "content": "Hello"}
     for messages in ([user], [{"role": "system", "content": "Be brief."}, user]):
         try:

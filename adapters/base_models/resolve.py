@@ -37,8 +37,9 @@ REFERENCE = "smollm2-135m"
 IDENTITY_FILE = "streamspec_base.json"
 # Counts up when folders converted from GGUF files earlier should be made again. 1: read by transformers; 2: by us, with
 # scaled positions, windows and special tokens as the file has them; 3: with the ends of turns; 4: without the family's
-# special tokens where the file names none, and with the recommended sampling.
-CONVERTER = 4
+# special tokens where the file names none, and with the recommended sampling; 5: with the ends of documents, templates
+# by name, and merges of equal scores in the order of their tokens.
+CONVERTER = 5
 KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
 LAYER_COUNTS = ("num_hidden_layers", "n_layer")  # fields of config.json
 HUB_COPIES = ["*/*", "consolidated*"]  # the same weights in other layouts: of ONNX, of Mistral's and Meta's own code

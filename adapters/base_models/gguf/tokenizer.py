@@ -103,9 +103,30 @@ TURN_ENDS = (
     "<|end|>",
     "<end_of_turn>",
     "<end_of_utterance>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
 )
+DOCUMENT_ENDS = ("<|end_of_text|>", "<|endoftext|>")  # no text goes on after them, whatever the template writes
+
+# Templates that files of Mistral's own format have by name; llama.cpp writes prompts of these by code of its own.
+_TURNS = (  # of V7: a system prompt has a part of its own
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]_{{ m.content }}[/SYSTEM_PROMPT]"
+    "{% elif m.role == 'user' %}[INST]_{{ m.content }}[/INST]{% else %}_{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+_INSTRUCTIONS = (  # before it: it begins the question
+    "{{ bos_token }}{% set at = namespace(inside=false) %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}_{{ ANSWER }}</s>{% set at.inside = false %}{% else %}"
+    "{% if not at.inside %}^[INST]_{% set at.inside = true %}{% endif %}"
+    "{{ m.content }}{% if m.role == 'system' %}{{ '\\n\\n' }}{% else %}^[/INST]{% endif %}{% endif %}{% endfor %}"
+)
+NAMED_TEMPLATES = {
+    f"mistral-{name}": text.replace("ANSWER", answer).replace("^", before).replace("_{", f"{after}{{")
+    for name, text, before, after, answer in (
+        ("v1", _INSTRUCTIONS, " ", " ", "m.content"),
+        ("v3", _INSTRUCTIONS, "", " ", "m.content.strip()"),
+        ("v3-tekken", _INSTRUCTIONS, "", "", "m.content"),
+        ("v7", _TURNS, "", " ", "m.content"),
+        ("v7-tekken", _TURNS, "", "", "m.content"),
+    )
+}
 
 
 # Tokens that end a turn of Gemma 4, of which files say other things.
@@ -152,16 +173,17 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
     keys.skip(*HARMLESS, *(key.removeprefix(prefix) for key in model.metadata if key.endswith("_token_id")))
     keys.finish()
     template = model.below("tokenizer").word("chat_template", None, LONGEST_TEMPLATE) or None
+    template = NAMED_TEMPLATES.get(template or "", template)
     ends = tuple(dict.fromkeys([*ends, *more, *_turn_ends(tokens, types, template or "")]))
     return GgufTokenizer(tokenizer, special, ends, tuple(suppressed), template)
 
 
 def _turn_ends(tokens: list[str], types: list[int], template: str) -> list[int]:
-    """Tokens that stand whole in any text and with which the chat template ends a turn."""
-    if "<|return|>" in tokens:  # there `<|end|>` ends a part of a turn
-        return [tokens.index(text) for text in ("<|call|>",) if text in tokens]
-    found = [tokens.index(text) for text in TURN_ENDS if text in template and text in tokens]
-    return [token for token in found if types[token] in (CONTROL, USER_DEFINED)]
+    """Tokens that stand whole in any text and with which the chat template ends a turn, or that end a document."""
+    harmony = "<|return|>" in tokens  # there `<|end|>` ends a part of a turn
+    named = ["<|call|>"] if harmony else [text for text in TURN_ENDS if text in template]
+    found = [tokens.index(text) for text in (*named, *DOCUMENT_ENDS) if text in tokens]
+    return [token for token in found if types[token] in (CONTROL, USER_DEFINED) or tokens[token] == "<|call|>"]
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: set[int], strips: bool) -> None:
@@ -282,7 +304,19 @@ def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dic
     plain = {token: scores[number] for token, number in vocab.items() if types[number] == NORMAL}
     if (longest := max(plain, key=len, default="")) and len(longest) > LONGEST_TOKEN:
         keys.refuse("tokens", f"a list with one of {len(longest)} letters", f"at most {LONGEST_TOKEN}")
+    vocab = _with_letters(plain, vocab)
     return _of_letters(keys, types, special, vocab, _merges(plain, vocab), keys.switch("add_space_prefix", True))
+
+
+def _with_letters(plain: dict[str, float], vocab: dict[str, int]) -> dict[str, int]:
+    """Names byte tokens by the letters that longer tokens are made of and that are no tokens themselves, as the tab of
+    older Gemma; into `plain`, too: their merges begin with them."""
+    letters = {
+        letter for token in plain if len(token) > 1 for letter in token if letter < "\x80" and letter not in vocab
+    }
+    named = {byte: letter for letter in letters if (byte := f"<0x{ord(letter):02X}>") in vocab}
+    plain |= dict.fromkeys(named.values(), 0.0)
+    return {named.get(token, token): number for token, number in vocab.items()}
 
 
 def _with_merges(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
@@ -325,17 +359,17 @@ def _of_letters(
 
 
 def _merges(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two, the best score first; among equal ones the earlier parts first. `vocab`: in the
-    order of its numbers."""
+    """Every way to make a token of two, the best score first; among equal ones, as files have whose scores are not
+    known, the earlier token first, then the earlier parts. `vocab`: in the order of its numbers."""
     found = []
     for token, score in scores.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in scores and right in scores:
-                found.append((-score, vocab[left], vocab[right]))
+                found.append((-score, vocab[token], vocab[left], vocab[right]))
     found.sort()
     tokens = list(vocab)
-    return [(tokens[left], tokens[right]) for _, left, right in found]
+    return [(tokens[left], tokens[right]) for _, _, left, right in found]
 
 
 def _bpe(keys: Keys, **options: Any) -> models.BPE:

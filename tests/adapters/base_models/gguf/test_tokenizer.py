@@ -20,6 +20,7 @@ from streamspec.adapters.base_models.gguf.tokenizer import PRE_TOKENIZERS, GgufT
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.errors import BaseModelError
+from streamspec.prompt.prompt_format import PromptFormat
 from tests.support import gguf_files as files
 from tests.support.gguf_cases import made
 
@@ -54,6 +55,26 @@ def greedy_pieces(text: str, vocabulary: dict[str, Any], prefix: bool) -> list[i
         for symbol in symbols:
             result += [ids[symbol]] if symbol in ids else [ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
     return result
+
+
+def test_without_scores_the_earlier_token_merges_first() -> None:
+    """As of files made of vocabularies without a tokenizer.model, whose scores are all equal."""
+    vocabulary = files.sentencepiece_vocabulary()
+    same = built(vocabulary | {"scores": [-1000.0] * len(vocabulary["tokens"])}).tokenizer
+    draw = random.Random(0)
+    for text in [" thin", *("".join(draw.choice("thean dir") for _ in range(30)) for _ in range(100))]:
+        assert same.encode(text).ids == built(vocabulary).tokenizer.encode(text).ids, text
+
+
+def test_tokens_of_a_letter_that_is_a_byte_are_found() -> None:
+    """Tabs of older Gemma."""
+    vocabulary = files.sentencepiece_vocabulary()
+    for key, value in (("tokens", "\t\t"), ("token_type", files.NORMAL), ("scores", 0.0)):
+        vocabulary[key] = [*vocabulary[key], value]
+    tokenizer = built(vocabulary, add_space_prefix=False, add_bos_token=False).tokenizer
+    for text in ("\t\tthe", "\tthe\t\t", "\t\t\t", "é\t"):
+        assert tokenizer.encode(text).ids == greedy_pieces(text, vocabulary, prefix=False), text
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -278,6 +299,10 @@ TURNS = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% en
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<other>", True),
         ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<|return|>", False),  # it ends a part of a turn
         ("<|call|>", files.CONTROL, "{{ messages }}", "<|return|>", True),
+        ("<|endoftext|>", files.CONTROL, "{{ messages }}<|im_end|>", "<other>", True),  # Qwen's, of documents
+        ("<|end_of_text|>", files.CONTROL, None, "<other>", True),
+        ("<|endoftext|>", files.CONTROL, "{{ messages }}", "<|return|>", True),
+        ("<|endoftext|>", files.NORMAL, "{{ messages }}", "<other>", False),
     ],
 )
 def test_the_token_that_ends_a_turn_in_the_template_ends_an_answer(
@@ -290,6 +315,26 @@ def test_the_token_that_ends_a_turn_in_the_template_ends_an_answer(
     given = {} if template is None else {"tokenizer.chat_template": template}
     found = tokenizer_of(GgufFile(Path("m.gguf"), metadata | given))
     assert found.ends == ((files.EOS, at) if ends else (files.EOS,)) and found.chat_template == template
+
+
+TALK = [("system", "S"), ("user", "U"), ("assistant", " A "), ("user", "V")]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("v1", "<s> [INST] S\n\nU [/INST]  A </s> [INST] V [/INST]"),
+        ("v3", "<s>[INST] S\n\nU[/INST] A</s>[INST] V[/INST]"),
+        ("v3-tekken", "<s>[INST]S\n\nU[/INST] A </s>[INST]V[/INST]"),
+        ("v7", "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST]  A </s>[INST] V[/INST]"),
+        ("v7-tekken", "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U[/INST] A </s>[INST]V[/INST]"),
+    ],
+)
+def test_templates_of_mistral_have_names(name: str, prompt: str) -> None:
+    words = {f"tokenizer.ggml.{key}": value for key, value in (files.bpe_vocabulary() | files.special_keys()).items()}
+    found = tokenizer_of(GgufFile(Path("m.gguf"), words | {"tokenizer.chat_template": f"mistral-{name}"}))
+    messages = [{"role": role, "content": text} for role, text in TALK]
+    assert PromptFormat("chat").render(messages, found.chat_template, {"bos_token": "<s>"}) == prompt
 
 
 def edited(**change: Any) -> dict[str, Any]:
