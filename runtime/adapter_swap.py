@@ -83,21 +83,27 @@ class AdapterSwapper:
         self._active = chosen
         return chosen.name, chosen.manifest, *self._policies[key]
 
-    def _read(self, adapter: str | Path | None) -> _Adapter:
+    def manifest_of(self, adapter: str | Path | None, hashes: bool = False) -> Manifest:
+        """Returns the bundle's manifest with this adapter, None: the base alone. Raises AdapterError."""
         if adapter is None:
-            return _Adapter(None, self.bundle, Tensors())
+            return self.bundle
         folder = swappable.find(self.folder, adapter)
-        manifest = swappable.read(folder, self.bundle, self.options.verify).on(self.bundle)
+        manifest = swappable.read(folder, self.bundle, hashes).on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(
                 f"{folder}: an adapter for chats",
                 f"a bundle with {TEMPLATE}",
                 "use it with a base that has a chat template",
             )
+        return manifest
+
+    def _read(self, adapter: str | Path | None) -> _Adapter:
+        manifest = self.manifest_of(adapter, self.options.verify)
+        if adapter is None:
+            return _Adapter(None, manifest, Tensors())
         key = manifest.to_json()
         tensors = self._shared.get(key)
         if tensors is None:
-            tensors = self._shared[key] = read_tensors(
-                folder / swappable.TENSORS, manifest, self.runner.model.adapter_inputs
-            )
+            file = swappable.find(self.folder, adapter) / swappable.TENSORS
+            tensors = self._shared[key] = read_tensors(file, manifest, self.runner.model.adapter_inputs)
         return _Adapter(str(adapter), manifest, tensors)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
@@ -101,6 +102,14 @@ class Session:
         if swapper is not None:
             new.swap(self.adapter)
         return new
+
+    def reading_for(self, adapter: str | Path | None) -> Session:
+        """Returns a session that encodes prompts as for `adapter`, None: the base alone, whatever this one answers
+        with meanwhile. It answers nothing itself. Raises AdapterError."""
+        reader = copy(self)
+        if self._swapper is not None:
+            reader.manifest = self._swapper.manifest_of(adapter)
+        return reader
 
     @property
     def adapters(self) -> list[str]:

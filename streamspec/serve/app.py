@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -78,8 +79,9 @@ class Prepared:
 
 
 class Service:
-    """Holds what the routes share. `models`: by the names that requests may ask for, a bundle's
-    session and its adapter or None. What a request does not say of sampling is the session's."""
+    """Holds what the routes share. `models`: by the names that requests may ask for, a bundle's session and its adapter
+    or None; `readers`: what encodes prompts for each, whatever adapter the session has. What a request does not say of
+    sampling is the session's."""
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class Service:
         for bundle, other in more.items():
             offered += [(bundle, other, other.adapter), *((adapter, other, adapter) for adapter in other.adapters)]
         self.models = {model: (base, adapter) for model, base, adapter in offered}
+        self.readers = {model: base.reading_for(adapter) for model, base, adapter in offered}
         for model, _, _ in offered:
             if not NAME.fullmatch(model):
                 raise ConfigError(
@@ -142,7 +145,8 @@ class Service:
         """Counts the tokens of the prompt of a request that `read` parses. Raises ApiError."""
         body = await request.body()
         ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
-        return len(await asyncio.to_thread(ready.base.encode, ready.prompts[0](ready.base)))
+        reader = self.readers[ready.parsed.model]
+        return len(await asyncio.to_thread(lambda: reader.encode(ready.prompts[0](reader))))
 
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""
@@ -179,29 +183,28 @@ class Service:
         grammars = self.pool.grammars
         parsed = read(body, self.limits, grammars)
         base, adapter = self.model_of(parsed.model)
+        reader = self.readers[parsed.model]
         parsed = parsed.beginning_with(base.sampling)
         if (prediction := parsed.options[0].prediction) is not None:
             parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
-        if parsed.thinks and base.thought is not None:
-            thinking = {"enable_thinking": True}
+        if parsed.thinks and reader.thought is not None:
+            thinking = dict.fromkeys(SWITCHES, True)
             parsed = replace(parsed, options=[replace(each, chat_template_kwargs=thinking) for each in parsed.options])
         suffix, tokenizer = parsed.suffix, base.tokenizer
         prompts = [between(prompt, suffix, tokenizer) if suffix else prompt for prompt in parsed.prompts]
         make = partial(_prompt, parsed)
         ready = Prepared(parsed, base, adapter, [make(prompt) for prompt in prompts], parsed.options)
         if (tools := parsed.tools) is not None:
-            form = self.pool.call_form(base)
+            form = self.pool.call_form(reader)
             _check_stops(parsed.options[0].stops, form)
-            ready.calls = partial(CallParser, form, tools, base.thought is None)
+            ready.calls = partial(CallParser, form, tools, reader.thought is None)
             grammar = tools.grammar(form, grammars) or parsed.options[0].grammar
             shown = [token for _, token in form.specials]
             ready.options = [replace(each, grammar=grammar, shown_special_tokens=shown) for each in parsed.options]
         if parsed.room:
             ready.prompts = [_fitting(make, parsed)]
-        try:
-            ready.hint = self.pool.encode(adapter, ready.prompts[0], base)
-        except StreamspecError as error:
-            raise _api_error(error, parsed.field) from None
+        with suppress(StreamspecError):  # the generation will say it
+            ready.hint = reader.encode(ready.prompts[0](reader))
         return ready
 
     async def _before_the_queue(self, request: Request, work: Awaitable[Prepared]) -> Prepared:
@@ -228,7 +231,7 @@ class Service:
     def _model(self, name: str) -> dict[str, Any]:
         sampling = {field: getattr(self.models[name][0].sampling, field) for field in GRAPH_INPUTS}
         model = {"id": name, "object": "model", "created": self.created, "owned_by": "streamspec"}
-        return model | {"streamspec": {"sampling": sampling, "thinks": self.models[name][0].thought is not None}}
+        return model | {"streamspec": {"sampling": sampling, "thinks": self.readers[name].thought is not None}}
 
 
 class Events(Response):

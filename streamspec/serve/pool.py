@@ -18,9 +18,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from streamspec.errors import StreamspecError
+from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stats, Stream
 from streamspec.runtime.embeddings import Embedding
-from streamspec.serve.errors import closing, ended_by_time, out_of_time, too_many
+from streamspec.serve.errors import ApiError, closing, ended_by_time, out_of_time, too_many
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.call_form import CallForm
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
@@ -242,7 +243,7 @@ class Pool:
         self.counts = Counts()
         self.closed = False
         self.grammars = CheckedGrammars()
-        self._forms: dict[int, CallForm] = {}  # by their places in `bases`
+        self._forms: dict[tuple[int, PromptFormat], CallForm] = {}  # by bundles, whose sessions share a tokenizer
 
     def enqueue(self, request: QueuedRequest) -> None:
         """Begins a request, or puts it into the queue. Raises ApiError: 429 where the queue is full, 503 while the
@@ -257,24 +258,13 @@ class Pool:
         self.waiting.append(request)
         self._dispatch()
 
-    def encode(self, adapter: str | None, prompt: Callable[[Session], Any], base: Session) -> list[int] | None:
-        """Encodes a prompt as a session of this bundle and adapter would; None without such a
-        session, or where it refuses. Callable from any thread."""
-        for session in (*(slot.session for slot in self.slots if slot.base is base), base):
-            if session is not None and session.adapter == adapter:
-                try:
-                    return session.encode(prompt(session))
-                except StreamspecError:  # the generation will say it
-                    return None
-        return None
-
-    def call_form(self, base: Session) -> CallForm:
-        """Returns how the bundle's template writes tool calls, determined once. Callable from any
+    def call_form(self, reader: Session) -> CallForm:
+        """Returns how prompts of a model write tool calls, determined once. `reader`: encodes them. Callable from any
         thread. Raises ApiError."""
-        place = self.bases.index(base)
-        if place not in self._forms:
-            self._forms[place] = CallForm.of(base)
-        return self._forms[place]
+        key = id(reader.tokenizer), reader.manifest.prompt_format
+        if key not in self._forms:
+            self._forms[key] = CallForm.of(reader)
+        return self._forms[key]
 
     def close(self) -> None:
         """Ends every generation, waiting or running, with an error for its reader."""

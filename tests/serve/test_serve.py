@@ -227,6 +227,16 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         random.Random(2).shuffle(asked)
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(one, asked)) == [want[which] for which in asked]
+        with running.http() as http:
+            for name in ("chatty", "terse", "chatty"):  # in its own format, whatever answered last
+                ask(running, user(PROMPTS[0]), model="terse", max_tokens=1)
+                body = {"model": name, "messages": user(PROMPTS[0])}
+                counted = http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+                alone.swap(name)
+                assert counted == len(alone.encode(user(PROMPTS[0])))
+            tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+            asked = {"model": "terse", "messages": user(PROMPTS[0])} | tools
+            assert "the prompt format raw" in http.post("/v1/chat/completions", json=asked).json()["error"]["message"]
     finally:
         running.stop()
     kept: list[str | None] = []

@@ -64,6 +64,9 @@ class FakeServeSession:
         same = shared_prefix(self.cached_tokens, prompt[:-1])
         return same if len(self.cached_tokens) - same <= self.taken_back else 0
 
+    def reading_for(self, adapter: str | Path | None) -> FakeServeSession:
+        return self
+
     def another(self) -> FakeServeSession:
         return FakeServeSession(self.shared, self.adapter)
 

@@ -23,6 +23,10 @@ class ChatPath(Protocol):
         """By name, a bundle's session and its adapter."""
 
     @property
+    def readers(self) -> Mapping[str, Session]:
+        """By name, what encodes prompts for a model, whatever adapter its session has."""
+
+    @property
     def created(self) -> int:
         """When it began, in seconds since 1970."""
 

@@ -290,7 +290,7 @@ def _routes(service: ChatPath) -> list[Route]:
         listed = _listed(service, name.removesuffix(LATEST))
         family = session.manifest.base.model_type
         about = {"general.architecture": family, f"{family}.context_length": session.context_length}
-        thinks = ["thinking"] if session.thought is not None else []
+        thinks = ["thinking"] if service.readers[name.removesuffix(LATEST)].thought is not None else []
         tools = ["tools"] if session.template is not None and "tools" in session.template else []
         return JSONResponse(
             {name: listed[name] for name in ("details", "modified_at")}
