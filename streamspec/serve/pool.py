@@ -190,7 +190,8 @@ class QueuedRequest:
                 session.swap(self.adapter)
             self._answer(session, loop, ends)
         except BaseException as error:
-            failure = error
+            refused = isinstance(error, StreamspecError | ApiError)
+            failure = error.with_traceback(None) if refused else error  # whose frames would hold the session
         _tell(loop, self._end, ends, failure)
 
     def _answer(self, session: Session, loop: asyncio.AbstractEventLoop, ends: list[Stats]) -> None:
@@ -210,6 +211,7 @@ class QueuedRequest:
                         raise ended_by_time(self.pool.limits.timeout)
                     self.tell(loop, last)
             finally:
+                stream.close()  # or one that is left would hold the session
                 ends += [last.stats] if last is not None else []
             if self._cancelled:
                 break

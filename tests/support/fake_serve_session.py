@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +93,9 @@ class FakeServeSession:
         cancelled = threading.Event()
         return FakeStream(self._chunks(ids, options.max_new_tokens, options.timeout or 1e9, cancelled), cancelled)
 
-    def _chunks(self, ids: list[int], limit: int, timeout: float, cancelled: threading.Event) -> Iterator[Chunk]:
+    def _chunks(
+        self, ids: list[int], limit: int, timeout: float, cancelled: threading.Event
+    ) -> Generator[Chunk, None, None]:
         shared, ends = self.shared, time.perf_counter() + timeout
         with shared.lock:
             shared.running += 1
@@ -136,11 +138,14 @@ class FakeServeSession:
 
 
 class FakeStream:
-    def __init__(self, chunks: Iterator[Chunk], cancelled: threading.Event) -> None:
+    def __init__(self, chunks: Generator[Chunk, None, None], cancelled: threading.Event) -> None:
         self._chunks, self._cancelled = chunks, cancelled
 
     def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
+
+    def close(self) -> None:
+        self._chunks.close()
 
     def cancel(self) -> None:
         self._cancelled.set()

@@ -4,7 +4,9 @@ and not.
 
 from __future__ import annotations
 
+import gc
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +53,27 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
 def ask(server: Running, **fields: Any) -> Any:
     given = {"model": "base", "messages": user("Where?"), "max_tokens": 300} | fields
     return server.client().chat.completions.create(**given)
+
+
+def test_a_session_is_free_after_a_request_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = thinking(SAYS)
+    server, start = Running(session, limits=Limits(sessions=1, timeout=1)), session.vocabulary.start
+
+    def slow(grammar: Any, check: Any = lambda: None, *rest: Any) -> Any:
+        time.sleep(1.2)
+        check()
+        return start(grammar, check, *rest)
+
+    gc.disable()  # whose collection would free it, too, some time
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(session.vocabulary, "start", slow)
+            with pytest.raises(openai.InternalServerError, match="no answer within"):
+                ask(server, extra_body={"thinking_token_budget": 5})
+        assert ask(server, max_tokens=20).choices[0].message.reasoning_content
+    finally:
+        gc.enable()
+        server.stop()
 
 
 def test_the_thought_is_reasoning_content_streamed_and_whole(server: Running) -> None:
