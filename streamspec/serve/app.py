@@ -26,6 +26,7 @@ from streamspec.runtime import Chunk, GenerationOptions, Session
 from streamspec.runtime.conversation import forget
 from streamspec.runtime.draft_sources.prediction import predicted_tokens
 from streamspec.runtime.embeddings import MEAN
+from streamspec.runtime.options import SWITCHES
 from streamspec.runtime.sampling.sampling_params import GRAPH_INPUTS
 from streamspec.serve import metrics
 from streamspec.serve.api.answer import Answer, Build, Read

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from streamspec.errors import ConfigError, DataError
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
+from streamspec.runtime.options import SWITCHES
 from streamspec.runtime.sampling.sampling_params import MIN_TEMPERATURE
 from streamspec.runtime.text.grammar import SEPARATORS
 from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
@@ -257,8 +258,8 @@ def _thinking(request: ChatRequest, limits: Limits) -> dict[str, Any]:
     """Returns the fields of the options that say how a model thinks."""
     given = dict(request.chat_template_kwargs or {})
     bounded(len(json.dumps(given, ensure_ascii=False)), limits.text, "chat_template_kwargs")
-    if request.enable_thinking is not None:
-        given["enable_thinking"] = request.enable_thinking
+    if (on := request.enable_thinking) is not None:  # by either name of templates
+        given = {**dict.fromkeys(SWITCHES, on), **given, "enable_thinking": on}
     return {
         "reasoning_effort": request.reasoning_effort,
         "chat_template_kwargs": given or None,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from streamspec.runtime.options import SWITCHES
 from streamspec.serve.errors import ApiError
 from streamspec.serve.forms.anthropic import read_counted, read_messages
 from streamspec.serve.limits import DEFAULT
@@ -89,8 +90,8 @@ def test_it_ends_at_a_stop_string_or_the_most_tokens(talking: Running) -> None:
 
 def test_how_it_thinks(talking: Running) -> None:
     options = read(thinking={"type": "enabled", "budget_tokens": 50}).options[0]
-    assert (options.thinking_token_budget, options.chat_template_kwargs) == (50, {"enable_thinking": True})
-    assert read(thinking={"type": "disabled"}).options[0].chat_template_kwargs == {"enable_thinking": False}
+    assert (options.thinking_token_budget, options.chat_template_kwargs) == (50, dict.fromkeys(SWITCHES, True))
+    assert read(thinking={"type": "disabled"}).options[0].chat_template_kwargs == dict.fromkeys(SWITCHES, False)
     assert read(output_config={"effort": "max"}).options[0].reasoning_effort == "xhigh"
     assert ask(talking, thinking={"type": "adaptive", "display": "omitted"})["content"] == [TEXT]
     form = {"type": "json_schema", "schema": {"enum": [1, 2]}}

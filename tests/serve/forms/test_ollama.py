@@ -10,6 +10,7 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Session
+from streamspec.runtime.options import SWITCHES
 from streamspec.serve.api.answer import line_of
 from streamspec.serve.api.chat_responses import event
 from streamspec.serve.errors import ApiError
@@ -74,7 +75,7 @@ def test_options_are_those_of_the_answer() -> None:
 
 
 def test_how_it_thinks_and_which_form_it_has(talking: Running) -> None:
-    assert chat(think=False).options[0].chat_template_kwargs == {"enable_thinking": False}
+    assert chat(think=False).options[0].chat_template_kwargs == dict.fromkeys(SWITCHES, False)
     assert chat(think="low").options[0].reasoning_effort == "low"
     assert [chat(**each).thinks for each in ({}, {"think": False}, {"think": "low"})] == [True, False, False]
     assert ask(talking, format={"enum": [1, 2]}, stream=False)["message"]["content"] == "1"
@@ -139,9 +140,28 @@ def test_a_model_is_unloaded_where_it_does_not_answer(
     assert ask(talking, messages=[], keep_alive="10m", stream=False)["done_reason"] == "load" and len(asked) == 2
 
 
-def test_a_model_thinks_unless_told_otherwise(running: Make) -> None:
-    """Whatever its template does by itself."""
-    closed = TEMPLATE.replace("enable_thinking is defined and enable_thinking is false", "not enable_thinking")
+def test_a_model_that_is_being_loaded_stops_no_other_request(talking: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unload waits for it."""
+    begun, loaded = threading.Event(), threading.Event()
+
+    def unload(self: Session) -> None:
+        begun.set()
+        loaded.wait(20)
+
+    monkeypatch.setattr(Session, "unload", unload)
+    with talking.http() as client, ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(client.post, "/api/generate", json={"model": "base", "keep_alive": 0})
+        assert begun.wait(20)
+        with talking.http() as other:
+            assert other.get("/health", timeout=10).status_code == 200
+        loaded.set()
+        assert asked.result().status_code == 200
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_model_thinks_unless_told_otherwise(switch: str) -> None:
+    """Whatever its template does by itself, and calls its switch."""
+    closed = TEMPLATE.replace("enable_thinking is defined and enable_thinking is false", f"not {switch}")
     assert closed != TEMPLATE
     server = Running(thinking("<think>\nRome?\n</think>\n\nOslo, END.", template=closed))
     try:
