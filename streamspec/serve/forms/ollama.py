@@ -5,6 +5,7 @@ Source: https://docs.ollama.com/api. tests/serve/forms/test_ollama.py covers thi
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -273,7 +274,7 @@ def _routes(service: ChatPath) -> list[Route]:
         if not re.fullmatch(UNLOADS, str(values.get("keep_alive"))):
             return JSONResponse(build.loaded(values["model"], "load"))
         try:
-            session.unload()
+            await asyncio.to_thread(session.unload)  # which waits where the model is being loaded
         except ConfigError as error:  # it answers
             raise ApiError(409, str(error), "unsupported_value", "keep_alive") from None
         return JSONResponse(build.loaded(values["model"], "unload"))
