@@ -139,6 +139,31 @@ def test_a_message_is_edited_and_sent_again(running: Make, visit: Open) -> None:
     assert page.locator(".answer .text").all_text_contents() == ["three thr"]
 
 
+def test_turns_return_where_no_other_answer_comes(running: Make, visit: Open) -> None:
+    server = running(adapters={})
+    page = visit(server)
+    converse(page, "say one", 9)
+    converse(page, "say two", 9)
+    server.server.stop()
+    server.thread.join(5)
+
+    def check() -> None:
+        page.locator("#error").get_by_text("the server cannot be reached").wait_for()
+        page.get_by_role("button", name="Regenerate").wait_for()
+        assert page.locator(".answer .text").all_text_contents() == ["one one o", "two two t"]
+        kept = page.evaluate("Object.values(localStorage).join()")
+        assert all(f'"asked":"say {word}"' in kept for word in ("one", "two"))
+
+    page.get_by_role("button", name="Regenerate").click()
+    check()
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Message, written anew").fill("say three")
+    page.get_by_role("button", name="Send again").click()
+    check()
+    assert page.get_by_label("Message, written anew").input_value() == "say three"
+    assert page.get_by_label("Message", exact=True).input_value() == ""
+
+
 def test_conversations_are_kept_in_the_browser_go_on_and_are_deleted(running: Make, visit: Open) -> None:
     page = visit(running(adapters={}))
     page.get_by_label("System prompt").fill("be kind")

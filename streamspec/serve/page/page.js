@@ -43,8 +43,9 @@ function choose() {
   $("others").hidden = !on.length;
 }
 
-/** `prediction`: an earlier answer, which this one may repeat for the most part. */
-async function send(text, prediction) {
+/** `prediction`: an earlier answer, which this one may repeat for the most part; `instead`: the turn that it replaces, and
+ *  those after it. */
+async function send(text, prediction, instead) {
   if (running || !text.trim()) return;
   complain("");
   if (!$("model").length) await connect(); // it was not there, or knew us not, when the page was opened
@@ -53,9 +54,14 @@ async function send(text, prediction) {
     return;
   }
   conversation ??= { id: crypto.randomUUID(), at: Date.now() };
+  const dropped = instead ? turns.splice(turns.indexOf(instead)) : [];
+  for (const { question, answer } of dropped) {
+    question.remove();
+    answer.element.remove();
+  }
   const turn = append(text);
   down(true);
-  await run(turn, prediction);
+  await run(turn, prediction, () => takeBack(turn, dropped));
 }
 
 /** Adds a turn: its message, and an answer that is still empty. */
@@ -95,11 +101,7 @@ function rewrite(turn) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (running || !field.value.trim()) return;
-    for (const dropped of turns.splice(turns.indexOf(turn))) {
-      dropped.question.remove();
-      dropped.answer.element.remove();
-    }
-    send(field.value, turn.answer.text);
+    send(field.value, turn.answer.text, turn);
   });
   turn.question.classList.add("rewriting");
   turn.question.append(form);
@@ -110,14 +112,19 @@ async function again() {
   const turn = turns.at(-1);
   if (running || !turn) return;
   complain("");
-  const { element, text } = turn.answer;
+  const old = turn.answer;
   turn.answer = new Answer($("model").length > 1 ? $("model").value : "");
-  element.replaceWith(turn.answer.element);
+  old.element.replaceWith(turn.answer.element);
   $("message").focus();
-  await run(turn, text);
+  await run(turn, old.text, () => {
+    turn.answer.element.replaceWith(old.element);
+    turn.answer = old;
+    if (turn === turns.at(-1)) show(old);
+  });
 }
 
-async function run(turn, prediction) {
+/** Asks for the answer of `turn`; `undo` is called where none came. */
+async function run(turn, prediction, undo) {
   const answer = turn.answer, body = { ...request(), ...(prediction && { prediction: { type: "content", content: prediction } }) };
   let follow = true;
   running = new AbortController();
@@ -136,7 +143,7 @@ async function run(turn, prediction) {
     follow = atEnd();
     answer.end(error.name === "AbortError" ? "stopped" : "broken off");
     if (error.name !== "AbortError") fail(error);
-    if (!answer.text && !answer.reasoning) takeBack(turn);
+    if (!answer.text && !answer.reasoning) undo();
   } finally {
     running = null;
     busy(false);
@@ -205,14 +212,15 @@ function request() {
   return { model: $("model").value, messages, speculate: $("speculate").checked, ...asked };
 }
 
-/** A turn without an answer is none: its message goes back to where it was written. */
-function takeBack(turn) {
+/** A turn without an answer is none: its message goes back to where it was written, and those that it replaced return. */
+function takeBack(turn, dropped) {
   const at = turns.indexOf(turn);
   if (at < 0) return;
-  turns.splice(at, 1);
+  turns.splice(at, 1, ...dropped);
   turn.question.remove();
   turn.answer.element.remove();
-  $("message").value ||= turn.asked;
+  for (const { question, answer } of dropped) $("conversation").append(question, answer.element);
+  if (!dropped.length) $("message").value ||= turn.asked;
   show(turns.at(-1)?.answer ?? null);
   $("empty").hidden = turns.length > 0;
 }
