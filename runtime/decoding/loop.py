@@ -122,7 +122,7 @@ class SpeculativeDecoder:
         committed = choice.finish(committed_tokens((), result.choices, (0,), self.policy.eos, limit), result, (0,))
         choice.advance(committed.tokens)
         self.stats.prompt_tokens = len(prompt)
-        self.stats.reused_tokens = reused
+        self.stats.reused_tokens = choice.reused
         self.stats.prefill_seconds = time.perf_counter() - started
         self.stats.count(len(committed.tokens), rows=0)
         self._update_stats(choice)

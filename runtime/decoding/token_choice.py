@@ -31,6 +31,7 @@ class TokenChoice:
         self._grammar = grammar
         self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._prompt_logprobs: list[Logprob] | None = None
+        self.reused = 0  # tokens of the prompt that the cache held before this answer
 
     @property
     def constrained(self) -> bool:
@@ -50,7 +51,9 @@ class TokenChoice:
         sampling = options.sampling.for_answer()
         self._sampler = AdjustedSampler(sampling, prompt) if sampling.adjusted else None
         logits = options.logprobs is not None or sampling.adjusted
-        return runner.begin(prompt, sampling, logits, not options.within_turn)
+        held = runner.begin(prompt, sampling, logits, not options.within_turn)
+        self.reused = 0 if options.prompt_logprobs is not None else held
+        return held
 
     def mask(self, tokens: Sequence[int] = (-1,), tree: DraftTree = ROOT_ONLY) -> np.ndarray | None:
         """Returns bool [n, vocabulary]: the tokens that may follow each row; None for all."""

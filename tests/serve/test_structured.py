@@ -285,6 +285,7 @@ def test_prompt_logprobs_are_those_of_the_scored_prompt_and_change_no_answer(col
     ids = cold.encode("say it again and again " * 8)
     asked = {"max_new_tokens": 8, "speculate": speculate, "logprobs": 0}
     alone, both = cold.generate(ids, **asked), cold.generate(ids, prompt_logprobs=3, **asked)
+    assert both.stats.reused_tokens == 0  # the whole prompt was read anew
     assert alone.prompt_logprobs is None and both.prompt_logprobs is not None
     assert both.token_ids == alone.token_ids and both.logprobs == alone.logprobs
     assert [entry.token for entry in both.prompt_logprobs] == ids and math.isnan(both.prompt_logprobs[0].logprob)
