@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streamspec.runtime.options import GenerationOptions
-from streamspec.runtime.stream import Completion
+from streamspec.runtime.stream import Completion, Stream
 
 if TYPE_CHECKING:
     from streamspec.runtime.session import Session
@@ -24,11 +24,12 @@ def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: Gene
         return [Completion.of(list(stream)) for stream in opened]
     others = [session.another() for _ in range(at_once - 1)]
     left, answers, errors = deque(enumerate(prompts)), dict[int, Completion](), list[BaseException]()
+    running: dict[Session, Stream] = {}
 
     def end(error: BaseException) -> None:
         errors.append(error)
-        for each in (session, *others):
-            each.cancel()
+        for stream in list(running.values()):
+            stream.cancel()
 
     def work(worker: Session) -> None:
         try:
@@ -37,7 +38,10 @@ def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: Gene
                     number, ids = left.popleft()
                 except IndexError:
                     return
-                answers[number] = Completion.of(list(worker.stream(ids, options)))
+                running[worker] = stream = worker.stream(ids, options)
+                if errors:  # since it was asked for
+                    return
+                answers[number] = Completion.of(list(stream))
         except BaseException as error:
             end(error)
 

@@ -29,6 +29,7 @@ from streamspec.runtime.kv_cache import shared_cache
 from streamspec.runtime.kv_cache.host_cache import LAZY
 from streamspec.runtime.kv_cache.shared_cache import SharedCache
 from streamspec.runtime.sampling.sampling_params import GREEDY
+from tests.runtime.test_session import saying
 from tests.support.served_bundles import shareable_base
 from tests.support.tiny_bundles import tiny_bundle
 
@@ -90,6 +91,16 @@ def test_a_wrong_prompt_of_a_list_is_refused_before_any_is_read(made: Callable[[
     with pytest.raises(DataError, match="0..63"):
         session.generate([[5], [99999]])
     assert session.runner.length == 0
+
+
+def test_a_list_that_is_refused_cancels_nobody_elses_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "batch", 2)
+    session = saying("one two three")
+    stream = session.stream("p")
+    next(stream)
+    with pytest.raises(ConfigError, match="busy"):
+        session.generate(["p", "p"])
+    assert [*stream][-1].finish_reason == "eos"
 
 
 def known(answer: Completion) -> tuple[list[int], str | None, Any]:
