@@ -7,6 +7,7 @@ is copied, nothing taken for rows that never come. `device_cache` is the same in
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 from collections.abc import Sequence
@@ -175,7 +176,8 @@ def address_space(size: int, slots: int) -> mmap.mmap:
             "give a smaller context",
         ) from None
     if sys.platform == "linux":  # numpy would ask for huge pages, and the first row of every head would take 2 MB
-        room.madvise(mmap.MADV_NOHUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without any
+            room.madvise(mmap.MADV_NOHUGEPAGE)
     return room
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +19,19 @@ from streamspec.runtime.kv_cache.host_cache import KeyValueCache, zeros
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 from tests.support.manifests import plain_groups
+
+
+class WithoutHugePages(mmap.mmap):
+    """Of a kernel that was built without them."""
+
+    def madvise(self, *options: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_a_kernel_needs_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cache.mmap, "mmap", WithoutHugePages)
+    assert len(host_cache.address_space(4096, 64)) == 4096
+    assert not KeyValueCache(plain_groups(2, 1, 4), 64).data[0].any()
 
 
 def test_the_first_slots_need_no_copy() -> None:
