@@ -45,6 +45,18 @@ def key(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
+def keys(manifest: Manifest) -> set[str]:
+    """`key`, and the one that version 0.1 wrote for its bundles: without what their manifests do not have."""
+    content = json.loads(manifest.to_json())
+    if content["weights_sha256"] is not None:
+        return {key(manifest)}
+    del content["weights_sha256"]
+    for name in ("eager", "exit_layer"):
+        (content["streams"] or {}).pop(name, None)
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    return {key(manifest), hashlib.sha256(text.encode()).hexdigest()}
+
+
 def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
     """Writes the file, whole or not at all. Raises ConversationError where it cannot be written."""
     from safetensors import SafetensorError
@@ -55,6 +67,7 @@ def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
     tensors = {"tokens": np.asarray(saved.tokens, np.int64), **tensors}
     try:
         messages = json.dumps(saved.messages, ensure_ascii=False, allow_nan=False)
+        messages.encode()
     except (TypeError, ValueError) as error:
         raise ConversationError(
             f"messages that are no JSON: {error}", "text in the messages", "correct session.messages"
@@ -100,7 +113,7 @@ def _header(metadata: Mapping[str, str], path: Path, manifest: Manifest) -> Fiel
     about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
     if about.integer("format", 1, 1 << 31) != FORMAT:
         raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
-    if about.digest("key") != key(manifest):
+    if about.digest("key") not in keys(manifest):
         raise ConversationError(
             "a conversation with another bundle, adapter or template", "one saved with those that are open", AGAIN
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,6 +52,28 @@ def forge(file: Path, change: Callable[[dict[str, np.ndarray], dict[str, str]], 
 
 def test_the_conversation_as_it_was_is_taken(talk: Path) -> None:
     assert saved.read(talk, manifest(), CONTEXT).tokens == [1, 2, 3]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_conversation_of_version_0_1_is_taken(drafts: bool, talk: Path, tmp_path: Path) -> None:
+    """Its key was of manifests without fields that came later."""
+    about = manifest(weights_sha256=None, **({} if drafts else {"streams": None, "trees": None}))
+    content = json.loads(about.to_json())
+    assert content.pop("weights_sha256") is None and bool(content["streams"]) is drafts
+    for name in ("eager", "exit_layer") if drafts else ():
+        del content["streams"][name]
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    stated = {"format": 1, "key": hashlib.sha256(text.encode()).hexdigest(), "sha256": ""}
+    forge(talk, lambda _, metadata: metadata.update(streamspec=json.dumps(stated)))
+    assert saved.read(talk, about, CONTEXT).tokens == [1, 2, 3]
+    refused(talk, replace(about, weights_sha256="ab" * 32), match="another bundle")
+
+
+def test_messages_that_no_file_holds_are_refused(tmp_path: Path) -> None:
+    rows = np.zeros((LAYERS, 2, 1, 1, 3, 8), np.float32)
+    for wrong in ({1, 2}, "\udcff"):
+        with pytest.raises(ConversationError, match="messages that are no JSON"):
+            saved.write(tmp_path / "x", saved.SavedSession([1, 2, 3], [rows], [{"name": wrong}]), manifest())
 
 
 @pytest.mark.parametrize(

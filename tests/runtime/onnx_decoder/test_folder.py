@@ -95,6 +95,16 @@ def test_a_folder_of_genai_and_a_graph_named_by_its_path(tmp_path: Path) -> None
     assert session.generate(PROMPT, max_new_tokens=9).token_ids == greedy(WEIGHTS, PROMPT, 9)
 
 
+def test_a_conversation_goes_on_in_a_folder_of_another_name(tmp_path: Path) -> None:
+    folder = write_decoder(tmp_path / "one", WEIGHTS)
+    session = opened(folder)
+    session.generate(PROMPT, max_new_tokens=4)
+    session.save(tmp_path / "talk")
+    later = opened(folder.rename(tmp_path / "other"))
+    later.restore(tmp_path / "talk")
+    assert later.cached_tokens == session.cached_tokens != []
+
+
 def test_an_unloaded_decoder_whose_graph_has_changed_is_refused(tmp_path: Path) -> None:
     session = opened(write_decoder(tmp_path, WEIGHTS))
     session.unload()
