@@ -153,7 +153,7 @@ class OrtRunner:
         self.reload()
 
     def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
-        return list(self.tokens), self.cache.rows()
+        return self.tokens[: self.cache.length], self.cache.rows()  # a failed call may have lost the last
 
     def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         self.rewind(0)

@@ -22,11 +22,18 @@ class CapturedCache(SequenceRows):
     on_device = True
 
     def __init__(
-        self, data: list[Sequence[Any]], groups: Sequence[CacheGroup], sizes: CallSizes, calls: Mapping[int, Any]
+        self,
+        data: list[Sequence[Any]],
+        groups: Sequence[CacheGroup],
+        saved: Sequence[CacheGroup],
+        sizes: CallSizes,
+        calls: Mapping[int, Any],
     ) -> None:
-        """`calls`: by rows, what is bound to a call over these buffers."""
+        """`saved`: groups of the rows that are given and taken, those of caches with windows; `calls`: by rows, what is
+        bound to a call over these buffers."""
         super().__init__(groups, sizes.slots + sizes.margin)
         self.data, self.sizes, self.calls, self.capacity = data, sizes, calls, self.limit
+        self._saved, self._lowest = saved, 0  # the fewest tokens whose windows were filled in, but for none
         self._moves: dict[int, int] = {}  # slots that the next call fills, by the slot that each is copied from
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
@@ -38,10 +45,12 @@ class CapturedCache(SequenceRows):
 
     def reachable(self, length: int) -> int:
         """See `Cache`. After a call that failed rows may be lost that were committed."""
-        return min(length, self.length)
+        length = min(length, self.length)
+        return length if length >= self._lowest else 0
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
+        self._lowest = min(self._lowest, length)
         self._moves = {slot: source for slot, source in self._moves.items() if slot < self.sizes.margin + length}
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
@@ -74,18 +83,20 @@ class CapturedCache(SequenceRows):
             slots[slot - self.sizes.margin] = source
         return [
             np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in group.layers])
-            for group in self.groups
+            for group in self._saved
         ]
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
-        self._moves = {}
-        begin = self.sizes.margin
-        for group, filled in zip(self.groups, rows, strict=True):
+        self._moves, self._lowest = {}, 0
+        end = self.sizes.margin + length
+        for group, filled in zip(self._saved, rows, strict=True):
+            if group.cache.window and filled.shape[4] < length:
+                self._lowest = max(self._lowest, length - filled.shape[4] + group.cache.window - 1)
             for layer, parts in zip(group.layers, filled, strict=True):
                 for value, part in zip(self.data[layer], parts, strict=True):
                     whole = np.zeros(value.shape(), group.dtype)
-                    whole[:, :, begin : begin + length] = part
+                    whole[:, :, end - part.shape[2] : end] = part
                     value.update_inplace(whole)
 
     def views(self) -> list[Sequence[Any]]:

@@ -57,7 +57,8 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             tiny_model(family, initializer_range=0.4, eos_token_id=None, **changes).save_pretrained(folder / "base")
             tiny_tokenizer(kind == "chat").save_pretrained(folder / "base")
             shape = {"static": Target(static=True, rows=8, context=CONTEXT), "device": Target("cuda")}
-            if kind in ("streams", "full", "jakiro", "eagle", "static", "device"):
+            shape["captured"] = Target("cuda", capture=True, row_counts=(1, 4, 8), context=CONTEXT)
+            if kind in ("streams", "full", "jakiro", "eagle", *shape):
                 method = kind if kind in ("jakiro", "eagle") else ""
                 made[name] = tiny_bundle(
                     folder, full=kind == "full", method=method, target=shape.get(kind, Target()), base=folder / "base"
@@ -219,6 +220,26 @@ def test_a_conversation_goes_on_where_it_was_saved(name: str, windowed: Any, tmp
     held = sum(data[..., :SLOTS, :].nbytes for data in runner_of(session).cache.data[:1])
     if name == "mistral lora":  # all layers keep a window
         assert (tmp_path / "talk").stat().st_size < 1.1 * held + 20_000
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
+def test_a_captured_conversation_goes_on_where_it_was_saved(
+    family: str, windowed: Any, device: None, tmp_path: Path
+) -> None:
+    """Its cache has no rings; a file from one with rings has fewer rows than tokens."""
+    there, here = (opened(windowed(f"{family} captured"), provider=name, tree=8) for name in ("device", "cpu"))
+    ids = long_text(200)
+    for session in (there, here):
+        session.generate(ids, max_new_tokens=100)
+        session.save(tmp_path / "talk")
+        text = [*session.cached_tokens, 11]
+        later = opened(windowed(f"{family} captured"), provider="device", tree=8)
+        later.restore(tmp_path / "talk")
+        assert runner_of(later).cache.on_device
+        answer = later.generate(text, max_new_tokens=30)
+        assert answer.stats.reused_tokens >= len(text) - 2 and answer.token_ids == alone(here, text, 30)
+        early = [*ids[:100], 12]  # whose window is in no ring any more
+        assert later.generate(early, max_new_tokens=9).token_ids == alone(here, early, 9)
 
 
 def test_a_short_conversation_is_restored_whatever_the_context(windowed: Any, tmp_path: Path) -> None:
