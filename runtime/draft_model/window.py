@@ -32,17 +32,18 @@ class WindowRunner(OrtRunner):
 
     def __init__(self, target: OrtRunner, window: int) -> None:
         self.window, self._target = window, target
-        self._copied = 0  # tokens of the text so far, in the window or not
+        self._seen = 0  # tokens of the text so far, in the window or not
+        self._copied = 0  # of them, those whose rows are the target's: the last call's may yet be of others
         super().__init__(target.model, target.context_length)
 
     def _empty_cache(self) -> Cache:
-        self._copied = 0
+        self._seen = self._copied = 0
         slots = self.window + DRAFTED
         return KeyValueCache(cache_groups(self.model.features), slots, first=slots)
 
     @property
     def position(self) -> int:
-        return self._copied + self.length - min(self._copied, self.window)
+        return self._seen + self.length - min(self._seen, self.window)
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False, turn: bool = True) -> int:
         """Forgets all rows and takes up the target's adapter. Returns 0."""
@@ -50,13 +51,13 @@ class WindowRunner(OrtRunner):
             self._drafter, self._adapter = self._target._drafter, self._target._adapter
             self._call = self._new_call(self._drafter, self._adapter)
         self.rewind(0)
-        self._copied = 0
+        self._seen = self._copied = 0
         self._choose_by(sampling, logits)
         return 0
 
     def follow(self, path: Sequence[int] = ()) -> None:
         """Drops its drafts and copies the target's rows that are new: those committed, and those of `path` of its last
-        call, which are about to be."""
+        call, which are about to be, or others of it where the host chooses."""
         end, ring = self._target.length, self.window - SINKS
         sinks = min(end, SINKS)
         self._copy(self._copied, self._copied, sinks - self._copied)
@@ -64,8 +65,8 @@ class WindowRunner(OrtRunner):
         self._copy(first, first, end - first)
         for slot, node in enumerate(path):
             self._copy(end + node, end + slot, 1)
-        self._copied = end + len(path)
-        self.cache.length = min(self._copied, self.window)
+        self._copied, self._seen = end, end + len(path)
+        self.cache.length = min(self._seen, self.window)
         self.tokens.clear()
 
     def _copy(self, source: int, position: int, count: int) -> None:

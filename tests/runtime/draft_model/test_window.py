@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.export import export_swappable
 from streamspec.runtime import Pruning, Sampling, Session, estimate_memory, load
@@ -136,6 +137,20 @@ def test_after_steps_without_drafts_the_window_catches_up(bundles: Bundles) -> N
     both.begin(ids)
     both.prefill(StepRequest(ids[both.length :]))
     assert check_rows(session) > 70
+
+
+def test_the_window_has_the_rows_that_the_host_commits(bundles: Bundles) -> None:
+    """Penalties and biases choose others than the graph."""
+    session = windowed(bundles("endless fp32"))
+    both = runner(session)
+    session.generate(SHORT, max_new_tokens=4, speculate=False)
+    request = StepRequest([7])
+    choice = int(both.target.verify(request).choices[0])
+    other = choice + 1 if choice + 1 < session.manifest.model.vocab_size else choice - 1
+    tree = DraftTree((0, 0, 0), (0, 0, 1))
+    both.verify(StepRequest([7, choice, other], tree, run_drafter=True, draft_depth=1))
+    both.commit((0, 2))
+    check_rows(session)
 
 
 def test_conversations_go_on_after_cancelling_restoring_and_unloading(bundles: Bundles, tmp_path: Path) -> None:
