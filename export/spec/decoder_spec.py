@@ -258,11 +258,12 @@ class DecoderSpec:
         return LayerNorms(family.attention_norm, self.mlp_norm, family.attention_out_norm, family.mlp_out_norm)
 
     def sensitive(self, modules: Sequence[str]) -> bool:
-        """Whether int4 keeps 8 bits of the fused maps `modules`."""
+        """Whether int4 keeps 8 bits, in native operators 6, of the fused maps `modules`: those of queries, keys and
+        values, whichever of these a layer has, and of what a recurrent state reads."""
         family = self.family
         if self.state and modules[0] in family.conv_in:
             return tuple(modules) == family.conv_in
-        return tuple(modules) == tuple(name for name in family.qkv if name in self.widths)
+        return all(name in family.qkv for name in modules)
 
     def attends(self, layer: int) -> bool:
         """Whether a layer has attention, as one after the last does."""

@@ -1,7 +1,23 @@
 from __future__ import annotations
 
+import pytest
+
 from streamspec.export.spec.decoder_spec import layer_caches
+from streamspec.export.weights.model_spec import describe
 from streamspec.layer_cache import STATE_BLOCK, STATE_WINDOW, LayerCache
+from tests.support.tiny_exports import tiny_model
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4_text", "gemma4_unified_text", "lfm2", "qwen3_5_text", "falcon_h1"])
+def test_int4_keeps_what_mixes_the_rows_of_every_layer(family: str) -> None:
+    """Also of layers that take the keys of another, or the values of their own keys."""
+    spec = describe(tiny_model(family))
+    of_layers = [mixer.before for layer in range(spec.layers) for mixer in spec.mixers(layer)]
+    assert len(set(of_layers)) > 1 or family == "llama"
+    short = {maps for maps in of_layers if not spec.sensitive(maps)}
+    assert short <= {spec.family.conv_in} and not any(
+        spec.sensitive(maps) for maps in (spec.family.up, spec.family.down)
+    )
 
 
 def test_layers_keep_a_window_where_that_takes_fewer_slots() -> None:
