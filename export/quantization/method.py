@@ -34,7 +34,7 @@ def weights_in_layers(spec: DecoderSpec) -> int:
 def _of_layer(spec: DecoderSpec, layer: int) -> int:
     experts = spec.mixture.weights(spec.hidden) if spec.mixture and spec.mlp_kind(layer) == "experts" else 0
     widths = spec.at(layer).widths
-    if not experts and not spec.no_mlp:
+    if not (experts or spec.no_mlp or any(spec.conv_widths)):  # else not every layer has all maps
         return sum(map(math.prod, widths.values()))
     return sum(math.prod(widths[module]) for module in spec.modules(layer)) + experts
 

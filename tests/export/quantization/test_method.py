@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from streamspec.export.quantization import method
-from streamspec.export.quantization.method import GPTQ, RTN, memory, method_for, told
+from streamspec.export.quantization.method import GPTQ, RTN, memory, method_for, told, weights_in_layers
 from streamspec.export.weights.model_spec import describe
 from tests.support.tiny_exports import tiny_model
 
@@ -21,6 +21,17 @@ def test_a_small_model_is_rounded_on_a_text_and_a_large_one_to_the_nearest() -> 
     assert "rounded by GPTQ; --quant-method rtn is faster" in told(SMALL, "int4", None)
     assert "rounded to the nearest; --quant-method gptq loses less and takes" in told(LARGE, "int4", None)
     assert "GPTQ" in told(LARGE, "int4", GPTQ) and "nearest" in told(SMALL, "int4", RTN)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "bamba", "llama", "gemma4_text"])
+def test_the_maps_of_a_layer_are_counted_and_no_others(family: str) -> None:
+    """Layers of hybrids have one of two mixers."""
+    model = tiny_model(family)
+    spec, counted = describe(model), 0
+    for layer in range(spec.layers):
+        names = [spec.weight_name(layer, name) for name in spec.modules(layer)]
+        counted += sum(model.get_submodule(name).weight.numel() for name in names)
+    assert weights_in_layers(spec) == counted
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "gguf"])
