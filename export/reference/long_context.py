@@ -82,8 +82,9 @@ def plan(reference: Reference, spec: DecoderSpec) -> tuple[LongText | None, str 
         if length := parameters.get("original_max_position_embeddings"):
             limits.setdefault(int(length), "original rope length")
     limits = {limit: limits[limit] for limit in sorted(limits) if limit + AFTER <= spec.context_length}
+    all_limits = " and ".join(f"the {name} of {limit:,}" for limit, name in limits.items())
     if spec.state is not None and limits:
-        return None, f"rows after {' and '.join(f'the {name} of {limit:,}' for limit, name in limits.items())}: states"
+        return None, f"rows after {all_limits}: states"
     row_bytes = 8 * spec.layers * spec.kv_heads * spec.head_dim
     fitting = {limit: name for limit, name in limits.items() if (limit + AFTER) * row_bytes <= CACHE_BYTES}
     left = [
@@ -100,6 +101,8 @@ def plan(reference: Reference, spec: DecoderSpec) -> tuple[LongText | None, str 
         computed[max(0, limit - BEFORE) : limit + AFTER] = True
     more = min(int(WORK / reference.parameters), MOST_ROWS) - int(computed.sum())
     computed[np.flatnonzero(~computed)[: max(0, more)]] = True
+    if any(spec.conv_widths) and not computed.all():  # the first rows after a gap read those before it
+        return None, f"rows after {all_limits}: short convolutions"
     chunk = SCORE_BYTES // (4 * spec.heads * total)
     return LongText(computed, fitting, min(256, max(16, chunk))), "; ".join(left) or None
 

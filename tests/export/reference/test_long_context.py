@@ -83,6 +83,18 @@ def test_a_graph_agrees_after_its_limits(name: str, gaps: bool, tmp_path: Path) 
         assert f"positions {limit}-{limit + 15} (after the {what} of {limit})" in report["long"]["where"]
 
 
+def test_convolutions_are_compared_where_all_rows_are_computed(gaps: bool, tmp_path: Path) -> None:
+    """The first rows after a gap would read those before it."""
+    model = tiny_model("lfm3", max_position_embeddings=512, sliding_window=150)
+    built = build(tmp_path, model, streams=False)
+    text, left_out = plan(reference_of(model), built.spec)
+    report = check_parity(built.session, expect(model, None, TOKENS, spec=built.spec), "fp32")
+    if gaps:
+        assert text is None and left_out == "rows after the window of 150: short convolutions" and "long" not in report
+    else:
+        assert left_out is None and report["long"]["rows"] == 16 and report["long"]["relative"] < 1e-5
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_the_reference_is_hugging_faces_own_pass(name: str) -> None:
     model = long_model(name)
