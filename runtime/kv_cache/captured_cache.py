@@ -22,18 +22,15 @@ class CapturedCache(SequenceRows):
     on_device = True
 
     def __init__(
-        self,
-        data: list[Sequence[Any]],
-        groups: Sequence[CacheGroup],
-        saved: Sequence[CacheGroup],
-        sizes: CallSizes,
-        calls: Mapping[int, Any],
+        self, data: list[Sequence[Any]], groups: Sequence[CacheGroup], sizes: CallSizes, calls: Mapping[int, Any]
     ) -> None:
-        """`saved`: groups of the rows that are given and taken, those of caches with windows; `calls`: by rows, what is
-        bound to a call over these buffers."""
+        """`groups`: with windows, of which less may be filled in; `calls`: by rows, what is bound to a call over these
+        buffers."""
         super().__init__(groups, sizes.slots + sizes.margin)
+        for window in self._windows:
+            window.slots = self.limit
+        self._rings = []
         self.data, self.sizes, self.calls, self.capacity = data, sizes, calls, self.limit
-        self._saved, self._lowest = saved, 0  # the fewest tokens whose windows were filled in, but for none
         self._moves: dict[int, int] = {}  # slots that the next call fills, by the slot that each is copied from
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
@@ -45,12 +42,10 @@ class CapturedCache(SequenceRows):
 
     def reachable(self, length: int) -> int:
         """See `Cache`. After a call that failed rows may be lost that were committed."""
-        length = min(length, self.length)
-        return length if length >= self._lowest else 0
+        return super().reachable(min(length, self.length))
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        self._lowest = min(self._lowest, length)
         self._moves = {slot: source for slot, source in self._moves.items() if slot < self.sizes.margin + length}
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
@@ -83,16 +78,14 @@ class CapturedCache(SequenceRows):
             slots[slot - self.sizes.margin] = source
         return [
             np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in group.layers])
-            for group in self._saved
+            for group in self.groups
         ]
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
-        self._moves, self._lowest = {}, 0
+        self._moves = {}
         end = self.sizes.margin + length
-        for group, filled in zip(self._saved, rows, strict=True):
-            if group.cache.window and filled.shape[4] < length:
-                self._lowest = max(self._lowest, length - filled.shape[4] + group.cache.window - 1)
+        for group, filled in zip(self.groups, rows, strict=True):
             for layer, parts in zip(group.layers, filled, strict=True):
                 for value, part in zip(self.data[layer], parts, strict=True):
                     whole = np.zeros(value.shape(), group.dtype)

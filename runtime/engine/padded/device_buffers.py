@@ -141,8 +141,8 @@ def captured_cache(model: LoadedModel, rows: int) -> CapturedCache:
     assert model.captured is not None
     spare = model.spare_buffers
     buffers = spare.pop() if spare else DeviceBuffers(model, model.captured)
-    saved = cache_groups(sg.GraphFeatures.of_manifest(model.manifest))
-    cache = CapturedCache(buffers.caches, cache_groups(model.features), saved, model.captured, buffers.calls)
+    groups = cache_groups(sg.GraphFeatures.of_manifest(model.manifest))  # those of the graph have no windows
+    cache = CapturedCache(buffers.caches, groups, model.captured, buffers.calls)
     weakref.finalize(cache, _give_back, weakref.ref(model), buffers)
     return cache
 
