@@ -83,11 +83,11 @@ class AdapterSwapper:
         self._active = chosen
         return chosen.name, chosen.manifest, *self._policies[key]
 
-    def manifest_of(self, adapter: str | Path | None, hashes: bool = False) -> Manifest:
+    def manifest_of(self, adapter: str | Path | None) -> Manifest:
         """Returns the bundle's manifest with this adapter, None: the base alone. Raises AdapterError."""
-        if adapter is None:
-            return self.bundle
-        folder = swappable.find(self.folder, adapter)
+        return self.bundle if adapter is None else self._manifest(swappable.find(self.folder, adapter), hashes=False)
+
+    def _manifest(self, folder: Path, hashes: bool) -> Manifest:
         manifest = swappable.read(folder, self.bundle, hashes).on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(
@@ -98,12 +98,14 @@ class AdapterSwapper:
         return manifest
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
-        manifest = self.manifest_of(adapter, self.options.verify)
         if adapter is None:
-            return _Adapter(None, manifest, Tensors())
+            return _Adapter(None, self.bundle, Tensors())
+        folder = swappable.find(self.folder, adapter)
+        manifest = self._manifest(folder, self.options.verify)
         key = manifest.to_json()
         tensors = self._shared.get(key)
         if tensors is None:
-            file = swappable.find(self.folder, adapter) / swappable.TENSORS
-            tensors = self._shared[key] = read_tensors(file, manifest, self.runner.model.adapter_inputs)
+            tensors = self._shared[key] = read_tensors(
+                folder / swappable.TENSORS, manifest, self.runner.model.adapter_inputs
+            )
         return _Adapter(str(adapter), manifest, tensors)
