@@ -42,19 +42,23 @@ class SavedSession:
 
 def key(manifest: Manifest) -> str:
     """Hashes all that keys and values depend on: base, adapter, drafter, precision, chat template. 64 hex digits."""
-    return hashlib.sha256(manifest.to_json().encode()).hexdigest()
+    return _hash(manifest.to_json())
 
 
 def keys(manifest: Manifest) -> set[str]:
     """`key`, and the one that version 0.1 wrote for its bundles: without what their manifests do not have."""
-    content = json.loads(manifest.to_json())
-    if content["weights_sha256"] is not None:
+    if manifest.weights_sha256 is not None:
         return {key(manifest)}
+    content = json.loads(manifest.to_json())
     del content["weights_sha256"]
     for name in ("eager", "exit_layer"):
         (content["streams"] or {}).pop(name, None)
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-    return {key(manifest), hashlib.sha256(text.encode()).hexdigest()}
+    return {key(manifest), _hash(text)}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
