@@ -146,7 +146,9 @@ class Service:
         """Counts the tokens of the prompt of a request that `read` parses. Raises ApiError."""
         body = await request.body()
         ready = await self._before_the_queue(request, asyncio.to_thread(self._prepare, read, body))
-        reader = self.readers[ready.parsed.model]
+        if ready.hint is not None:
+            return len(ready.hint)
+        reader = self.readers[ready.parsed.model]  # which refuses it, and says why
         return len(await asyncio.to_thread(lambda: reader.encode(ready.prompts[0](reader))))
 
     async def metrics(self, request: Request) -> Response:
