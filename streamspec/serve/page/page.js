@@ -54,7 +54,7 @@ async function send(text, prediction, instead) {
     return;
   }
   conversation ??= { id: crypto.randomUUID(), at: Date.now() };
-  const dropped = instead ? turns.splice(turns.indexOf(instead)) : [];
+  const dropped = turns.includes(instead) ? turns.splice(turns.indexOf(instead)) : [];
   for (const { question, answer } of dropped) {
     question.remove();
     answer.element.remove();
