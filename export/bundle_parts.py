@@ -13,6 +13,7 @@ from streamspec.captured.packed_call import CallSizes
 from streamspec.errors import ConfigError
 from streamspec.export.deployment_target import ROW_COUNTS, ROWS, SLOTS, Target
 from streamspec.export.described_base import DescribedBase
+from streamspec.export.draft_vocabulary import proposed_tokens
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.published.read import PUBLISHED, Published, beside, read_shipped
 from streamspec.export.drafters.registry import DRAFTERS, read_drafter
@@ -91,10 +92,14 @@ def _with_published(parts: Parts, head: Published | None) -> Parts:
     return replace(parts, draft_spec=draft_spec, trees=trees, candidates=candidates, published=PUBLISHED[type(head)])
 
 
-def with_tokens(parts: Parts, tokenizer: Tokenizer) -> Parts:
-    """Marks the rows of the vocabulary that are no token, so that no graph chooses them."""
-    absent = absent_tokens(tokenizer, parts.spec.vocab, parts.spec.eos_token_ids)
-    return replace(parts, spec=replace(parts.spec, absent=absent))
+def with_tokens(parts: Parts, tokenizer: Tokenizer, draft_vocab: int | None = None) -> Parts:
+    """Marks the rows of the vocabulary that are no token, so that no graph chooses them, and those that the drafter
+    proposes (`draft_vocabulary`)."""
+    vocab, drafter = parts.spec.vocab, parts.draft_spec
+    absent = absent_tokens(tokenizer, vocab, parts.spec.eos_token_ids)
+    proposed = proposed_tokens(drafter, tokenizer, vocab, draft_vocab)
+    drafter = None if drafter is None else replace(drafter, draft_vocab=proposed)
+    return replace(parts, spec=replace(parts.spec, absent=absent), draft_spec=drafter)
 
 
 def absent_tokens(tokenizer: Tokenizer, vocab: int, ends: Sequence[int]) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ def export_bundle(
     with bundle_folder(out, options.force) as folder:
         say("loading the base")
         tokenizer = described.copy_tokenizer(folder)
-        parts = with_tokens(load_parts(described, head, options, say), tokenizer)
+        parts = with_tokens(load_parts(described, head, options, say), tokenizer, options.draft_vocab)
         rows = list[TokenRow]()
         if options.held_out is not None:
             about, length = described.format, parts.spec.context_length

@@ -28,6 +28,7 @@ MERGED, DELTA = STREAM_WEIGHTS = "merged", "delta"
 DEFERRED = "deferred"
 SCHEDULES = DEFERRED, EAGER
 NO_DRAFTER = "none"
+FEWEST_PROPOSED = 1024  # tokens of `draft_vocab`
 
 Progress = Callable[[str], None]
 
@@ -36,6 +37,7 @@ class ExportKwargs(TypedDict, total=False):
     """Keywords of `export_bundle`: fields of `ExportOptions`."""
 
     drafter: str | Path | None
+    draft_vocab: int | None
     block_size: int | None
     quant_method: str | None
     stream_weights: str | None
@@ -61,6 +63,8 @@ class ExportOptions:
     - `drafter`: a published drafter (EAGLE-3, DFlash, DSpark, a Gemma 4 assistant) of this base; the
       adapter then has none.
       Default: the layer for multi-token prediction that a checkpoint holds, if any; `none`: not even that.
+    - `draft_vocab`: tokens that such a layer proposes, the most frequent; 0 for all. Default: 65,536 of a vocabulary of
+      more than twice as many.
     - `precision`: fp32, fp16, int8, int4, or gguf: the weights of a GGUF file as they are. `block_size`: weights that
       share a scale in int4, 32 (default) or 128. `quant_method`: how int4 rounds: `gptq` (on a text; the default up to
       half a billion weights in layers) or `rtn` (to the nearest; the default beyond, where it loses less and GPTQ takes
@@ -91,6 +95,10 @@ class ExportOptions:
     drafter: Path | str | None = option(
         None,
         "Published EAGLE-3, DFlash or DSpark drafter, or assistant (a GGUF, too); none: not even the base's MTP layer.",
+    )
+    draft_vocab: int | None = option(
+        None,
+        "Most frequent tokens that the base's MTP layer proposes, 0 for all; default: 65536 of large vocabularies.",
     )
     precision: str = option(
         "int8", "Precision of the weights: fp32, fp16, int8, int4, or gguf (the GGUF file's own weights)."
@@ -168,6 +176,9 @@ class ExportOptions:
         if self.streams != DEFERRED:
             self._check_eager()
         check_cache_dtype(self.kv_cache_dtype)
+        if self.draft_vocab and self.draft_vocab < FEWEST_PROPOSED:
+            expected = f"0 (all tokens) or at least {FEWEST_PROPOSED}"
+            raise ConfigError(f"--draft-vocab {self.draft_vocab}", expected, "correct it")
         target = self.target
         if self.self_draft is not None and (target.static or target.device):
             shape = "fixed shapes" if target.static else target.name
@@ -194,6 +205,7 @@ class ExportOptions:
             "--stream-weights": self.stream_weights is not None,
             "--store": self.store,
             "--drafter": self.head is not None,
+            "--draft-vocab": self.draft_vocab is not None,
             "--streams": self.streams != DEFERRED,
             "--exit-layer": self.exit_layer is not None,
             "--self-draft": self.self_draft is not None,

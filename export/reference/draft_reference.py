@@ -58,6 +58,13 @@ class TreePass:
     sees: Array
 
 
+def proposable(logits: Array, spec: DraftSpec) -> Array:
+    """Logits [.., V], minus infinity of tokens that the drafter may not propose."""
+    if spec.draft_vocab is None:
+        return logits
+    return np.where(np.isin(np.arange(logits.shape[-1]), spec.draft_vocab), logits, -np.inf)
+
+
 class ExpectedDrafts(ABC):
     """A reference's drafts at a few nodes of a tree."""
 
@@ -102,12 +109,9 @@ class ParallelDrafts(ExpectedDrafts):
     drafts: list[tuple[int, int, Array]]
 
     def compare(self, session: Any, steps: AnyRunner, case: DraftedTree) -> Iterator[Compared]:
-        chosen = self.spec.draft_vocab
         for node, root, logits in self.drafts:
             out = case.step(steps, streams=self.spec.gamma, forced_node=node, forced_root=root)
-            if chosen is not None:
-                logits = np.where(np.isin(np.arange(logits.shape[1]), chosen), logits, -np.inf)
-            yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)
+            yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], proposable(logits, self.spec), strict=True)
 
 
 class LevelReference(DraftReference):
@@ -133,7 +137,7 @@ class LevelReference(DraftReference):
         logits_after, start = self.after(text, root, states, rows), 0
         for paths in _level_paths(self.spec.levels, out):
             level = slice(start, start := start + len(paths))
-            ours, theirs = out[CANDIDATE_LOGITS][level], logits_after(paths)
+            ours, theirs = out[CANDIDATE_LOGITS][level], proposable(logits_after(paths), self.spec)
             both = (logits - logits.max(axis=1, keepdims=True) for logits in (ours, theirs))
             yield from zip(out[CANDIDATES][level], *both, strict=True)
 

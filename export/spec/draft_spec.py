@@ -53,6 +53,11 @@ class DraftSpec:
         return "no streams"
 
     @property
+    def reads_whole_head(self) -> bool:
+        """Whether it reads the target's head for every depth, and nothing that it was trained with says which rows."""
+        return False
+
+    @property
     def turns_values(self) -> bool:
         """Whether it turns values of the target's layers, number i of a head with number i + D/2."""
         return False

@@ -29,6 +29,11 @@ class MtpSpec(DraftLayerSpec):
     like: int
     taps: tuple[int, ...] = (FINAL_STATE,)
 
+    @property
+    def reads_whole_head(self) -> bool:
+        """Yes: it was trained with all tokens."""
+        return True
+
     def layer_of(self, decoder: DecoderSpec) -> DecoderSpec:
         """The target's description with this layer as one after the last."""
         mixture = _mixture(decoder)
