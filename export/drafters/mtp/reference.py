@@ -4,12 +4,15 @@ the layer's weights, to compare the graph with."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from streamspec.adapters.base_models.experts import EXPERT, expert_tensor
+from streamspec.adapters.base_models.gguf.lazy_tensors import LazyStack
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import additive_mask
 from streamspec.export.drafters.layer_reference import tapped_states
@@ -17,6 +20,31 @@ from streamspec.export.drafters.mtp.spec import LAYER, MAP, NORM, PAIR, MtpSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import DraftedTree, LevelLogits, LevelReference, TreePass
 from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.spec.mixture_spec import GATE, UP
+
+
+def _with_own_stacks(layer: nn.Module, tensors: Mapping[str, Array]) -> bool:
+    """Has a copy of a layer whose experts are read where they are used read those of `tensors`; tells whether there
+    are such."""
+    found = False
+    for path, module in layer.named_modules():
+        for name in [name for name, value in vars(module).items() if isinstance(value, LazyStack)]:
+            parts = (GATE, UP) if name == "gate_up_proj" else (name,)
+            vars(module)[name], found = _OwnStack(tensors, f"{LAYER}{path}", parts), True
+    return found
+
+
+@dataclass(frozen=True)
+class _OwnStack:
+    """The maps of the layer's experts, each read where it is used."""
+
+    tensors: Mapping[str, Array]
+    begin: str
+    parts: tuple[str, ...]
+
+    def __getitem__(self, number: Tensor | int) -> Tensor:
+        maps = [self.tensors[f"{self.begin}.{int(number)}.{part}.weight"] for part in self.parts]
+        return torch.from_numpy(np.concatenate(maps))
 
 
 class MtpReference(LevelReference):
@@ -27,16 +55,16 @@ class MtpReference(LevelReference):
     def __init__(self, model: ReferenceModel, spec: MtpSpec) -> None:
         self.model, self.spec, self.decoder = model, spec, model.decoder
         self.layer = copy.deepcopy(self.decoder.layer(self.decoder.last_attention))
-        state, around = self.layer.state_dict(), dict[str, Tensor]()
-        for name, array in spec.tensors.items():
+        state, around, stacks = self.layer.state_dict(), dict[str, Tensor](), _with_own_stacks(self.layer, spec.tensors)
+        for name in spec.tensors:
             inside = name.removeprefix(LAYER)
             path, _, kind = inside.rpartition(".")
             if inside == name:
-                around[name] = torch.tensor(array)
-            else:
+                around[name] = torch.tensor(spec.tensors[name])
+            elif not (stacks and EXPERT.fullmatch(path)):
                 place = expert_tensor(self.layer, path, kind) if EXPERT.fullmatch(path) else state[inside]
                 assert place is not None, name
-                place.copy_(torch.tensor(array))
+                place.copy_(torch.tensor(spec.tensors[name]))
         self.norms = {name: copy.deepcopy(self.decoder.norm) for name in (*PAIR, NORM)}
         for name, norm in self.norms.items():
             assert norm is not None

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from streamspec import load
@@ -22,7 +23,7 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError
-from streamspec.export import ExportOptions, export_bundle
+from streamspec.export import ExportOptions, draft_vocabulary, export_bundle
 from streamspec.export.bundle_parts import load_parts
 from streamspec.export.described_base import describe_base
 from streamspec.export.drafters.published.read import SHIPPED_TOKENS, read_shipped
@@ -170,6 +171,23 @@ def test_answers_are_those_of_plain_decoding_and_of_transformers(
     opened.close()
 
 
+def test_of_a_large_vocabulary_the_most_frequent_tokens_are_proposed(
+    theirs: Any, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_vocabulary, "PROPOSED", VOCAB // 4)
+    added = Tokenizer.from_file(str(base / "tokenizer.json")).get_added_tokens_decoder()
+    proposed = sorted({*range(VOCAB // 4), *added})
+    for name, more in (("few", {}), ("all", {"draft_vocab": 0})):
+        manifest = export_bundle(base, None, tmp_path / name, "fp32", measure=False, progress=lambda _: None, **more)
+        assert manifest.parity["streams"]["relative"] < 1e-4 and manifest.parity["streams"]["argmax"] == 1.0
+    text, places = np.random.default_rng(1).integers(3, VOCAB, 32).tolist(), range(2, 32)
+    few, all_ = (list(drafts_of_graph(tmp_path / name, text, places)) for name in ("few", "all"))
+    named, named_of_all = ({token for chain in chains for token in chain} for chains in (few, all_))
+    assert named <= {*proposed} and named_of_all - {*proposed}
+    for graph, logits in zip(few, drafts_of_transformers(theirs, text, places), strict=True):
+        assert logits[0][graph[0]] > logits[0][proposed].max() - 1e-5
+
+
 def test_none_leaves_the_layer_out(base: Path) -> None:
     described, said = describe_base(resolve_base(str(base)), None, None), list[str]()
     parts = load_parts(described, None, ExportOptions(drafter="none"), said.append)
@@ -234,6 +252,16 @@ def test_a_gguf_file_drafts_by_its_own_layer(tmp_path: Path, monkeypatch: pytest
     session = load(tmp_path / "bundle", threads=1, ngram=False, recycling=False)
     plain, drafted = (session.generate([5, 6, 7] * 9, max_new_tokens=90, speculate=each) for each in (False, True))
     assert plain.token_ids == drafted.token_ids and drafted.stats.sources["drafter"].drafted > 0
+
+
+@pytest.mark.parametrize("case", ["qwen3 next", "glm 4.5", "deepseek 3"])
+def test_drafts_are_compared_with_the_experts_of_the_layer_in_the_file(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    file, _, _ = in_gguf(tmp_path / "m.gguf", case)
+    manifest = export_bundle(file, None, tmp_path / "bundle", "fp32", measure=False, progress=lambda _: None)
+    assert manifest.method == "mtp" and manifest.parity["streams"]["argmax"] == 1.0
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text"])
