@@ -21,7 +21,15 @@ from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged, with_biases
 from streamspec.adapters.text_lora import text_lora
-from streamspec.bundle.adapter_folder import RESTORE, TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, read_json
+from streamspec.bundle.adapter_folder import (
+    RESTORE,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    Adapter,
+    check_task_lora,
+    read_json,
+    tensor_shapes,
+)
 from streamspec.errors import AdapterError
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
@@ -104,7 +112,8 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     file, tuned_too = base.stored_in, adapter is not None and adapter.has_task_lora
     dtype = "float32" if whole or file is not None else stored_dtype(base.path)
     parameters = None if file is None else parameters_in(file, by_table=False)
-    model: Any = load_lazily(base, getattr(torch, dtype), parameters, tables=not whole)
+    copied = adapter is not None and tuned_too and any(map(is_embedding, tensor_shapes(adapter.path / TASK_WEIGHTS)))
+    model: Any = load_lazily(base, getattr(torch, dtype), parameters, tables=not (whole or copied))
     if whole and tuned_too:
         fill(model.parameters())
     read_when_called(HFDecoder(model).layers)

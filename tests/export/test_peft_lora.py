@@ -17,6 +17,7 @@ from streamspec.errors import AdapterError, ConfigError
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import load
+from tests.support.gguf_cases import as_folder, rounded
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 IDS = [1, 5, 9, 3, 4, 17, 22, 30, 8]
@@ -88,6 +89,20 @@ def test_what_peft_merges_is_exported_merged(tied: Path, tmp_path: Path, kind: s
     if unknown := MERGED[kind].keys() - {field.name for field in fields(LoraConfig)}:
         pytest.skip(f"this PEFT has no {', '.join(unknown)}")
     compare(tied, tuned(tmp_path / "lora", tied, **MERGED[kind]), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["embedding", "head"])
+def test_a_lora_of_an_end_is_merged_over_a_gguf_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    file = rounded(tmp_path / "base.gguf")
+    folder = as_folder(file)
+    lora = tuned(tmp_path / "lora", folder, **MERGED[kind])
+    export_bundle(file, lora, tmp_path / "bundle", "fp32", measure=False, progress=quiet)
+    expected = peft_logits(folder, lora)
+    found = load(tmp_path / "bundle", tree="plain", cache_dir=tmp_path).score(IDS)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"target_modules": "all-linear"}], ids=str)
