@@ -91,6 +91,7 @@ def cut_task(folder: Path, rank: int) -> float | None:
     save_tensors(tensors, folder / TASK_WEIGHTS)
     low = {module_of(name): size for name, size in ranks.items() if size < rank}
     patterns = {"rank_pattern": low, "alpha_pattern": low, "use_rslora": False}  # a scale of 1 everywhere
+    patterns["init_lora_weights"] = True  # others are computed at each load, and may not take this rank
     write_json(folder / TASK_CONFIG, config | patterns | {"r": rank, "lora_alpha": rank})
     return share
 

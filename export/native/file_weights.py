@@ -130,8 +130,9 @@ class FileWeights(TiledInt8):
     def _checked(self, weight: Weight) -> Weight:
         """Raises ConfigError for the head or the embedding of a base that is in no GGUF file."""
         if weight.stored() is None and not (weight.drafter or weight.looked_up):
-            found = f"a base whose {weight.name} is in no GGUF file"
-            raise ConfigError(found, "a GGUF file for gguf", "give one with --base, or use --precision int8")
+            found = f"{weight.name} that is not as in a GGUF file"
+            expected = "a GGUF file for gguf, and no LoRA that replaces it whole"
+            raise ConfigError(found, expected, "give one with --base, or use --precision int8")
         return weight
 
     def _tiles(self, store: WeightStore, weight: Weight) -> _Stored:

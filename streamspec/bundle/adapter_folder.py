@@ -28,7 +28,7 @@ STREAM_CONFIG, STREAM_WEIGHTS = "streamspec_config.json", "streamspec.safetensor
 ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
 BIN_WEIGHTS = "adapter_model.bin"  # a pickle: never read
 RESTORE = "train the adapter again or restore the file"
-MAX_LORA_RANK, MAX_PATTERN = 4096, 500
+MAX_LORA_RANK, MAX_PATTERN = 4096, 10_000
 # Settings of PEFT that import modules by name, copy layers, compute something of the base while the LoRA is loaded, or
 # make it more than a product that is always added:
 NOT_NEEDED = (

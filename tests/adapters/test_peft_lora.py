@@ -222,6 +222,14 @@ def test_a_lora_of_peft_is_cut_and_keeps_its_scales(base: Path, tmp_path: Path, 
         shrink(folder, tmp_path / "none", 4)
 
 
+def test_a_lora_is_cut_to_any_rank_however_it_was_begun(base: Path, tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "lora", base)
+    config = json.loads((folder / "adapter_config.json").read_text())  # which PEFT takes for even ranks alone
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": "orthogonal"}))
+    shrink(folder, tmp_path / "cut", 3)
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "cut")
+
+
 def test_what_is_more_than_a_lora_is_not_cut(base: Path, tmp_path: Path) -> None:
     folder = tuned(tmp_path / "lora", base, use_dora=True)
     with pytest.raises(AdapterError, match="^a task LoRA with DoRA; expected a plain LoRA"):

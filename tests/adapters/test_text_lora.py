@@ -91,8 +91,12 @@ def test_the_layout_before_transformers_4_52_is_the_same_lora(tmp_path: Path) ->
     same(load_model(base, read_adapter(lora)), logits)
 
 
-def test_unsloths_pattern_names_the_modules_of_the_whole_model(tmp_path: Path) -> None:
-    base, lora, logits = saved(tmp_path, "lfm2_vl", target_modules=UNSLOTH, exclude_modules=None)
+@pytest.mark.parametrize("more", ["", "|".join(f"in_proj_{name}" for name in "abcdefghijklmnopqrstuvwxyz0123456789")])
+def test_unsloths_pattern_names_the_modules_of_the_whole_model(more: str, tmp_path: Path) -> None:
+    """`more`: names as of Qwen3.5's layers, with which the pattern has more than 500 characters."""
+    pattern = UNSLOTH.replace("q_proj|k_proj", f"q_proj|{more}|k_proj") if more else UNSLOTH
+    assert (len(pattern) > 500) == bool(more)
+    base, lora, logits = saved(tmp_path, "lfm2_vl", target_modules=pattern, exclude_modules=None)
     lines: list[str] = []
     check_adapter(read_adapter(lora), base, False, lines.append)
     assert not lines

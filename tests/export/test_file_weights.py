@@ -195,7 +195,7 @@ def test_what_has_no_blocks_is_int8_and_a_base_without_any_is_refused(native: bo
         return (ops or precision).embedding(g, x, weight)
 
     for write in (head, embedding):
-        with pytest.raises(ConfigError, match="a base whose w is in no GGUF file"):
+        with pytest.raises(ConfigError, match="w that is not as in a GGUF file"):
             run(native, write, x)
 
 
