@@ -23,6 +23,7 @@ TOKENS = 300_000  # 1.8 MB; more bring little (docs/lab/decisions)
 PLAIN = (".txt", ".md")  # how names of plain text end
 PIECE = 2000  # characters of a plain text that stay together, about
 BATCH = 1000  # texts tokenised at a time
+LONG = 8  # a text of more than this part of a store that no longer fits is left out, a shorter one ends it
 SEED = 0  # of the order in which texts are taken
 
 Text = str | tuple[int, ...]  # or its token ids
@@ -64,11 +65,13 @@ def add_store(folder: Path, manifest: Manifest, texts: Sequence[Text], most: int
     for text in _tokenized(texts, tokenizer):
         text = text if text[-1:] == (separator,) else (*text, separator)
         if count + len(text) > most:
+            if len(text) > most // LONG:
+                continue
             break
         ids.append(text)
         count += len(text)
     if not ids:
-        raise DataError(f"a first text of more than {most} tokens", "shorter ones", "raise --store-tokens")
+        raise DataError(f"no text of at most {most} tokens", "shorter ones", "raise --store-tokens")
     tokens = np.concatenate(ids)
     if not 0 <= tokens.min() <= tokens.max() < model.vocab_size:
         raise DataError(

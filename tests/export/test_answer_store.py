@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from typer.testing import CliRunner
 
 from streamspec.bundle.files import read_manifest
@@ -13,7 +14,8 @@ from streamspec.bundle.store_section import STORE, decode
 from streamspec.cli import app
 from streamspec.cli.inspect import describe
 from streamspec.errors import ConfigError, DataError
-from streamspec.export import StoreFiles, export_bundle
+from streamspec.export import StoreFiles, answer_store, export_bundle
+from streamspec.export.answer_store import Text
 from streamspec.runtime import load
 from tests.support.tiny_bundles import tiny_base
 
@@ -110,6 +112,20 @@ def test_stores_of_one_content_are_the_same_and_no_larger_than_asked(
     with pytest.raises(DataError, match="tokens 2..1000000 in a store"):
         export_bundle(base, None, tmp_path / "foreign", "fp32", progress=lambda line: None, store=StoreFiles([foreign]))
     assert not (tmp_path / "foreign").exists()
+
+
+@pytest.mark.parametrize("place", [0, 11, 200])
+def test_a_text_that_is_too_long_leaves_room_for_the_others(
+    exported: tuple[Path, Path], tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = read_manifest(exported[0])
+    texts: list[Text] = [(5 + i // 50, 5 + i % 50, 7, 8, 9) for i in range(200)]
+    texts.insert(place, (6,) * 2000)
+    monkeypatch.setattr(answer_store, "_tokenized", lambda texts, _: iter(texts))
+    found = answer_store.add_store(tmp_path, manifest, texts, 1500, Tokenizer(models.BPE()))
+    assert found.store is not None and found.store.tokens == 1200
+    with pytest.raises(DataError, match="no text of at most 1500 tokens"):
+        answer_store.add_store(tmp_path, manifest, [texts[place]], 1500, Tokenizer(models.BPE()))
 
 
 @pytest.mark.parametrize(
