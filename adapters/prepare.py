@@ -112,7 +112,7 @@ def read_inputs(
         read_adapter(config.warm_start).check_base(base.id, base.sha256)
     if config.drafter.model is not None:
         check_answers(config, prompts, val_prompts)
-    source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
+    source = open_source(config.answers_from, formatter.tokenizer, formatter.answer_ends, torch.get_num_threads(), load)
     served = None if lower_layers is None else served_states(config, base, lower_layers)
     inputs = RunInputs(config, base, formatter, prompts, rows, val_prompts, val_rows, ns, data | val, source, served)
     return inputs, file_hashes(config, base, digest(data), digest(val))

@@ -252,11 +252,15 @@ def make_answers(
     if source is None:
         return regenerate(model, prompts, run.formatter.end_ids, file, job, config.regenerate_batch)
     if not run.state.finished(COMPARED):
-        some = [prompts[i] for i in spread(len(prompts), SAMPLE)]
-        began = run.budget.elapsed()
-        greedy = asked_once(source, some, file, replace(job, sampled=None))
+        began, some = run.budget.elapsed(), [prompts[i] for i in spread(len(prompts), SAMPLE)]
+        sample = CompletionFile(run.work / "compared.jsonl", answers_made_by(config, run.base, source))
+        greedy = asked_once(source, some, sample, replace(job, sampled=None))  # kept ones may be of another source
+        if not greedy and (not some or processes.from_first(until.over())):
+            return answered(prompts, file.known)
         report = check_answers_from(model, greedy, config.answers_from or "")
         run.state.finish(COMPARED, (run.budget.elapsed() - began) / 60, report | source.made_by())
+        if drawn is None:
+            file.add_new(greedy)
     return asked_once(source, prompts, file, job)
 
 

@@ -45,6 +45,11 @@ class CompletionFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
+    def add_new(self, found: Answered) -> None:
+        """Adds those answers whose prompts have none."""
+        new = [(prompt, answer) for prompt, answer in found if tuple(prompt) not in self.known]
+        self.add([prompt for prompt, _ in new], [answer for _, answer in new])
+
     def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
         """Adds the answers to these prompts, in memory and, on the first process, to the file."""
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}

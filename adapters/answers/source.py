@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from streamspec.adapters.answers.bundle import BundleAnswers
 from streamspec.adapters.answers.completion_file import Answered, CompletionFile, answered
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
-from streamspec.adapters.answers.request import AnswerJob, AnswerSource
+from streamspec.adapters.answers.request import AnswerJob, AnswerRequest, AnswerSource
 from streamspec.adapters.runs.budget import ANSWERS
 from streamspec.errors import ConfigError, DataError
 from streamspec.progress import counted
@@ -57,7 +58,6 @@ def ask(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, jo
     left = [job.request(p, i) for i, p in enumerate(order) if tuple(p) not in file.known][::-1]  # the last goes first
     began, done = job.until.now(), 0
     pending: dict[Future[list[int] | None], list[int]] = {}
-    pool = ThreadPoolExecutor(source.parallel)
     try:
         with counted(job.label, len(left)) as add:
             while (left or pending) and not job.until.over():
@@ -66,7 +66,7 @@ def ask(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, jo
                     left = []
                 while left and len(pending) < source.parallel:
                     request = left.pop()
-                    pending[pool.submit(source.answer, request)] = request.prompt
+                    pending[_begun(source, request)] = request.prompt
                 finished = wait(pending, SIGN_OF_LIFE, FIRST_COMPLETED).done
                 for future in finished:
                     prompt, answer = pending.pop(future), future.result()
@@ -76,12 +76,25 @@ def ask(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, jo
                 add(len(finished))
                 job.note()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         if pending:
             source.close()
     if done:
         job.speeds.measured(ANSWERS, done, job.until.now() - began)
     return answered(prompts, file.known)
+
+
+def _begun(source: AnswerSource, request: AnswerRequest) -> Future[list[int] | None]:
+    """A request in a thread that does not keep the process from ending, as those of an executor do."""
+    future: Future[list[int] | None] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(source.answer(request))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True, name="streamspec-answer").start()
+    return future
 
 
 @torch.no_grad()

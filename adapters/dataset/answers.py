@@ -98,7 +98,14 @@ class ChatTurns:
         self.odd_beginning = prompt[-20:]
         end = next((end for end in self.ends if end in (self.tail or "")), "")
         marked = answer if self.control is None else self.control.marked_messages([answer])[0]
-        return Turn(prompt, marked["content"] + end, not end)
+        return Turn(prompt, self._within(prompt, marked["content"]) + end, not end)
+
+    def _within(self, prompt: str, content: str) -> str:
+        """The content without the tag by which its prompt has begun a thought."""
+        begin, opened = self.tags.begin.rstrip() if self.tags else "", prompt.rstrip()
+        if not begin or not opened.endswith(begin) or not content.lstrip().startswith(begin):
+            return content
+        return content.lstrip()[len(begin) :].removeprefix(prompt[len(opened) :])
 
     def _ended(self, prompt: str, text: str) -> Turn:
         """The answer up to the first token at which generation stops: templates write more, such as a newline."""

@@ -69,6 +69,13 @@ class Formatter:
         known = (self.tokenizer.convert_tokens_to_ids(end) for end in self.ends)
         return tuple(dict.fromkeys((self.tokenizer.eos_token_id, *(token for token in known if token is not None))))
 
+    @property
+    def answer_ends(self) -> tuple[int, ...]:
+        """As `end_ids`, the one that the prompt format writes after an answer first."""
+        tail = (self.chat and self.chat.tail) or ""
+        written = min((end for end in self.ends if end in tail), key=tail.index, default=self.ends[0])
+        return tuple(dict.fromkeys((self.tokenizer.convert_tokens_to_ids(written), *self.end_ids)))
+
     def unended_turn(self) -> str | None:
         """Returns what to say of a chat template that ends turns where generation does not end; None as a rule."""
         if self.chat is None:

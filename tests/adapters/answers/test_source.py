@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +212,57 @@ def test_a_run_learns_from_the_bundles_answers_once_they_were_compared(
     assert json.loads(kept.read_text().splitlines()[0])["answers_from"] == saved["log"]["answers_from"]["answers_from"]
     with pytest.raises(DataError, match="answers of"):  # the target as PyTorch computes it is another maker
         train(options(base, data, tmp_path / "third", **(more | {"answers_from": None})))
+
+
+def test_without_time_for_answers_of_a_bundle_the_references_validate(
+    bundle: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"recipe": "staged", "target_adapter": "base", "answers_from": str(bundle), "val": data}
+    more |= {"max_minutes": 1e-4, "epochs": 10_000}
+    train(options(bundle.parent / "base", data, tmp_path / "out", **more), load=load)
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["metrics"]["val_answers"] == 0
+    assert "in the time for it: the references are taken instead" in capsys.readouterr().err
+
+
+def test_answers_that_are_kept_do_not_speak_for_the_source(
+    bundle: Path, data: Path, tmp_path: Path, serve: Callable[..., FakeServer]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    more: dict[str, Any] = {"recipe": "staged", "target_adapter": "base", "answers": kept, "val": data}
+    train(options(bundle.parent / "base", data, tmp_path / "own", **more), load=load)
+    made_by, *answers = kept.read_text().splitlines()
+    kept.write_text("\n".join([json.dumps(json.loads(made_by) | {"answers_from": "server tiny"}), *answers, ""]))
+    server = serve(lambda body: choice(token_ids=[7] * 12))
+    with pytest.raises(DataError, match=r"tokens of .* answers are the target's own"):
+        train(options(bundle.parent / "base", data, tmp_path / "out", **more | {"answers_from": server.url}), load=load)
+    assert kept.read_text().splitlines()[1:] == answers and server.requests
+
+
+def test_a_request_under_way_does_not_keep_the_process_from_ending(
+    tmp_path: Path, serve: Callable[..., FakeServer]
+) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        asked.set()
+        over.wait(60)
+        return choice(token_ids=[1])
+
+    server = serve(reply)
+    script = (
+        "import sys, time; from pathlib import Path;"
+        "from streamspec.adapters.answers import completion_file, openai_server, request, source;"
+        "from streamspec.adapters.runs.budget import Deadline;"
+        "job = request.AnswerJob(4, until=Deadline(time.monotonic() + 1, time.monotonic));"
+        "kept = completion_file.CompletionFile(Path(sys.argv[2]), {});"
+        "assert source.ask(openai_server.OpenAiServer(sys.argv[1]), [[1]], kept, job) == []"
+    )
+    command = [sys.executable, "-c", script, server.url, str(tmp_path / "answers")]
+    try:
+        ended = subprocess.run(command, timeout=45, capture_output=True, text=True, check=False)
+    finally:
+        over.set()
+    assert ended.returncode == 0 and asked.is_set(), ended.stderr
 
 
 def test_answers_that_do_not_come_in_time_are_left_out(tmp_path: Path) -> None:

@@ -197,6 +197,10 @@ def test_the_end_of_a_turn_that_is_no_end_of_text(tmp_path: Path) -> None:
     assert trained(row) == ["Bye<eos>"]
     (row,) = rows(template, {"messages": TALK[4:]}, tmp_path)
     assert trained(row) == ["Bye<|im_end|>"]
+    own = tokenizer(template)
+    written = Formatter(own, PromptFormat("chat"), ("<eos>",)).answer_ends
+    assert written == (own.convert_tokens_to_ids("<eos>"), own.eos_token_id)
+    assert Formatter(own, PromptFormat(), ("<eos>",)).answer_ends == written[::-1]
 
 
 def test_ends_are_those_of_the_generation_config(tmp_path: Path) -> None:
@@ -243,6 +247,24 @@ def test_answers_after_a_beginning_that_the_template_does_not_write(tmp_path: Pa
     assert trained(row) == ["Bye<|im_end|>"]
     assert tokenizer(None).decode(row.input_ids).endswith("assistant\n<think></think>Bye<|im_end|>")
     assert formatter.chat is not None and formatter.chat.odd_beginning == "tant\n<think></think>"
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nBye", "hm\n</think>\n\nBye"),
+        ("Bye", "Bye"),
+        ("<think>hm</think>Bye", "hm</think>Bye"),
+    ],
+)
+def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(content: str, answer: str, tmp_path: Path) -> None:
+    """As of R1-Distill, whose template leaves thoughts out of the turns that it writes."""
+    template = PLAIN.replace("m.content +", "m.content.split('</think>')[-1] +")
+    template = template.replace("<|im_start|>assistant\n{% endif", "<|im_start|>assistant\n<think>\n{% endif")
+    talk = [TALK[4], {"role": "assistant", "content": content}]
+    (row,) = rows(template, {"messages": talk}, tmp_path)
+    assert trained(row) == [f"{answer}<|im_end|>"]
+    assert tokenizer(None).decode(row.input_ids).endswith(f"assistant\n<think>\n{answer}<|im_end|>")
 
 
 def test_a_refusal_of_the_template_names_the_row(tmp_path: Path) -> None:
