@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
+from streamspec.data.sources import sources
 from streamspec.errors import DataError
 from streamspec.prompt.template_sandbox import TODAY
 
@@ -86,10 +86,11 @@ def train(
 
 
 @contextmanager
-def day_of(files: Sequence[str]) -> Iterator[None]:
+def day_of(data: Sequence[str]) -> Iterator[None]:
     """Templates that write today's date write the day on which the data last changed: a run that goes on tomorrow, and
     the next over the same data, find their answers and states by the same tokens."""
-    changed = max((file.stat().st_mtime for file in map(Path, files) if file.exists()), default=None)
+    found = [file for source in sources(data) for file in source.files()]
+    changed = max((file.stat().st_mtime for file in found if file.exists()), default=None)
     token = TODAY.set(None if changed is None else datetime.fromtimestamp(changed))
     try:
         yield

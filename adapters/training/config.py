@@ -207,7 +207,7 @@ class RunOptions:
     """The run"""
 
     val_rows: int = option(200, "validation prompts whose answers give the acceptance statistics", minimum=1)
-    seed: int = option(0, "seed of initialisation, order of the data and sampling", minimum=0)
+    seed: int = option(0, "seed of initialisation, order of the data and sampling", minimum=0, maximum=2**32 - 1)
     threads: int | None = option(None, "CPU threads; default: torch's choice", minimum=1)
     save_steps: int = option(50, "steps between checkpoints", minimum=1)
     resume: bool = option(False, "continue the unfinished run in --out")

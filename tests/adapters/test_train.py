@@ -5,6 +5,7 @@ same.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from streamspec.adapters.training import trainer
 from streamspec.data import Example
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.template_sandbox import TODAY
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 
@@ -71,6 +73,16 @@ def task(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     out = tmp_path_factory.mktemp("task") / "lora"
     train(options(base, data, out, method="lora", epochs=4.0))
     return out
+
+
+def test_the_day_that_templates_write_is_that_of_all_files_that_a_name_means(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    os.utime(tmp_path / "a.jsonl", (1.6e9, 1.6e9))  # in 2020
+    for name in ("*.jsonl", "a.jsonl"):
+        with train_module.day_of([str(tmp_path / name)]):
+            day = TODAY.get()
+            assert day is not None and day.year == 2020
+    assert TODAY.get() is None
 
 
 def test_lora_folder_is_peft_loadable_and_learnt_something(task: Path, base: Path) -> None:

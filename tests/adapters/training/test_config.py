@@ -24,6 +24,7 @@ from tests.support.tiny_models import options
         ({"method": "jakiro", "active": 1}, "contrast"),
         ({"method": "jakiro", "gamma": 1}, "parallel"),
         ({"method": "jakiro", "unroll": 0}, "unroll = 0; expected at least 1"),
+        ({"seed": 2**32}, "seed = 4294967296; expected 0..4294967295"),
         ({"method": "jakiro", "taps": "2,2"}, "taps = '2,2'; expected whole numbers"),
         ({"method": "jakiro", "taps": "2,02"}, "taps = '2,02'; expected whole numbers"),
         ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
