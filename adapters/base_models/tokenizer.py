@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +87,9 @@ def with_tokenizer(folder: Path, say: Callable[[str], None]) -> Path:
         text = _converted(folder)
         made.mkdir(parents=True, exist_ok=True)
         for file in files:
-            if not (made / file.name).is_symlink():
+            with suppress(FileExistsError):  # of a process that was killed, or makes the same
                 (made / file.name).symlink_to(file.resolve())
     except Exception as error:  # whatever the many classes and libraries of tokenizers raise
-        shutil.rmtree(made, ignore_errors=True)
         why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise BaseModelError(
             f"{folder} holds no {TOKENIZER}, only {' and '.join(OLDER)} ({why})",

