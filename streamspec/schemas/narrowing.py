@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamspec.errors import ConfigError
 from streamspec.schemas.formats import ALIASES, LENGTHS, MOST, PATTERNS, RANGES, is_annotation
-from streamspec.schemas.rewriting import BY_NAME, VALUES, Rewriting, visited
+from streamspec.schemas.rewriting import Rewriting, visited
 from streamspec.schemas.schema_checks import (
     BOUNDS,
     PIECES,
@@ -21,6 +21,8 @@ from streamspec.schemas.schema_checks import (
     objects_of,
     units_of,
 )
+from streamspec.schemas.schema_logic import BY_NAME, VALUES
+from streamspec.schemas.text_patterns import InexpressibleError
 from streamspec.schemas.unique_items import UniquePlaces, unique_places
 
 DECIMALS = 10  # of a number without `multipleOf`; more the library cannot count
@@ -67,9 +69,16 @@ def narrowed(schema: Any, strict: bool = True, unsatisfiable: Callable[[Any], bo
 
     rewriting = Rewriting(schema, strict, empty)
     schema = rewriting.result()
-    unique = unique_places(schema, rewriting.draft)
+    unique, left_out = None, rewriting.left_out
+    if any(each.get("uniqueItems") is True for each in objects_of(schema)):
+        try:
+            unique = unique_places(schema, rewriting.draft)
+        except InexpressibleError as error:
+            if strict:
+                raise _refused(f"uniqueItems beside {error}", "references that lead to schemas here") from None
+            left_out = [*left_out, "uniqueItems"]
     schema = _narrowed(schema, list(multiples_of(schema)) if joins(schema) else [])
-    return Narrowed(schema, _has_open_keys(schema), unique, tuple(rewriting.left_out))
+    return Narrowed(schema, _has_open_keys(schema), unique, tuple(left_out))
 
 
 def _has_open_keys(schema: Any) -> bool:

@@ -11,13 +11,11 @@ from typing import Any
 
 from streamspec.errors import ConfigError
 from streamspec.schemas.formats import PATTERNS, is_annotation
-from streamspec.schemas.schema_logic import NO_CONSTRAINTS, Schema, SchemaLogic
+from streamspec.schemas.schema_logic import BY_NAME, NO_CONSTRAINTS, VALUES, Schema, SchemaLogic
 from streamspec.schemas.text_patterns import InexpressibleError, listed, without_look_ahead
 
-BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # hold schemas by name
 IN_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 INNER = {"items", "additionalItems", "additionalProperties"}
-VALUES = {"enum", "const", "default", "examples"}  # hold no schemas
 SINCE = {  # drafts that brought a keyword; before, it says nothing
     **dict.fromkeys(("const", "contains", "propertyNames"), 6),
     **dict.fromkeys(("if", "then", "else"), 7),
@@ -238,7 +236,7 @@ def _dependent_required(logic: SchemaLogic, value: Any, schema: Mapping[str, Any
 
 def _property_names(logic: SchemaLogic, value: Schema, schema: Mapping[str, Any]) -> Iterator[Schema]:
     names = logic.values(value)
-    for part in logic.parts(value):
+    for part in logic.parts(value, whole=True):
         told = part if isinstance(part, dict) else {} if part else {"type": []}
         told = {key: one for key, one in told.items() if key not in (*NO_CONSTRAINTS, "$ref", "allOf", "enum", "const")}
         if "string" not in logic.kinds(part) or ((told.pop("type", None), names)[1] is not None and told):
@@ -307,7 +305,8 @@ def _min_properties(logic: SchemaLogic, value: Any, schema: Mapping[str, Any]) -
         return
     ways: list[Schema] = [{"required": list(some)} for some in combinations(named, missing)]
     if missing == 1 and others:
-        ways.append({"minProperties": value} | ({"properties": dict.fromkeys(named, False)} if named else {}))
+        without: Schema = {"required": needed, "properties": dict.fromkeys(named, False)} if named else {}
+        ways.append({"minProperties": value} | without)
     yield from _few(ways, f"minProperties {value}, with {len(needed)} required")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 from streamspec.errors import ConfigError
 from streamspec.schemas.formats import is_annotation
@@ -24,6 +25,8 @@ NO_CONSTRAINTS = {
     *("examples", "readOnly", "writeOnly", "deprecated", "contentMediaType", "contentEncoding", "contentSchema"),
     *("then", "else", "minContains", "maxContains"),  # read with the keyword that they belong to
 }
+BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # hold schemas by name
+VALUES = {"enum", "const", "default", "examples"}  # hold no schemas
 # Keywords that say nothing where they are empty or true.
 OPEN = {"additionalProperties", "patternProperties", "items", "additionalItems", "prefixItems", "propertyNames"}
 OPEN |= {"unevaluatedProperties", "unevaluatedItems", "dependencies", "dependentSchemas"}
@@ -35,7 +38,7 @@ class SchemaLogic:
 
     def __init__(self, root: Schema, draft: int, empty: Callable[[list[Schema]], bool]) -> None:
         self._root, self.draft, self._empty = root, draft, empty
-        self._bases = isinstance(root, dict) and any(_identified(inner) for inner in root.values())
+        self._bases = isinstance(root, dict) and _identified({**root, "$id": None, "id": None}, draft)
         self._steps = 0
         self._known: dict[tuple[int, int], tuple[Schema, Schema, bool]] = {}  # what is disjoint, kept alive for its id
 
@@ -48,15 +51,16 @@ class SchemaLogic:
             if self._bases or (reference and reference[0] != "#") or (reference[1:] and reference[1] != "/"):
                 raise InexpressibleError(f'"$ref": {reference!r:.80}')
             for name in reference[2:].split("/") if reference[2:] else ():
-                name = name.replace("~1", "/").replace("~0", "~")
+                name = unquote(name).replace("~1", "/").replace("~0", "~")
                 inner = {str(i): each for i, each in enumerate(schema)} if isinstance(schema, list) else schema
                 schema = inner.get(name) if isinstance(inner, dict) else None
             if not isinstance(schema, (dict, bool)):
                 raise InexpressibleError(f'"$ref": {reference!r:.80}')
         raise InexpressibleError('a circle of "$ref"')
 
-    def parts(self, schema: Schema, depth: int = DEPTH) -> Iterator[Schema]:
-        """Yields schemas that all hold wherever `schema` does: itself, and those it refers to or joins."""
+    def parts(self, schema: Schema, depth: int = DEPTH, whole: bool = False) -> Iterator[Schema]:
+        """Yields schemas that all hold wherever `schema` does: itself, and those it refers to or joins. Raises
+        InexpressibleError where they have to be `whole` and a reference leads nowhere that is known."""
         self._count()
         if not isinstance(schema, dict) or depth < 0:
             yield schema
@@ -66,11 +70,13 @@ class SchemaLogic:
             yield schema
         if isinstance(schema.get("$ref"), str):
             try:
-                yield from self.parts(self.resolved({"$ref": schema["$ref"]}), depth - 1)
+                yield from self.parts(self.resolved({"$ref": schema["$ref"]}), depth - 1, whole)
             except InexpressibleError:
+                if whole:
+                    raise
                 yield True
         for inner in _listed(schema, "allOf") if not alone else ():
-            yield from self.parts(inner, depth - 1)
+            yield from self.parts(inner, depth - 1, whole)
 
     def _count(self) -> None:
         self._steps += 1
@@ -95,8 +101,9 @@ class SchemaLogic:
         return found
 
     def asks(self, schema: Schema, keyword: str, depth: int = DEPTH) -> bool:
-        """Tells whether `schema` has a keyword with the value true, or one that it refers to or chooses among has."""
-        for part in self.parts(schema, depth):
+        """Tells whether `schema` has a keyword with the value true, or one that it refers to or chooses among has.
+        Raises InexpressibleError where a reference leads nowhere that is known."""
+        for part in self.parts(schema, depth, whole=True):
             if isinstance(part, dict):
                 options = (each for key in ("anyOf", "oneOf") for each in _listed(part, key))
                 if part.get(keyword) is True or any(self.asks(each, keyword, depth - 1) for each in options):
@@ -399,9 +406,14 @@ def _bounds(parts: Sequence[Mapping[str, Any]], least: str, most: str) -> tuple[
     return max(low, default=float("-inf")), min(high, default=float("inf"))
 
 
-def _identified(schema: Any) -> bool:
-    """Whether a part of a schema is a document of its own, in which references mean others."""
+def _identified(schema: Any, draft: int, named: bool = False) -> bool:
+    """Whether a part of a schema is a document of its own, in which references mean others. `named`: the keys are names
+    of parts."""
     if isinstance(schema, dict):
-        name = schema.get("$id", schema.get("id"))
-        return (isinstance(name, str) and name[:1] != "#") or any(map(_identified, schema.values()))
-    return isinstance(schema, list) and any(map(_identified, schema))
+        name = None if named else schema.get("$id" if draft > 4 else "id")
+        return (isinstance(name, str) and name[:1] != "#") or any(
+            _identified(inner, draft, not named and key in BY_NAME)
+            for key, inner in schema.items()
+            if named or key not in VALUES
+        )
+    return isinstance(schema, list) and any(_identified(inner, draft) for inner in schema)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamspec.schemas.rewriting import BY_NAME, IN_LISTS
-from streamspec.schemas.schema_logic import Schema, SchemaLogic, frozen
+from streamspec.schemas.rewriting import IN_LISTS
+from streamspec.schemas.schema_logic import BY_NAME, VALUES, Schema, SchemaLogic, frozen
 
 CLOSERS = b",]}"
 
@@ -60,6 +60,9 @@ class _Found:
             elif key == "additionalProperties":
                 self.any_name |= logic.asks(value, "uniqueItems")
                 self.look(value, logic)
+            elif key not in VALUES and isinstance(value, dict | list):  # of another name, that a reference leads to
+                for each in value if isinstance(value, list) else [value]:
+                    self.look(each, logic)
 
 
 class SortedTokens:
@@ -93,9 +96,9 @@ class _OpenList(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """After some text. `quoted`: where the open string begins, -1 for none."""
+    """After `size` bytes of text. `quoted`: where the open string begins, -1 for none."""
 
-    text: bytes = b""
+    size: int = 0
     open: tuple[_OpenList, ...] = ()
     quoted: int = -1
     escaped: bool = False
@@ -108,12 +111,13 @@ class UniqueItems:
     def __init__(self, inner: Any, places: UniquePlaces, tokens: SortedTokens) -> None:
         """`inner`: of JSON, at its beginning."""
         self._inner, self._places, self._tokens = inner, places, tokens
-        self._path = [_Reading()]
+        self._path, self._text = [_Reading()], bytearray()  # which may be longer than the path says: was tried
 
     def allowed(self) -> tuple[np.ndarray, bool]:
         mask, ends = self._inner.allowed()
+        known: dict[bytes, bool] = {}
         for token in self._strike(mask):
-            mask[token] = self._leads_on(token)
+            mask[token] = self._leads_on(token, self._path[-1].size, known)
         return mask, ends
 
     def consume(self, token: int) -> bool:
@@ -131,12 +135,12 @@ class UniqueItems:
         """Takes tokens out of `mask` that end an item a second time. Returns those that begin one: whether it can
         still become another has to be tried."""
         at, size = self._path[-1], min(len(mask), len(self._tokens.tokens))
-        begun = [(each, at.text[each.start :].lstrip()) for each in at.open if each.seen is not None]
+        begun = [(each, self._part(each, at).lstrip()) for each in at.open if each.seen is not None]
         risky = []
         for token in map(int, np.flatnonzero(mask[:size] & self._may_end(at, begun, size))):
             if (after := self._after(token)) is None:
                 mask[token] = False
-            elif after.open and after.open[-1].texts and not after.text[after.open[-1].start :].strip():
+            elif after.open and after.open[-1].texts and not self._part(after.open[-1], after).strip():
                 risky.append(token)
         for each, part in begun:
             risky += self._going_on(mask[:size], part, [text for text in each.texts if text.startswith(part)])
@@ -165,24 +169,35 @@ class UniqueItems:
         known = any(text.startswith(part) for text in innermost.texts) or b"\\" in part
         return quotes > (0 if known else 2)
 
-    def _leads_on(self, token: int) -> bool:
-        """Tells whether something may come after a token."""
-        if not self.consume(token):
+    def _leads_on(self, token: int, begin: int, known: dict[bytes, bool]) -> bool:
+        """Tells whether something may come after a token. `known`: the answers by the text from `begin` on, which says
+        what may come however it is cut into tokens."""
+        after = self._after(token)
+        tried = None if after is None else bytes(self._text[begin : after.size])
+        if tried in known:
+            return known[tried]
+        if tried is None or not self.consume(token):
             return False
         mask, ends = self._inner.allowed()
         risky = self._strike(mask)
         mask[risky] = False
-        found = ends or bool(mask.any()) or any(map(self._leads_on, risky))
+        known[tried] = ends or bool(mask.any()) or any(self._leads_on(each, begin, known) for each in risky)
         self.back(1)
-        return found
+        return known[tried]
+
+    def _part(self, item: _OpenList, at: _Reading) -> bytes:
+        """What is written of an item."""
+        return bytes(self._text[item.start : at.size])
 
     def _after(self, token: int) -> _Reading | None:
         """Returns where a token leads, None where it ends an item a second time."""
         at: _Reading | None = self._path[-1]
         assert at is not None
         data = self._tokens.tokens[token] if token < len(self._tokens.tokens) else b""
-        begin, at = len(at.text), at._replace(text=at.text + data)
-        for i in range(begin, len(at.text)):
+        del self._text[at.size :]
+        self._text += data
+        at = at._replace(size=len(self._text))
+        for i in range(len(self._text) - len(data), len(self._text)):
             at = self._follow(at, i)
             if at is None:
                 return None
@@ -190,7 +205,7 @@ class UniqueItems:
 
     def _follow(self, at: _Reading, i: int) -> _Reading | None:
         """Reads the byte `i` of the text."""
-        char = chr(at.text[i])
+        char = chr(self._text[i])
         if at.quoted >= 0:
             if at.escaped or char == "\\":
                 return at._replace(escaped=not at.escaped)
@@ -198,7 +213,7 @@ class UniqueItems:
                 return at
             inner = at.open[-1] if at.open else None
             if inner is not None and inner.kind == "{" and inner.key is None:
-                key = json.loads(at.text[at.quoted : i + 1])
+                key = json.loads(self._text[at.quoted : i + 1])
                 return at._replace(quoted=-1, open=(*at.open[:-1], inner._replace(key=key)))
             return self._item(at._replace(quoted=-1), i + 1)
         if char == '"':
@@ -207,7 +222,7 @@ class UniqueItems:
             unique = char == "[" and self._asked(at.open)
             return at._replace(open=(*at.open, _OpenList(char, frozenset() if unique else None, start=i + 1)))
         if char in ",]}" and at.open:
-            if at.text[at.open[-1].start : i].strip()[:1] not in (b'"', b"[", b"{", b""):
+            if bytes(self._text[at.open[-1].start : i]).strip()[:1] not in (b'"', b"[", b"{", b""):
                 ended = self._item(at, i)  # a number, or a name such as null
                 if ended is None:
                     return None
@@ -221,7 +236,7 @@ class UniqueItems:
         """Takes the value that has ended for an item, if a list is open."""
         if not at.open or (inner := at.open[-1]).seen is None:
             return at
-        text = at.text[inner.start : end].strip()
+        text = bytes(self._text[inner.start : end]).strip()
         if (value := frozen(json.loads(text))) in inner.seen:
             return None
         inner = inner._replace(seen=inner.seen | {value}, texts=(*inner.texts, text))

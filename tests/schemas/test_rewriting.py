@@ -160,6 +160,11 @@ CASES: dict[str, tuple[Schema, list[str], list[str]]] = {
         ['{"x": 1}', '{"y": 1}'],
         ["{}"],
     ),
+    "minProperties of an open object, one more than required": (
+        {"type": "object", "properties": {"x": WHOLE, "y": WHOLE}, "required": ["x"], "minProperties": 2},
+        ['{"x": 1, "y": 1}', '{"x": 1, "z": 1}'],
+        ['{"x": 1}', '{"x": 1, "x": 1}'],
+    ),
     "maxProperties": (
         {**CLOSED, "properties": {"x": WHOLE, "y": WHOLE, "z": WHOLE}, "maxProperties": 2},
         ['{"x": 1, "z": 1}', "{}"],

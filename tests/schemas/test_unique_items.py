@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import tracemalloc
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar
-from streamspec.schemas.unique_items import UniquePlaces
+from streamspec.runtime.text.grammar import Vocabulary
+from streamspec.schemas.unique_items import SortedTokens, UniqueItems, UniquePlaces
 from tests.support.random_answers import accepts, random_answer
 
 UNIQUE = {"type": "array", "uniqueItems": True}
@@ -54,6 +62,90 @@ def test_a_list_that_has_all_items_but_one_gets_that_one(schema: Any) -> None:
     answers = [random_answer(grammar, Random(seed)) for seed in range(8)]
     lists = [json.loads(answer) for answer in answers if answer is not None]
     assert len(lists) == 8 and all(len({json.dumps(item) for item in each}) == len(each) for each in lists)
+
+
+TAGS = {"properties": {"tags": {"$ref": "#/$defs/Tags"}}, "$defs": {"Tags": TEXTS}}
+NAMES = {"propertyNames": {"$ref": "#/$defs/Name"}, "$defs": {"Name": {"pattern": "^[a-z]+$"}}, "type": "object"}
+TWICE = '{"tags": ["a", "a"]}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (TAGS | {"examples": [{"id": "x", "tags": ["a"]}]}, TWICE),
+        ({**TAGS, "properties": {**TAGS["properties"], "id": {"const": {"$id": "x"}}}}, TWICE),
+        ({"properties": {"tags": {"$ref": "#/$defs/Set%3Ca%3E"}}, "$defs": {"Set<a>": TEXTS}}, TWICE),
+        ({"$ref": "#/components/schemas/User",
+          "components": {"schemas": {"User": {"type": "object", "properties": {"tags": TEXTS}}}}}, TWICE),
+        (NAMES | {"examples": [{"$id": "x"}]}, '{"A1": 1}'),
+    ],
+)  # fmt: skip
+def test_references_lead_where_the_standard_says(schema: Any, text: str) -> None:
+    assert not Draft202012Validator(schema).is_valid(json.loads(text))
+    assert not accepts(Grammar.json_schema(schema), text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({**TAGS, "$defs": {"Tags": {"$id": "https://example.org/tags", **TEXTS}}}, "#/$defs/Tags"),
+        ({"properties": {"tags": {"$ref": "#t"}}, "$defs": {"Tags": {"$anchor": "t", **TEXTS}}}, "#t"),
+    ],
+)
+def test_a_reference_that_is_not_followed_is_refused_where_lists_have_no_item_twice(
+    schema: Any, reference: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"uniqueItems beside .*{re.escape(reference)}"):
+        Grammar.json_schema(schema)
+    assert Grammar.json_schema(schema, strict=False).left_out == ("uniqueItems",)
+
+
+def words() -> Tokenizer:
+    """A tokenizer that can cut a text in many ways."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary, merges = {name: i for i, name in enumerate(["<eos>", *alphabet])}, list[tuple[str, str]]()
+    for word in ("very", "Ġvery", "Ġgood", "good", "Ġbad"):
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocabulary:
+                vocabulary[word[:end]] = len(vocabulary)
+                merges.append((word[: end - 1], word[end - 1]))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return tokenizer
+
+
+def test_items_within_each_other_are_tried_by_their_text_not_by_each_way_to_cut_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, tried = words(), 0
+    labels = [" ".join(["very"] * count + ["good"]) for count in range(8)]
+    grammar = Grammar.json_schema({**UNIQUE, "minItems": 9, "items": {"enum": [*labels, "bad"]}})
+    state = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [0]).start(grammar)
+    state.advance(tokenizer.encode(json.dumps(labels)[:-1] + ', "').ids)
+    leads_on = UniqueItems._leads_on
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        assert tried < 5000
+        return leads_on(*arguments)
+
+    monkeypatch.setattr(UniqueItems, "_leads_on", counted)
+    allowed = np.flatnonzero(state.after().mask)
+    assert {tokenizer.decode([int(token)]) for token in allowed} == {"b"} and tried > 8
+
+
+def test_what_is_kept_of_a_long_text_grows_with_it() -> None:
+    inner = SimpleNamespace(consume=lambda token: True)
+    lists = UniqueItems(inner, UniquePlaces(frozenset({"tags"})), SortedTokens([bytes([i]) for i in range(256)]))
+    text = json.dumps([{"tags": ["a", "b"]}] * 400).encode()
+    tracemalloc.start()
+    assert all(map(lists.consume, text))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(text) > 8000 and most < 8_000_000  # copies of the text would be 35 MB
 
 
 def test_only_the_lists_of_its_place_are_looked_at() -> None:
