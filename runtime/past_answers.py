@@ -106,17 +106,24 @@ class PastAnswers:
             tokens = tokens[int(ends[np.searchsorted(ends, whole - MAX_TOKENS)]) : whole]
         if len(tokens[:whole]) * 4 != len(ids):
             tokens = tokens[:whole]
-            with new_file(path) as new, _private(new) as file:
-                file.write(self._header + tokens.tobytes())
+            try:
+                with new_file(path) as new, _private(new) as file:
+                    file.write(self._header + tokens.tobytes())
+            except OSError as error:
+                self._give_up(path, error)
         return [int(token) for token in tokens]
 
     def _append(self, path: Path, data: bytes) -> None:
         try:
             with _private(path) as file:
                 file.write(data if file.tell() else self._header + data)
-        except OSError as error:  # answers go on without it
-            self._path = None
-            warnings.warn(f"{path}: {error.strerror}; answers are no longer kept", StreamspecWarning, stacklevel=2)
+        except OSError as error:
+            self._give_up(path, error)
+
+    def _give_up(self, path: Path, error: OSError) -> None:
+        """Answers go on without the file."""
+        self._path = None
+        warnings.warn(f"{path}: {error.strerror}; answers are no longer kept", StreamspecWarning, stacklevel=3)
 
 
 def _private(path: Path) -> BinaryIO:

@@ -167,8 +167,8 @@ class LoadedModel:
 
     def _open(self, path: Path) -> Any:
         here = usable(named(self.provider), self.manifest.flavour)
-        if self.threads < 1:
-            raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
+        if type(self.threads) is not int or self.threads < 1:
+            raise ConfigError(f"{self.threads!r} threads", "a whole number of at least 1", "correct threads")
         options = self.options()
         try:
             with HugePages(self.folder, read_in_pieces_below(self.manifest)) as pages:

@@ -48,6 +48,7 @@ DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabul
 ESCAPES = r"(?s:([^\\]|\\[^u]|\\u00([01][0-9a-fA-F]|7[fF]))*)"
 SEPARATORS = (", ", ": ")
 SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
+OR_STRING = re.compile(rf'"(?:\\.|[^"\\])*"|{SPECIAL_TOKEN.pattern}', re.DOTALL)
 LARGE = 65_536  # tokens from which on a vocabulary is prepared before it is needed: a second and more
 PAUSE = 1.0  # seconds without an answer after which it is
 
@@ -378,7 +379,8 @@ def _limits() -> Any:
 
 
 def _checked(kind: str, source: str, made: str) -> Grammar:
-    checked = SPECIAL_TOKEN.sub('"<>"', made)  # the library knows no vocabulary here
+    # The library knows no vocabulary here. Within strings the same is text.
+    checked = OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else '"<>"', made)
     wrong, messages = _call_library(
         kind, _library().LLMatcher.validate_grammar_with_warnings, checked, None, limits=_limits()
     )

@@ -122,6 +122,8 @@ class Thought:
         for tag, phase in ((self._begin, WITHIN), *((head, AFTER) for head in self._heads)):
             if tag and said.startswith(tag):
                 return Place(phase, inside=place.inside), said[len(tag) :]
+        if said and len(self.begin) == 1 and not self._heads:  # the tag is a token, which this is not
+            return Place(AFTER, inside=place.inside), None
         if any(tag.startswith(said) for tag in (self._begin, *self._heads)) and self._marked(said):
             return place._replace(held=data, run=place.run + 1), None
         return Place(AFTER, inside=place.inside), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -153,6 +154,25 @@ def test_tokens_beyond_the_vocabulary_and_things_that_are_no_files_are_refused(t
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(ConfigError, match="holds no answers"):
             PastAnswers(described(), tmp_path / "pipe")
+
+
+def test_a_file_that_cannot_be_written_anew_is_read_and_no_longer_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers"
+    PastAnswers(described(), path).add(ANSWER)
+    with path.open("ab") as file:
+        file.write(b"\0")  # as a killed process leaves it
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(past_answers, "new_file", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device; answers are no longer kept"):
+        past = PastAnswers(described(), path)
+    before = path.read_bytes()
+    past.add(ANSWER)
+    assert path.read_bytes() == before
 
 
 def test_a_file_that_cannot_be_written_ends_the_keeping_and_nothing_else(tmp_path: Path) -> None:

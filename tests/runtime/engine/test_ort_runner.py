@@ -245,6 +245,8 @@ def test_cancel_from_another_thread(bundles: Bundles) -> None:
     [
         ({"provider": "abacus"}, "abacus"),
         ({"threads": 0}, "0 threads"),
+        ({"threads": "2"}, "'2' threads"),
+        ({"threads": 2.0}, "2.0 threads"),
         ({"tree": 0}, "tree 0"),
         ({"tree": "oak"}, "oak"),
     ],

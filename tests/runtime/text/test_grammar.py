@@ -25,6 +25,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY
 from streamspec.runtime.text.grammar import MAX_TEXT, Vocabulary
 from streamspec.schemas.schema_checks import MAX_PATTERN
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
+from tests.support.random_answers import accepts
 
 Bundles = Callable[[str], Path]
 PERSON = {
@@ -252,6 +253,20 @@ def test_the_next_answer_is_free_again(bundles: Bundles, bundle: str, sampling: 
     check(session, Grammar.json_schema(PERSON))
     after = session.generate("x", max_new_tokens=30, sampling=sampling)
     assert after.token_ids == before.token_ids and after.logprobs is None and after.stats.forced_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (lambda: Grammar.json_schema({"type": "string", "description": "cite as <[1]>"}), '"a"'),
+        (lambda: Grammar.json_schema({"enum": ["<[1]>", 'a\\"<[2]>']}), '"<[1]>"'),
+        (lambda: Grammar.json_schema({"type": "string", "pattern": "^<[01]>$"}), '"<0>"'),
+        (lambda: Grammar.regex("<[01]>"), "<1>"),
+        (lambda: Grammar.choice(["a<[1]>", "b"]), "a<[1]>"),
+    ],
+)
+def test_what_looks_like_a_special_token_within_a_text_is_text(grammar: Callable[[], Grammar], text: str) -> None:
+    assert accepts(grammar(), text)
 
 
 def test_sessions_over_the_same_weights_share_the_vocabulary(bundles: Bundles) -> None:

@@ -97,6 +97,7 @@ def test_a_stop_string_counts_after_the_thought_alone(kind: str) -> None:
 def test_each_token_is_of_the_thought_of_the_text_or_of_what_is_around_them() -> None:
     _, _, kinds, _ = cut("<think>ab</think>\nc", [1], "added")
     assert kinds == [None, True, True, None, None, False]
+    assert cut("\n<b>", [1], "special")[2] == [None, False, False, False]  # which begins as the tag would be spelled
     spelled = cut("<think>ab</think>\nc", [1], "spelled")[2]
     assert spelled[:7] == [None] * 7 and spelled[7:9] == [True, True] and spelled[-2:] == [None, False]
 
