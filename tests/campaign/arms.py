@@ -8,10 +8,9 @@ from typing import Any
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.runtime import Pruning, Sampling
-from streamspec.runtime.hardware.providers import NATIVE_CPU
 from streamspec.runtime.sampling.sampling_params import GREEDY
 
-TOGETHER = 4  # prompts in a row that are chosen alike, and answered in shared calls
+TOGETHER = 8  # prompts in a row that are chosen alike, and answered in shared calls
 TEXT = ("ngram", "recycling")  # the sources that are on by default
 ROWS = (16, 5, 27, 8)  # of every draft, in turn
 
@@ -36,18 +35,25 @@ def skips(manifest: Manifest) -> bool:
 @dataclass(frozen=True)
 class ArmKind:
     """One way to draft. `fits`: the bundles that have it; `sources`: that draft beside the bundle's own drafter, by
-    their option of `load`; `options`: others of `load`, for which the bundle is opened once more; `shared`: answers
-    share calls; `only`: the provider that can, empty for any; `oracle`: drafts from plain's own answer, spoilt; `rows`:
-    of every draft, where they are not `ROWS` in turn."""
+    their option of `load`; `options`: others of `load`, for which the bundle is opened once more; `oracle`: drafts from
+    plain's own answer, spoilt; `rows`: of every draft, where they are not `ROWS` in turn."""
 
     fits: Callable[[Manifest], bool]
     sources: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     pruning: Pruning | None = None
-    shared: bool = False
-    only: str = ""
     oracle: bool = False
     rows: int = 0
+
+    @property
+    def data(self) -> bool:
+        """Whether it has a source that needs a session of its own."""
+        return bool({"store", "past_answers"} & {*self.sources})
+
+    @property
+    def shareable(self) -> bool:
+        """Whether several answers in shared calls can draft so, too."""
+        return bool(self.sources or self.oracle) and not (self.options or self.data or self.rows)
 
 
 SECOND = {"draft": "second"}  # the bundle that `Side.second` finds
@@ -69,8 +75,8 @@ ARMS = {
     "skipped layers": ArmKind(skips, options={"draft": "self"}),
     "plain's answer, spoilt": ArmKind(lambda manifest: True, oracle=True),
     "plain's answer, spoilt, 64 rows": ArmKind(bare, oracle=True, rows=64),
-    "shared calls": ArmKind(lambda manifest: True, TEXT, {"batch": TOGETHER}, shared=True, only=NATIVE_CPU.name),
 }
+SHARED = ", shared calls"  # behind the name of an arm
 CHOSEN: tuple[Sampling, ...] = (  # in turn, for every `TOGETHER` prompts; each sampled one takes a seed of its own
     GREEDY,
     GREEDY,

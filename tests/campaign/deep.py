@@ -30,7 +30,6 @@ ROOM, ANSWER = 100, 128  # tokens before that, and of an answer
 PIECE = 512  # tokens read between looks at the clock
 CHARACTERS = 8  # of a token, at most on average
 CHOSEN = (GREEDY, Sampling(0.8, top_p=0.95), Sampling(1.0, min_p=0.05))  # of the answers
-DATA = {"store", "past_answers"}  # sources that need a session of their own
 
 
 @dataclass(eq=False)
@@ -71,7 +70,7 @@ def run_deep(side: Side, file: Path, kept: Kept, ends: float) -> None:
         session.save(saved)
     if read < len(ids) - 1:
         return
-    kinds = {name: one for name, one in side.kinds.items() if not (one.options or one.shared or DATA & {*one.sources})}
+    kinds = {name: one for name, one in side.kinds.items() if not (one.options or one.data)}
     arms = {name: side.drafting(session.another(), kind) for name, kind in kinds.items()}
     for turn, chosen in enumerate(CHOSEN):
         sampling = replace(chosen, seed=number) if chosen.random else chosen
@@ -86,10 +85,8 @@ def run_deep(side: Side, file: Path, kept: Kept, ends: float) -> None:
                 return
             rows = ROWS[number % len(ROWS)]
             arm = SavedArm(name, arms[name], True, sampling, rows, kinds[name].pruning, saved=saved)
-            side.oracle.know(asked.ids, answers[str(turn)], number)
-            answer = arm.answer(asked.ids, asked.limit)
-            one = Compared(asked, answers[str(turn)])
-            side.count(kept, arm, number, one, answer.token_ids, sum(answer.drafted))
+            side.oracle.know(number, (asked.ids, answers[str(turn)]))
+            side.count(kept, arm, number, Compared(asked, answers[str(turn)]), arm.answer(asked.ids, asked.limit))
             done.append(f"{name} {turn}")
             kept.write()
     state |= {"deep": number + 1, "deep_done": [], "deep_plain": {}}

@@ -13,29 +13,31 @@ ASSUMED: tuple[Rates, ...] = ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1))  # of right toke
 
 
 class Oracle:
-    """`source`: to draft from; `know`: the next text, its prompt and its plain answer."""
+    """`source`: to draft from; `know`: the next texts, prompts and their plain answers."""
 
     def __init__(self, vocabulary: int) -> None:
         self.source = DraftSource("oracle", ASSUMED, begin=self._begin)
-        self._vocabulary, self._text, self._random = vocabulary, list[int](), Random(0)
+        self._vocabulary, self._texts, self._seed = vocabulary, list[list[int]](), 0
 
-    def know(self, prompt: Sequence[int], plain: Sequence[int], seed: int) -> None:
-        self._text, self._random = [*prompt, *plain], Random(seed)
+    def know(self, seed: int, *texts: tuple[Sequence[int], Sequence[int]]) -> None:
+        self._texts, self._seed = [[*prompt, *plain] for prompt, plain in texts], seed
 
     def _begin(self) -> TextIndex:
-        return _Index(self._text, self._vocabulary, self._random)
+        return _Index(self._texts, self._vocabulary, Random(self._seed))
 
 
 class _Index:
-    def __init__(self, text: list[int], vocabulary: int, random: Random) -> None:
-        self._text, self._vocabulary, self._random, self._at = text, vocabulary, random, 0
+    def __init__(self, texts: list[list[int]], vocabulary: int, random: Random) -> None:
+        self._texts, self._vocabulary, self._random, self._read = texts, vocabulary, random, list[int]()
 
     def extend(self, tokens: Iterable[int]) -> None:
-        self._at += len(list(tokens))
+        self._read += tokens
 
     def find(self, limit: int) -> Continuations | None:
         tokens, parents, levels, last = list[int](), list[int](), list[int](), -1
-        for right in self._text[self._at : self._at + limit]:
+        at = len(self._read)
+        text = next((text for text in self._texts if text[:at] == self._read), [])
+        for right in text[at : at + limit]:
             wrong = self._random.random() < WRONG
             if wrong:
                 tokens.append((right + self._random.randrange(1, self._vocabulary)) % self._vocabulary)

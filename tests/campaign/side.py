@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from streamspec.bench.arms import Arm, SessionTieBreaker
 from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.bundle.files import read_manifest
-from streamspec.runtime import LoadOptions, Sampling, Session, load
+from streamspec.runtime import Completion, LoadOptions, Sampling, Session, load
 from streamspec.runtime.draft_sources.registry import SOURCES, chosen
-from tests.campaign.arms import ARMS, CHOSEN, ROWS, SECOND, TOGETHER, ArmKind
+from streamspec.runtime.hardware.providers import NATIVE_CPU
+from tests.campaign.arms import ARMS, CHOSEN, ROWS, SECOND, SHARED, TOGETHER, ArmKind, bare
 from tests.campaign.kept import PLAIN, Kept, revision
 from tests.campaign.oracle import Oracle
 from tests.campaign.prompts import CONTEXT, Case, case
@@ -43,14 +45,16 @@ class Side:
         self.name, self.manifest = side_name(bundle, provider), read_manifest(bundle)
         self.oracle = Oracle(self.manifest.model.vocab_size)
         self._plain = self.load(tree="plain")
-        self._sessions: dict[str, Session] = {}
-        self._arms: dict[tuple[str, int], Arm] = {}  # by name and rows: what an arm has learned is its own
+        self._arms: dict[tuple[str, int, int], Arm] = {}  # what an arm has learned is its own
         self._tolerance: float | None = None
         self.kinds = {name: kind for name, kind in ARMS.items() if self._fits(kind)}
-        for name in self.kinds:
-            self._sessions[name] = self._session(name)
-        for name in [name for name, kind in self.kinds.items() if kind.shared and self._sessions[name].batch < 2]:
-            del self.kinds[name], self._sessions[name]  # a bundle whose calls cannot be shared
+        self._sessions = {name: self._session(kind) for name, kind in self.kinds.items()}
+        self._sharing = self._sharing_sessions()
+
+    def _sharing_sessions(self) -> list[Session]:
+        """Those whose answers share calls; none of a bundle whose calls cannot be shared."""
+        one = self.load(tree=ROWS[0], batch=TOGETHER) if self.provider == NATIVE_CPU.name else None
+        return [] if one is None or one.batch < 2 else [one, *(one.another() for _ in range(TOGETHER - 1))]
 
     def load(self, **options: Any) -> Session:
         given = OFF | {"threads": 1, "context": CONTEXT, "cache_dir": self.cache, "provider": self.provider} | options
@@ -65,15 +69,13 @@ class Side:
         return next((path for path in others if path != self.bundle and path.exists()), None)
 
     def _fits(self, kind: ArmKind) -> bool:
-        there = kind.options != SECOND or self.second is not None
-        return there and kind.only in ("", self.provider) and kind.fits(self.manifest)
+        return (kind.options != SECOND or self.second is not None) and kind.fits(self.manifest)
 
-    def _session(self, name: str) -> Session:
+    def _session(self, kind: ArmKind) -> Session:
         """Opens the session of an arm, over the same weights where no option of `load` is its own."""
-        kind = self.kinds[name]
         options = kind.options | ({"draft": self.second} if kind.options == SECOND else {})
         sources = dict.fromkeys(kind.sources, True)
-        if options or {"store", "past_answers"} & {*kind.sources}:
+        if options or kind.data:
             return self.load(**{"tree": ROWS[0]} | options | sources)
         return self.drafting(self._plain.another(), kind)
 
@@ -85,14 +87,27 @@ class Side:
         session.policy = replace(session.policy, rows=ROWS[0], sources=sources)
         return session
 
-    def _arm(self, name: str, number: int, sampling: Sampling) -> Arm:
+    def _arm(self, name: str, number: int, sampling: Sampling, place: int | None = None) -> Arm:
+        """`place`: among the sessions that share calls, None for the arm's own one."""
         kind = self.kinds[name]
         rows = None if kind.options.get("tree") == "auto" else kind.rows or ROWS[number % len(ROWS)]
+        label, session = name, self._sessions[name]
+        if place is not None:
+            label, session = name + SHARED, self.drafting(self._sharing[place], kind)
         made = self._arms.setdefault(
-            (name, rows or 0), Arm(name, self._sessions[name], True, sampling, rows, kind.pruning)
+            (label, rows or 0, place or 0), Arm(label, session, True, sampling, rows, kind.pruning)
         )
         made.sampling = sampling
         return made
+
+    def _asked(self, number: int) -> list[tuple[str, bool]]:
+        """The arms that answer a prompt, and whether it is together with the others of its turn. Where answers can
+        share calls and nothing else than texts drafts, one prompt in a turn is answered alone."""
+        turn, place = divmod(number, TOGETHER)
+        thin = bool(self._sharing) and bare(self.manifest) and place != turn % TOGETHER
+        alone = [] if thin else [(name, False) for name in self.kinds]
+        ends = self._sharing and place == TOGETHER - 1
+        return alone + [(name, True) for name, kind in self.kinds.items() if ends and kind.shareable]
 
     def run(self, prompts: list[str], number: int, kept: Kept, ends: float = math.inf) -> None:
         """Answers the prompt of this number in every way, and counts; at `ends`, of the monotonic clock, the next call
@@ -109,23 +124,28 @@ class Side:
             state["plain"] = {str(n): ids for n, ids in answers.items()}
             self.add(kept, PLAIN, sampling, asked, answers[number])
             kept.write()
-        for name in [name for name in self.kinds if name not in done]:
+        for name, shared in self._asked(number):
+            label = name + SHARED * shared
+            if label in done:
+                continue
             if time.monotonic() >= ends:
                 return
-            kind = self.kinds[name]
-            if not kind.shared:
-                arm = self._arm(name, number, sampling)
-                self.oracle.know(asked.ids, answers[number], number)
-                answer = arm.answer(asked.ids, asked.limit)
-                one = Compared(asked, answers[number])
-                self.count(kept, arm, number, one, answer.token_ids, sum(answer.drafted))
-            elif number % TOGETHER == TOGETHER - 1:
-                both = [Compared(case(self._plain, prompts, n), ids) for n, ids in sorted(answers.items())]
-                self._run_together(kept, self._arm(name, number, sampling), number, both)
-            done.append(name)
+            numbers = sorted(answers) if shared else [number]
+            known = [Compared(case(self._plain, prompts, n), answers[n]) for n in numbers]
+            arms = [self._arm(name, number, sampling, place if shared else None) for place in range(len(known))]
+            self._compare(kept, number, arms, known)
+            done.append(label)
             kept.write()
         state["done"] = []
         state["next"] += 1
+
+    def _compare(self, kept: Kept, number: int, arms: list[Arm], known: list[Compared]) -> None:
+        """Answers these prompts at once, each by its arm, and counts."""
+        self.oracle.know(number, *((one.case.ids, one.plain) for one in known))
+        with ThreadPoolExecutor(len(arms)) as pool:
+            answers = list(pool.map(lambda arm, one: arm.answer(one.case.ids, one.case.limit), arms, known))
+        for arm, one, answer in zip(arms, known, answers, strict=True):
+            self.count(kept, arm, number, one, answer)
 
     def add(
         self, kept: Kept, arm: str, sampling: Sampling, asked: Case, plain: list[int], **counts: int
@@ -136,25 +156,15 @@ class Side:
         kept.add(key, {"prompts": 1, "tokens": len(plain)} | counts, len(asked.ids))
         return key
 
-    def _run_together(self, kept: Kept, arm: Arm, number: int, both: list[Compared]) -> None:
-        """Answers the recent prompts at once."""
-        limit = max(one.case.limit for one in both)
-        arm.session.forget()
-        answers = arm.session.generate([one.case.ids for one in both], max_new_tokens=limit, sampling=arm.sampling)
-        for one, answer in zip(both, answers, strict=True):
-            cut = answer.token_ids[: one.case.limit]  # plain ones had limits of their own
-            self.count(kept, arm, number, one, cut, sum(answer.drafted[: len(cut)]), answer.stats.shared_steps)
-
-    def count(
-        self, kept: Kept, arm: Arm, number: int, one: Compared, other: list[int], accepted: int, shared: int = 0
-    ) -> None:
+    def count(self, kept: Kept, arm: Arm, number: int, one: Compared, answer: Completion) -> None:
         """Compares an answer with the plain one; a mismatch is printed and kept."""
-        ids, plain = one.case.ids, one.plain
+        ids, plain, other = one.case.ids, one.plain, answer.token_ids
         tie_breaker = SessionTieBreaker(arm, [[*ids, *plain]], self._tolerance)
         agreement = compare_outputs(ids, plain, other, tie_breaker)
         self._tolerance = tie_breaker.measured
-        found = {"near_ties": agreement.near_ties, "mismatches": agreement.mismatches}
-        key = self.add(kept, arm.name, arm.sampling, one.case, plain, accepted=accepted, shared_steps=shared, **found)
+        found = {"accepted": sum(answer.drafted), "shared_steps": answer.stats.shared_steps}
+        found |= {"near_ties": agreement.near_ties, "mismatches": agreement.mismatches}
+        key = self.add(kept, arm.name, arm.sampling, one.case, plain, **found)
         if agreement.mismatches:
             at = first_difference(plain, other)
             fault = {

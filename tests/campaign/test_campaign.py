@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from streamspec.bench.arms import Arm
+from streamspec.export import export_bundle
 from streamspec.runtime import Completion
 from tests.campaign import deep, side
 from tests.campaign import kept as kept_file
 from tests.campaign.__main__ import main
+from tests.campaign.arms import TOGETHER
 from tests.campaign.kept import Kept
 from tests.campaign.prompts import CONTEXT, case, texts
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
-PROMPTS = 4
+PROMPTS = TOGETHER
+SPOILT = "plain's answer, spoilt"
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,23 @@ def test_every_arm_compares_every_prompt_and_some_drafts_come_true(whole: Kept) 
     for counts in arms.values():
         assert counts["prompts"] == PROMPTS and counts["tokens"] > 100
         assert counts["accepted"] > 10 and counts["mismatches"] == 0
-    [shared] = [counts for name, counts in whole.counts.items() if "shared" in name]
-    assert shared["prompts"] == PROMPTS and shared["shared_steps"] > 0 and shared["mismatches"] == 0
+    shared = {name.split(" | ")[2]: counts for name, counts in whole.counts.items() if "shared" in name}
+    assert [*shared] == [f"{name}, shared calls" for name in ("drafter, n-grams, recycled tokens", SPOILT)]
+    for counts in shared.values():
+        assert counts["prompts"] == PROMPTS and counts["shared_steps"] > 0 and counts["mismatches"] == 0
+    assert shared[f"{SPOILT}, shared calls"]["accepted"] > 100
+
+
+def test_of_a_base_one_prompt_in_a_turn_is_answered_alone(folder: Path, tmp_path: Path) -> None:
+    export_bundle(folder / "base", None, tmp_path / "bare", "int8", progress=lambda line: None)
+    one = side.Side(tmp_path / "bare", "native", tmp_path / "costs")
+    kept = Kept(tmp_path / "kept.json")
+    for number in range(TOGETHER):
+        one.run(texts(folder / "data"), number, kept)
+    prompts = {name.split(" | ")[2]: counts["prompts"] for name, counts in kept.counts.items()}
+    assert prompts.pop("plain") == TOGETHER and "recycled tokens" in prompts and f"{SPOILT}, shared calls" in prompts
+    assert {name: count for name, count in prompts.items() if count != (TOGETHER if "shared" in name else 1)} == {}
+    assert sum(counts["mismatches"] for counts in kept.counts.values()) == 0
 
 
 def test_an_interrupted_campaign_goes_on_with_the_next_prompt(
