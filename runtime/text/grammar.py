@@ -48,7 +48,6 @@ DEAD_END = "NoExtensionBias"  # the library's word for: no token of this vocabul
 ESCAPES = r"(?s:([^\\]|\\[^u]|\\u00([01][0-9a-fA-F]|7[fF]))*)"
 SEPARATORS = (", ", ": ")
 SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
-OR_STRING = re.compile(rf'"(?:\\.|[^"\\])*"|{SPECIAL_TOKEN.pattern}', re.DOTALL)
 LARGE = 65_536  # tokens from which on a vocabulary is prepared before it is needed: a second and more
 PAUSE = 1.0  # seconds without an answer after which it is
 
@@ -114,8 +113,9 @@ class Grammar:
                 raise ConfigError("uniqueItems in the parameters of a tool", "lists that may repeat", "leave it out")
             left_out.append("uniqueItems")
         parts = {name: each.schema for name, each in narrow.items()}
-        made = rules + "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
-        grammar = _checked("grammar of calls", made, made)
+        named = "".join(f"{name}: %json {json.dumps(part)}\n" for name, part in parts.items())
+        made, known = rules + named, SPECIAL_TOKEN.sub('"<>"', rules)  # to be checked without a vocabulary
+        grammar = _checked("grammar of calls", made, known + named)
         texts: tuple[str, ...] = (made,)
         if any(each.open_keys for each in narrow.values()):
             special = "".join(f" | {token}" for token in sorted(set(SPECIAL_TOKEN.findall(rules))))
@@ -379,10 +379,8 @@ def _limits() -> Any:
 
 
 def _checked(kind: str, source: str, made: str) -> Grammar:
-    # The library knows no vocabulary here. Within strings the same is text.
-    checked = OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else '"<>"', made)
     wrong, messages = _call_library(
-        kind, _library().LLMatcher.validate_grammar_with_warnings, checked, None, limits=_limits()
+        kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits()
     )
     if wrong:
         raise _bad(kind, messages[0])

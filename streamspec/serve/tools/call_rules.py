@@ -131,7 +131,7 @@ class _Rules:
             if piece in self._specials
             else "/[a-zA-Z0-9]{9}/"
             if piece == ID
-            else json.dumps(piece)
+            else json.dumps(piece).replace("<[", "\\u003c[")  # no special token of the rules
             for piece in pieces
             if piece
         ]
