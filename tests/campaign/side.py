@@ -90,7 +90,8 @@ class Side:
     def _arm(self, name: str, number: int, sampling: Sampling, place: int | None = None) -> Arm:
         """`place`: among the sessions that share calls, None for the arm's own one."""
         kind = self.kinds[name]
-        rows = None if kind.options.get("tree") == "auto" else kind.rows or ROWS[number % len(ROWS)]
+        count = number if place is None else number // TOGETHER
+        rows = None if kind.options.get("tree") == "auto" else kind.rows or ROWS[count % len(ROWS)]
         label, session = name, self._sessions[name]
         if place is not None:
             label, session = name + SHARED, self.drafting(self._sharing[place], kind)
