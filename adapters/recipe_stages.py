@@ -254,7 +254,8 @@ def make_answers(
     if not run.state.finished(COMPARED):
         began, some = run.budget.elapsed(), [prompts[i] for i in spread(len(prompts), SAMPLE)]
         sample = CompletionFile(run.work / "compared.jsonl", answers_made_by(config, run.base, source))
-        greedy = asked_once(source, some, sample, replace(job, sampled=None))  # kept ones may be of another source
+        sample.known.clear()  # of an attempt before, perhaps of another source
+        greedy = asked_once(source, some, sample, replace(job, sampled=None))
         if not greedy and (not some or processes.from_first(until.over())):
             return answered(prompts, file.known)
         report = check_answers_from(model, greedy, config.answers_from or "")
@@ -283,8 +284,10 @@ def own_answers(
     if finished:  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
     began = run.budget.elapsed()
-    with answering(model):
-        found = make_answers(run, model, prompts, file, ENDLESS if finished else until, name)
+    found = answered(prompts, file.known)
+    if not finished or len(found) < len(prompts):
+        with answering(model):
+            found = make_answers(run, model, prompts, file, ENDLESS if finished else until, name)
     if not finished:
         reached = {tuple(prompt) for prompt, _ in found}
         if processes.is_first():

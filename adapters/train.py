@@ -91,6 +91,7 @@ def day_of(data: Sequence[str]) -> Iterator[None]:
     the next over the same data, find their answers and states by the same tokens."""
     found = [file for source in sources(data) for file in source.files()]
     changed = max((file.stat().st_mtime for file in found if file.exists()), default=None)
+    changed = processes.from_first(changed)  # a copy of the data elsewhere may be of another day
     token = TODAY.set(None if changed is None else datetime.fromtimestamp(changed))
     try:
         yield

@@ -78,6 +78,7 @@ def ask(source: AnswerSource, prompts: list[list[int]], file: CompletionFile, jo
     finally:
         if pending:
             source.close()
+            wait(pending, SIGN_OF_LIFE)  # a bundle's end with their step, a server's may go on
     if done:
         job.speeds.measured(ANSWERS, done, job.until.now() - began)
     return answered(prompts, file.known)

@@ -45,6 +45,8 @@ class ChatTurns:
         self.control = control
         self.layout, self.template, self.specials, self.ends = layout, template, specials, ends
         self.tail = self._tail()
+        tail = self.tail or ""
+        self.end = min((end for end in ends if end in tail), key=tail.index, default="")  # that it writes of `ends`
         self.tags = tags_of(template)
         self.thoughts = Counter[str]()  # answers so far with a thought that is "kept", or that the template "dropped"
         self.odd_beginning: str | None = None  # how prompts end where the template writes answers otherwise
@@ -96,9 +98,8 @@ class ChatTurns:
         if calls or any(answer.get(name) for name in THOUGHTS):
             self._refuse(where, "writes an answer with tool calls or reasoning otherwise than its prompt begins one")
         self.odd_beginning = prompt[-20:]
-        end = next((end for end in self.ends if end in (self.tail or "")), "")
         marked = answer if self.control is None else self.control.marked_messages([answer])[0]
-        return Turn(prompt, self._within(prompt, marked["content"]) + end, not end)
+        return Turn(prompt, self._within(prompt, marked["content"]) + self.end, not self.end)
 
     def _within(self, prompt: str, content: str) -> str:
         """The content without the tag by which its prompt has begun a thought."""
@@ -111,8 +112,7 @@ class ChatTurns:
         """The answer up to the first token at which generation stops: templates write more, such as a newline."""
         if self.tail is not None and text.endswith(self.tail):
             body, tail = text[: len(text) - len(self.tail)], self.tail
-            stops = sorted(tail.index(end) + len(end) for end in self.ends if end in tail)
-            return Turn(prompt, body + tail[: stops[0]] if stops else body, not stops)
+            return Turn(prompt, body + tail[: tail.index(self.end) + len(self.end)], not self.end)
         stop = max((text.rfind(end) + len(end) for end in self.ends if end in text), default=0)
         return Turn(prompt, text[:stop] if stop else text, not stop)
 

@@ -72,9 +72,8 @@ class Formatter:
     @property
     def answer_ends(self) -> tuple[int, ...]:
         """As `end_ids`, the one that the prompt format writes after an answer first."""
-        tail = (self.chat and self.chat.tail) or ""
-        written = min((end for end in self.ends if end in tail), key=tail.index, default=self.ends[0])
-        return tuple(dict.fromkeys((self.tokenizer.convert_tokens_to_ids(written), *self.end_ids)))
+        written = self.tokenizer.convert_tokens_to_ids((self.chat and self.chat.end) or self.ends[0])
+        return tuple(sorted(self.end_ids, key=lambda token: token != written))
 
     def unended_turn(self) -> str | None:
         """Returns what to say of a chat template that ends turns where generation does not end; None as a rule."""
