@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar
 from streamspec.runtime.text.grammar import Vocabulary
 from streamspec.schemas.unique_items import SortedTokens, UniqueItems, UniquePlaces
+from tests.support.byte_tokenizers import byte_level
 from tests.support.random_answers import accepts, random_answer
 
 UNIQUE = {"type": "array", "uniqueItems": True}
@@ -100,26 +100,10 @@ def test_a_reference_that_is_not_followed_is_refused_where_lists_have_no_item_tw
     assert Grammar.json_schema(schema, strict=False).left_out == ("uniqueItems",)
 
 
-def words() -> Tokenizer:
-    """A tokenizer that can cut a text in many ways."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary, merges = {name: i for i, name in enumerate(["<eos>", *alphabet])}, list[tuple[str, str]]()
-    for word in ("very", "Ġvery", "Ġgood", "good", "Ġbad"):
-        for end in range(2, len(word) + 1):
-            if word[:end] not in vocabulary:
-                vocabulary[word[:end]] = len(vocabulary)
-                merges.append((word[: end - 1], word[end - 1]))
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    return tokenizer
-
-
 def test_items_within_each_other_are_tried_by_their_text_not_by_each_way_to_cut_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer, tried = words(), 0
+    tokenizer, tried = byte_level(["very", "Ġvery", "Ġgood", "good", "Ġbad"]), 0  # texts are cut in many ways
     labels = [" ".join(["very"] * count + ["good"]) for count in range(8)]
     grammar = Grammar.json_schema({**UNIQUE, "minItems": 9, "items": {"enum": [*labels, "bad"]}})
     state = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [0]).start(grammar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -9,12 +10,24 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 EOS = 0
 
 
-def byte_level() -> Tokenizer:
-    """Byte-level BPE without merges: one token per byte; token 0 is the special end-of-text."""
+def bytes_and_words(first: Sequence[str], words: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE: the tokens `first`, one per byte, and those that merge bytes to `words` from their beginnings."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({"<eos>": EOS} | {c: i + 1 for i, c in enumerate(alphabet)}, []))
+    vocabulary, merges = {name: i for i, name in enumerate([*first, *alphabet])}, list[tuple[str, str]]()
+    for word in words:
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocabulary:
+                vocabulary[word[:end]] = len(vocabulary)
+                merges.append((word[: end - 1], word[end - 1]))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_level(words: Sequence[str] = ()) -> Tokenizer:
+    """Byte-level BPE with merges to `words` alone: token 0 is the special end-of-text."""
+    tokenizer = bytes_and_words(["<eos>"], words)
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
     return tokenizer
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from streamspec.acceptance_stats import Acceptance
@@ -18,6 +17,7 @@ from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.export import Target, export_bundle
 from streamspec.export.deployment_target import PLAIN_CPU
+from tests.support.byte_tokenizers import bytes_and_words
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 HIDDEN, GAMMA, VOCAB = 32, 3, 64
@@ -45,20 +45,11 @@ def lettered_base(folder: Path, eos: bool = True) -> Path:
     256.
     """
     torch.set_num_threads(1)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    merges = []
-    for word in ('{"', '"}', '",', "true", "false", "null", 'Ġ"', '":', "na", "name", "me", "12"):
-        for end in range(2, len(word) + 1):
-            if word[:end] not in vocabulary:
-                vocabulary[word[:end]] = len(vocabulary)
-                merges.append((word[: end - 1], word[end - 1]))
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    words = ('{"', '"}', '",', "true", "false", "null", 'Ġ"', '":', "na", "name", "me", "12")
+    tokenizer = bytes_and_words(["<pad>", "<s>", "</s>"], words)
     named = {"bos_token": "<s>", "pad_token": "<pad>"} | ({"eos_token": "</s>"} if eos else {})
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
-    size = len(vocabulary) + 5  # a model's vocabulary may be larger than its tokenizer's
+    size = tokenizer.get_vocab_size() + 5  # a model's vocabulary may be larger than its tokenizer's
     changes = {"vocab_size": size, "max_position_embeddings": 256, "initializer_range": 0.5}
     tiny_model("llama", **changes | ({} if eos else {"eos_token_id": None})).save_pretrained(folder)
     return folder
