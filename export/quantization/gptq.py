@@ -14,6 +14,8 @@ A text of a few thousand tokens says more about single inputs than about pairs: 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from streamspec.export.ops.builder import Array
@@ -140,31 +142,44 @@ def _round_rows(weight: Array, power: Array, order: Array, spread: Array, block:
     high = low + np.float32(LARGEST)
     inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
     exact = np.ascontiguousarray(np.take(weight, order, axis=1).T)
-    target, where = exact.copy(), (order // block).tolist()
-
-    def round_inputs(start: int, stop: int) -> None:
-        """Rounds inputs `start` to `stop`, the later half first: their levels take the place of `exact`, their errors
-        of `target`."""
-        if stop - start > COLUMNS:
-            middle = (start + stop + 1) // 2
-            round_inputs(middle, stop)
-            target[start:middle] += spread[middle:stop, start:middle].T @ target[middle:stop]
-            round_inputs(start, middle)
-            return
-        for i in reversed(range(start, stop)):
-            at, level, error = where[i], exact[i], target[i]
-            rounded_level = np.rint(error * inverse[at])
-            np.minimum(np.maximum(rounded_level, low[at], out=rounded_level), high[at], out=rounded_level)
-            np.subtract(level, rounded_level * steps[at], out=error)
-            level[:] = rounded_level
-            for j in range(start, i):
-                target[j] += spread[i, j] * error
-
-    round_inputs(0, width)
+    inputs = _Inputs(exact, exact.copy(), spread, (order // block).tolist(), steps, inverse, low, high)
+    inputs.round(0, width)
     codes = np.empty_like(exact)
     codes[order] = exact
     codes = codes.reshape(-1, block, rows) - low[:, None]
     return codes.reshape(width, rows).T.astype(np.uint8), scales, zeros.astype(np.uint8)
+
+
+class _Inputs(NamedTuple):
+    """Inputs in the order of `_spread`, of some rows. A class, as a function within a function that calls itself would
+    hold what it reads until the next search for cycles: many layers' arrays.
+    """
+
+    exact: Array  # [in, rows]; levels take its place
+    target: Array  # [in, rows] what is rounded: the weights and the errors that reach them; errors take its place
+    spread: Array  # [in, in] as `_spread` leaves it
+    where: list[int]  # block of each input
+    steps: Array  # [blocks, rows], as all below
+    inverse: Array
+    low: Array
+    high: Array
+
+    def round(self, start: int, stop: int) -> None:
+        """Rounds inputs `start` to `stop`, the later half first."""
+        if stop - start > COLUMNS:
+            middle = (start + stop + 1) // 2
+            self.round(middle, stop)
+            self.target[start:middle] += self.spread[middle:stop, start:middle].T @ self.target[middle:stop]
+            self.round(start, middle)
+            return
+        for i in reversed(range(start, stop)):
+            at, level, error = self.where[i], self.exact[i], self.target[i]
+            rounded = np.rint(error * self.inverse[at])
+            np.minimum(np.maximum(rounded, self.low[at], out=rounded), self.high[at], out=rounded)
+            np.subtract(level, rounded * self.steps[at], out=error)
+            level[:] = rounded
+            for j in range(start, i):
+                self.target[j] += self.spread[i, j] * error
 
 
 def ranges_of(blocks: Array, shares: Array) -> tuple[Array, Array]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import numpy as np
 import pytest
 
@@ -36,6 +39,18 @@ def test_scales_are_numbers_of_float16_and_the_same_twice() -> None:
     first, again = (round_weight(weight, second.copy(), BLOCK) for _ in range(2))
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
     assert np.array_equal(first[1], first[1].astype(np.float16).astype(np.float32))
+
+
+def test_nothing_of_a_weight_is_held_when_it_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, spread = [], gptq._spread
+    monkeypatch.setattr(gptq, "_spread", lambda second: given.append(ref(second)) or spread(second))
+    gc.disable()  # an export may go through several layers before the next search for cycles
+    try:
+        round_weight(RNG.standard_normal((32, 64)).astype(np.float32), moments(correlated(100, 64)), BLOCK)
+        assert len(given) == 1
+        assert given[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
