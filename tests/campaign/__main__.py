@@ -38,13 +38,14 @@ def campaign(
     prompts: int | None = None,
     deep: int = 0,
     only: str | None = None,
+    first: int = 0,
 ) -> None:
     """Runs for so many seconds of wall time, or until every side has had `prompts` prompts, and a deep one after each
     `deep` of them. Sides share the processor's time equally."""
     ends, cases = time.monotonic() + seconds, texts(data)
     sides = [(bundle, provider) for bundle in bundles for provider in providers(bundle) if only in (None, provider)]
     for bundle, provider in sides:
-        kept.side(side_name(bundle, provider))
+        kept.side(side_name(bundle, provider), first)
 
     def left(side: tuple[Path, str]) -> bool:
         return prompts is None or kept.side(side_name(*side))["next"] < prompts
@@ -107,6 +108,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--tiny", type=Path, metavar="FOLDER", help="tiny bundles with every drafter, made there once")
     parser.add_argument("--deep", type=int, default=0, metavar="N", help="after N prompts one to the context's limit")
     parser.add_argument("--provider", choices=(CPU.name, NATIVE_CPU.name), help="only on this one; both unless given")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="begin with this prompt, beside another run")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folders of data sets")
     asked = parser.parse_args(given)
     bundles = [bundle for path in asked.bundles for bundle in bundles_in(path)]
@@ -116,7 +118,7 @@ def main(given: list[str] | None = None) -> int:
         bundles += tiny_bundles(asked.tiny)
     kept = Kept(asked.kept)
     try:
-        campaign(bundles, asked.data, kept, 60 * asked.minutes, asked.prompts, asked.deep, asked.provider)
+        campaign(bundles, asked.data, kept, 60 * asked.minutes, asked.prompts, asked.deep, asked.provider, asked.first)
     except DataError as error:
         parser.error(str(error))
     print(report(kept))

@@ -12,7 +12,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY
 
 TOGETHER = 8  # prompts in a row that are chosen alike, and answered in shared calls
 TEXT = ("ngram", "recycling")  # the sources that are on by default
-ROWS = (16, 5, 27, 8)  # of every draft, in turn
+ROWS = (16, 5, 3, 27, 8)  # of every draft, in turn
 
 
 def drafts(manifest: Manifest) -> bool:
@@ -69,7 +69,7 @@ ARMS = {
     "past answers": ArmKind(bare, ("past_answers",)),
     "store of answers": ArmKind(lambda manifest: manifest.store is not None, ("store",)),
     "window of the cache": ArmKind(
-        lambda manifest: bare(manifest) and not manifest.model.caches, options={"draft": "window:128"}
+        lambda manifest: bare(manifest) and not manifest.model.caches, options={"draft": "window:128"}, rows=5
     ),
     "second model": ArmKind(bare, options=SECOND),
     "skipped layers": ArmKind(skips, options={"draft": "self"}),
@@ -77,20 +77,12 @@ ARMS = {
     "plain's answer, spoilt, 64 rows": ArmKind(bare, oracle=True, rows=64),
 }
 SHARED = ", shared calls"  # behind the name of an arm
-CHOSEN: tuple[Sampling, ...] = (  # in turn, for every `TOGETHER` prompts; each sampled one takes a seed of its own
-    GREEDY,
-    GREEDY,
+SAMPLED = (
     Sampling(1.0, top_p=0.9),
-    GREEDY,
-    GREEDY,
     Sampling(repetition_penalty=1.3, seed=0),
-    GREEDY,
     Sampling(0.8, top_k=20, repetition_penalty=1.1),
-    GREEDY,
-    GREEDY,
     Sampling(1.3, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.3),
-    GREEDY,
-    GREEDY,
-    GREEDY,
     Sampling(0.6, logit_bias={5: 3.0, 9: -3.0, 33: 1.0}),
 )
+# In turn, for every `TOGETHER` prompts; each sampled one takes a seed of its own.
+CHOSEN: tuple[Sampling, ...] = tuple(one for sampled in SAMPLED for one in (GREEDY, GREEDY, sampled, GREEDY, GREEDY))
