@@ -117,12 +117,13 @@ class Side:
         sampling = CHOSEN[turn % len(CHOSEN)]
         if sampling.random:
             sampling = replace(sampling, seed=turn)
-        answers = {int(n): ids for n, ids in state.get("plain", {}).items() if int(n) // TOGETHER == turn}
+        kept_plain = state.get("plain", {}) if state.get("chosen") == str(sampling) else {}
+        answers = {int(n): ids for n, ids in kept_plain.items() if int(n) // TOGETHER == turn}
         done = state.setdefault("done", [])
         asked = case(self._plain, prompts, number)
         if number not in answers:
             answers[number] = Arm(PLAIN, self._plain, False, sampling).answer(asked.ids, asked.limit).token_ids
-            state["plain"] = {str(n): ids for n, ids in answers.items()}
+            state["plain"], state["chosen"] = {str(n): ids for n, ids in answers.items()}, str(sampling)
             self.add(kept, PLAIN, sampling, asked, answers[number])
             kept.write()
         for name, shared in self._asked(number):
