@@ -14,17 +14,19 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
+from streamspec.adapters.answers.bundle import BundleAnswers
 from streamspec.adapters.base_models.gguf.lazy_tensors import fill, load_lazily
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.dataset.batches import draft_vocabulary
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.served_layers import ServedLayers, read_states_alone
+from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.errors import AdapterError, ConfigError
@@ -123,18 +125,22 @@ def serve_lower_layers(run: Run, model: PreTrainedModel) -> None:
     if run.served is None:
         return
     decoder = HFDecoder(model)
-    count = drafter_class(run.config).lowest_layer(run, decoder)
-    if not count or not read_states_alone(decoder, count):
+    layers = drafter_class(run.config).read_states(run, decoder)
+    if not layers[0] or not read_states_alone(decoder, layers[-1]):
         say("the target's states are computed by PyTorch: its upper layers read more of the lower than states")
         return
     try:
-        run.lower_layers = run.served(count)
+        states = run.served(layers)
     except ConfigError as error:
         say(f"the target's states are computed by PyTorch: {error.found}")
         return
-    ServedLayers(model, run.lower_layers, count)
-    rest = len(decoder.layers) - count
-    say(f"the target's first {count} layers are computed by the bundle's operators, the last {rest} by PyTorch")
+    run.lower_layers, answering = states, run.work / "answering"
+    if processes.is_first() and isinstance(run.source, BundleAnswers) and states.keep_in(answering):
+        run.lower_layers = kept = AnsweredStates(states, run.work / "entered", len(layers), decoder.hidden_size)
+        run.source.keep_states(answering, kept.add)
+    ServedLayers(model, run.lower_layers, layers)
+    rest = len(decoder.layers) - layers[-1]
+    say(f"the target's first {layers[-1]} layers are computed by the bundle's operators, the last {rest} by PyTorch")
 
 
 def drafter_class(config: TrainConfig) -> type[DraftingModel]:

@@ -41,12 +41,11 @@ from streamspec.adapters.runs.run_folder import RUN_STATE, TIME_USED, WORK, chec
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import start_budget
-from streamspec.adapters.training.served_layers import Opener, States
+from streamspec.adapters.training.served_layers import Opener, Served
 from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.data import fingerprints, sample_examples
 from streamspec.model_families import FAMILIES
 
@@ -118,18 +117,18 @@ def read_inputs(
     return inputs, file_hashes(config, base, digest(data), digest(val))
 
 
-def served_states(config: TrainConfig, base: Base, open_layers: Opener) -> Callable[[int], States] | None:
-    """What opens the target's first layers in the bundle that answers, where its weights are those of the base's own
-    file and no adapter or GPU changes what computes them; else None.
+def served_states(config: TrainConfig, base: Base, open_layers: Opener) -> Served | None:
+    """What opens the target's lower layers in the bundle that answers, where its weights are the base's, however they
+    are rounded, and no adapter or GPU changes what computes them; else None.
     """
     if config.answers_from is None or is_server(config.answers_from) or config.target_lora is not None:
         return None
     folder = Path(config.answers_from)
-    manifest = read_manifest(folder)
-    own = base.made_of is not None and manifest.base.sha256 == gguf_hash(base.made_of)
-    if not own or manifest.precision != OWN_WEIGHTS or config.base_bits is not None or processes.device().type != "cpu":
+    hashes = {base.sha256} if base.made_of is None else {base.sha256, gguf_hash(base.made_of)}
+    own = read_manifest(folder).weights_sha256 in hashes
+    if not own or config.base_bits is not None or processes.device().type != "cpu":
         return None
-    return lambda count: open_layers(folder, count, torch.get_num_threads())
+    return lambda layers: open_layers(folder, layers, torch.get_num_threads())
 
 
 def read_rows_of(

@@ -159,7 +159,7 @@ def train_staged(run: Run) -> dict[str, Any]:
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         if not rows:
             rows = answered_or_refused(run.rows) if config.answers_itself else run.rows
-    vocabulary = choose_vocabulary(run, run.rows, rows)
+    vocabulary, run.rows = choose_vocabulary(run, run.rows, rows), rows
     set_seed(config.seed)  # a resumed run begins here as well
     network = drafter_class(config)
     network.prepare_target(run, model)

@@ -22,7 +22,7 @@ from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
 from streamspec.adapters.training.device import has_bf16
-from streamspec.adapters.training.served_layers import States
+from streamspec.adapters.training.served_layers import Served, States
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
@@ -38,13 +38,13 @@ class RunInputs:
     base: Base
     formatter: Formatter
     prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
-    rows: TokenRows
+    rows: Sequence[TokenRow]  # that are learnt from; of a drafter of a finished target its own answers
     val_prompts: TokenRows
     val_rows: Sequence[TokenRow]
     ns: int  # MSA layers
     data: dict[str, str]  # hashes of the data by file name
     source: AnswerSource | None  # who answers instead of the target as PyTorch computes it
-    served: Callable[[int], States] | None  # opens the target's first layers as they are served
+    served: Served | None  # opens the target's first layers as they are served
 
 
 @dataclass

@@ -6,6 +6,7 @@ The bundle is opened by a function that is handed in, `streamspec.load`: trainin
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,7 +25,18 @@ class BundleAnswers:
     def __init__(self, folder: Path, load: Callable[..., Any], threads: int) -> None:
         """`load`: opens a bundle as `streamspec.load` does."""
         self.folder = folder
-        first = load(folder, threads=threads, batch=AT_ONCE, idle=IDLE)
+        self._keep: Callable[[Any], None] | None = None
+        self._open = partial(load, threads=threads, batch=AT_ONCE, idle=IDLE)
+        self._open_sessions(folder)
+
+    def keep_states(self, folder: Path, keep: Callable[[Any], None]) -> None:
+        """Answers by the bundle in `folder` from now on, which is the same but for what its sessions keep, and calls
+        `keep` with each session that has read its whole answer."""
+        self._keep = keep
+        self._open_sessions(folder)
+
+    def _open_sessions(self, folder: Path) -> None:
+        first = self._open(folder)
         self.parallel = first.batch if first.batch > 1 else 2
         self.sessions = [first, *(first.another() for _ in range(self.parallel - 1))]
         self.free: SimpleQueue[Any] = SimpleQueue()
@@ -43,7 +55,11 @@ class BundleAnswers:
             answer = session.generate(
                 request.prompt, max_new_tokens=request.max_new_tokens, **(drawn if request.temperature else {})
             )
-            return list(answer.token_ids)
+            ids = list(answer.token_ids)
+            if self._keep is not None and len(request.prompt) + len(ids) < session.context_length:
+                session.generate([*request.prompt, *ids], max_new_tokens=1)  # the last token is not read yet
+                self._keep(session)
+            return ids
         finally:
             self.free.put(session)
 

@@ -270,6 +270,18 @@ class DraftingModel(TargetModel, ABC):
         return decoder.last_attention
 
     @classmethod
+    def read_states(cls, run: DrafterRun, decoder: HFDecoder) -> list[int]:
+        """The lowest layer, and the layers below it whose inputs the drafter reads, in order."""
+        lowest = cls.lowest_layer(run, decoder)
+        below = (len(decoder.layers) - tap for tap in cls.taps(run, decoder))
+        return sorted({lowest, *(layer for layer in below if layer < lowest)})
+
+    @classmethod
+    def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:
+        """How many layers of the target are above each of the states that the drafter reads beside the lowest one's."""
+        return ()
+
+    @classmethod
     @abstractmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds an untrained drafter on the run's device; those that start from a fit are fitted to the run's data."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +24,10 @@ from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
 from streamspec.adapters.runs.budget import ENDLESS, Deadline
-from streamspec.adapters.runs.failures import FULL
 from streamspec.adapters.training.device import has_bf16
+from streamspec.adapters.training.text_arrays import MOST_DISK, TextArrays, key_of
 
 STATES = "states"  # folder in that of an unfinished run, or by that suffix beside a file of answers
-MOST_DISK = 0.5  # of what is free
-TEXT = np.dtype([("key", "V16"), ("tokens", "<i8")])  # of a text whose states are kept
 
 
 class HiddenStateCache:
@@ -60,23 +57,16 @@ class HiddenStateCache:
         self.shapes, self.dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
         exact = all(dtype == torch.bfloat16 for dtype in self.dtypes)
         self.dtype = torch.bfloat16 if exact else torch.float16
-        self.width = 1 + sum(map(math.prod, self.shapes))
-        folder.mkdir(parents=True, exist_ok=True)
-        depends = [target, self.inside, self.sources, str(self.dtype), has_bf16(), self.width]
+        width = 1 + sum(map(math.prod, self.shapes))
+        depends = [target, self.inside, self.sources, str(self.dtype), has_bf16(), width]
         layout = hashlib.blake2b(json.dumps(depends).encode(), digest_size=8).hexdigest()
-        self.files, self.most, self.room = (folder, layout), most, 0  # bytes that may still be written
-        self.own = folder / f"{layout}-{owner}{processes.index()}.bin"
-        self.kept: dict[bytes, tuple[Path, int, int]] = {}  # file, first token, tokens
-        self._find()
+        self.texts = TextArrays(folder, layout, f"{owner}{processes.index()}", width)
+        self.most, self.room = most, 0  # bytes that may still be written
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
         """Tells whether keeping states pays: over a frozen target, whose pass a CPU takes long for."""
         return drafter.frozen and drafter.device.type == "cpu"
-
-    def bytes_of(self, tokens: int) -> int:
-        """The size of so many tokens' states."""
-        return 2 * self.width * tokens
 
     @torch.no_grad()
     def fill(
@@ -103,8 +93,8 @@ class HiddenStateCache:
                 add(1)
                 note()
         processes.gathered(None)  # all have written
-        self._find()
-        return missing.keys() <= self.kept.keys()
+        self.texts.find()
+        return missing.keys() <= self.texts.kept.keys()
 
     def keeps(self, texts: Sequence[Sequence[TokenRow]]) -> bool:
         """Tells whether the states of all `texts` are there."""
@@ -112,7 +102,7 @@ class HiddenStateCache:
 
     def kept_rows(self, rows: Sequence[TokenRow]) -> list[int]:
         """The indices of the rows whose states are there."""
-        return [index for index, row in enumerate(rows) if key_of(row.input_ids) in self.kept]
+        return [index for index, row in enumerate(rows) if key_of(row.input_ids) in self.texts.kept]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
@@ -128,12 +118,12 @@ class HiddenStateCache:
 
     def _announced(self, name: str, missing: Mapping[bytes, object], tokens: int, ahead: bool) -> int:
         """The bytes that may be written. Says how many missing texts there are, what they take, and what is there."""
-        folder, layout = self.files
+        folder, layout = self.texts.folder, self.texts.layout
         sizes = {file.name: file.stat().st_size for file in folder.glob("*.bin")}
         free, left = shutil.disk_usage(folder).free, max(self.most - sum(sizes.values()), 0)
-        room, needed = int(min(free * MOST_DISK, left)), self.bytes_of(tokens)
-        if self.kept:
-            say(f"{name}: the target's states of {len(self.kept):,} text{'s' * (len(self.kept) > 1)} are in {folder}")
+        room, needed, known = int(min(free * MOST_DISK, left)), self.texts.bytes_of(tokens), len(self.texts.kept)
+        if known:
+            say(f"{name}: the target's states of {known:,} text{'s' * (known > 1)} are in {folder}")
         if others := sum(size for file, size in sizes.items() if not file.startswith(layout)):
             say(f"{name}: {others / 1e6:,.0f} MB of {folder} are states of another target or other layers: not read")
         if missing:
@@ -150,7 +140,7 @@ class HiddenStateCache:
         for part, rows in enumerate(texts):
             for index, length in enumerate(row_lengths(rows)):
                 key = key_of(rows[index].input_ids)
-                if key not in self.kept and key not in missing:
+                if key not in self.texts.kept and key not in missing:
                     missing[key], tokens = (part, index), tokens + length
         return missing, tokens
 
@@ -174,64 +164,22 @@ class HiddenStateCache:
 
     def _states(self, ids: Tensor) -> list[Tensor]:
         """The parts [T, ..] of one text [T]."""
-        place = self.kept.get(key_of(ids.tolist()))
-        if place is None:
+        key = key_of(ids.tolist())
+        numbers = self.texts.read(key)
+        if numbers is None:
             numbers = self._packed(ids)
-            self._keep(key_of(ids.tolist()), numbers)
-        else:
-            file, start, tokens = place
-            numbers = np.fromfile(file, np.int16, tokens * self.width, offset=self.bytes_of(start))
-        states = torch.from_numpy(numbers).view(self.dtype).reshape(-1, self.width).float()
+            self._keep(key, numbers)
+        states = torch.from_numpy(numbers).view(self.dtype).float()
         parts = (states[:, 1:] * states[:, :1]).split([math.prod(shape) for shape in self.shapes], dim=1)
         wanted = zip(parts, self.shapes, self.dtypes, strict=True)
         return [part.reshape(len(ids), *shape).to(dtype) for part, shape, dtype in wanted]
 
     def _keep(self, key: bytes, numbers: np.ndarray) -> bool:
-        """Appends a text to this process's file, and once that is on disk its key; tells whether there was room."""
+        """Keeps the states of a text; tells whether there was room."""
         self.room -= numbers.nbytes
         if self.room < 0:
             return False
-        if not self.own.exists():  # not begun yet, or deleted: its keys would name the texts that come now
-            keys_of(self.own).unlink(missing_ok=True)
-            self.kept = {text: place for text, place in self.kept.items() if place[0] != self.own}
-        start = self.own.stat().st_size if self.own.exists() else 0
-        try:
-            for file, content in (
-                (self.own, numbers.tobytes()),
-                (keys_of(self.own), np.array((key, len(numbers)), TEXT).tobytes()),
-            ):
-                with file.open("ab") as opened:
-                    opened.write(content)
-                    opened.flush()
-                    os.fsync(opened.fileno())
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
+        if not self.texts.add(key, numbers):
             self.room = 0
             return False
-        self.kept[key] = self.own, start // self.bytes_of(1), len(numbers)
         return True
-
-    def _find(self) -> None:
-        """Finds the texts whose states the files of all processes hold, and cuts off what a killed process began."""
-        folder, layout = self.files
-        for file in sorted(folder.glob(f"{layout}-*.bin")):
-            texts = np.fromfile(keys_of(file), TEXT) if keys_of(file).exists() else np.empty(0, TEXT)
-            ends = np.cumsum(texts["tokens"])
-            whole = int(np.searchsorted(self.bytes_of(1) * ends, file.stat().st_size, "right"))
-            for text, end in zip(texts[:whole], ends[:whole].tolist(), strict=True):
-                self.kept[text["key"].tobytes()] = file, end - int(text["tokens"]), int(text["tokens"])
-            if file == self.own:
-                keys_of(file).touch()
-                os.truncate(file, self.bytes_of(int(ends[whole - 1]) if whole else 0))
-                os.truncate(keys_of(file), TEXT.itemsize * whole)
-
-
-def keys_of(file: Path) -> Path:
-    """The file that says which texts a file of states holds."""
-    return file.with_suffix(".keys")
-
-
-def key_of(ids: Sequence[int]) -> bytes:
-    """Names a text by its tokens."""
-    return hashlib.blake2b(np.array(ids, np.int64).tobytes(), digest_size=16).digest()

@@ -3,9 +3,11 @@ of which PyTorch then needs neither the products nor the memory."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,17 +18,32 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.training.text_arrays import MOST_DISK, TextArrays, key_of
+
+SCALE = np.float32(64)  # float16 holds numbers up to 65,504 over it
 
 
 class States(Protocol):
-    """The states of a text's token ids [T] at the input of the layers from the second on: float32 [layers, T, H]."""
+    """The states of a text's token ids [T] at the input of some layers: float32 [layers, T, H]."""
 
     def __call__(self, ids: Sequence[int]) -> NDArray[np.float32]: ...
     def close(self) -> None:
         """Gives memory back until the next text."""
 
 
-Opener = Callable[[Path, int, int], States]  # of a bundle's folder, for so many layers, on so many threads
+class BundleStates(States, Protocol):
+    """Those of a bundle's layers, which its own sessions may keep as they answer."""
+
+    def keep_in(self, folder: Path) -> bool:
+        """Writes to `folder` the bundle whose sessions keep these states of each token beside its keys and values;
+        tells whether there is such a one."""
+
+    def kept_by(self, session: Any) -> tuple[list[int], NDArray[np.float32]]:
+        """The tokens that a session of that bundle holds, and their states."""
+
+
+Opener = Callable[[Path, Sequence[int], int], BundleStates]  # of a bundle's folder, for layers, on so many threads
+Served = Callable[[Sequence[int]], BundleStates]  # the same of one bundle
 
 
 def read_states_alone(decoder: HFDecoder, count: int) -> bool:
@@ -35,16 +52,50 @@ def read_states_alone(decoder: HFDecoder, count: int) -> bool:
     return decoder.per_layer is None and not convolve and not decoder.kept_below(count)
 
 
-class ServedLayers:
-    """The first `count` layers of a model, which from now on give what `states` says, without weights of their own. The
-    model then reads whole texts alone, right-padded."""
+class AnsweredStates:
+    """States of which those of whole answers, with their prompts, were kept as a bundle wrote them; the others are
+    computed. In 16 bits a number, while half of the free disk lasts. May be added to from several threads."""
 
-    def __init__(self, model: PreTrainedModel, states: States, count: int) -> None:
+    def __init__(self, states: BundleStates, folder: Path, layers: int, hidden: int) -> None:
+        """`folder`: holds the states until `close`; `layers`, `hidden`: how many states of a token, and their width."""
+        self.states, self.folder, self.shape, self._lock = states, folder, (layers, hidden), Lock()
+        self.texts = TextArrays(folder, "entered", "", layers * hidden)
+        self.room = MOST_DISK * shutil.disk_usage(folder).free
+
+    def __call__(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        kept = self.texts.read(key_of(ids))
+        if kept is None:
+            return self.states(ids)
+        states = kept.view(np.float16).astype(np.float32) * SCALE
+        return states.reshape(len(ids), *self.shape).transpose(1, 0, 2)
+
+    def add(self, session: Any) -> None:
+        """Keeps the states of all tokens that a session holds."""
+        tokens, states = self.states.kept_by(session)
+        with np.errstate(over="ignore"):
+            numbers = (states / SCALE).astype(np.float16).transpose(1, 0, 2).reshape(len(tokens), -1)
+        with self._lock:
+            self.room -= numbers.nbytes
+            if self.room >= 0 and np.isfinite(numbers).all():
+                self.texts.add(key_of(tokens), numbers.view(np.int16))
+
+    def close(self) -> None:
+        """Gives memory and disk back: what comes later is computed."""
+        self.states.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.texts.kept.clear()
+
+
+class ServedLayers:
+    """The layers of a model below the last of `layers`, which from now on have no weights: what enters `layers` is what
+    `states` says, and no number enters others below. The model then reads whole texts alone, right-padded."""
+
+    def __init__(self, model: PreTrainedModel, states: States, layers: Sequence[int]) -> None:
         decoder = HFDecoder(model)
-        self.states, self.entered = states, torch.empty(0)
+        self.states, self.layers, self.entered = states, list(layers), torch.empty(0)
         stack: nn.Module = model.get_submodule(decoder.family.stack)
         stack.register_forward_pre_hook(self._read, with_kwargs=True)
-        for index, layer in enumerate(decoder.layers[:count]):
+        for index, layer in enumerate(decoder.layers[: layers[-1]]):
             layer.forward = partial(self._leave, index)
             for parameter in layer.parameters():
                 parameter.data = parameter.data.new_empty(0)
@@ -58,4 +109,6 @@ class ServedLayers:
 
     def _leave(self, index: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The states [B, T, H] after layer `index`."""
-        return self.entered[:, :, index].to(hidden)
+        if index + 1 not in self.layers:
+            return torch.full_like(hidden, torch.nan)
+        return self.entered[:, :, self.layers.index(index + 1)].to(hidden)

@@ -1,7 +1,8 @@
 """Runs the lower layers of a bundle's graph of native operators alone, over whole texts: training reads the states that
-enter the layers there, in place of PyTorch's.
+enter layers there, in place of PyTorch's.
 
-The graph is cut where a layer begins: neither the layers above nor the head are computed or in memory.
+The graph is cut where a layer begins: neither the layers above nor the head are computed or in memory. Where the bundle
+itself writes the texts, its sessions can keep the states (`kept_states`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from streamspec.bundle.manifest import NATIVE
 from streamspec.errors import ConfigError
 from streamspec.export.ops.builder import Array, read_names
 from streamspec.export.runners.graph_runner import GraphRunner, open_model
+from streamspec.export.runners.kept_states import keep_states, kept_states
+from streamspec.runtime import Session
 from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import ENTERED, is_cache
 
@@ -27,23 +30,24 @@ ADVICE = "export it again, or leave training to PyTorch: --answers-from another 
 
 
 class LowerLayers:
-    """The states that enter layers 1 to `count` of the target of a bundle, of one text after the other. Opened by the
-    first. Not for use from several threads at once."""
+    """The states that enter some layers of the target of a bundle, of one text after the other. Opened by the first.
+    Not for use from several threads at once."""
 
-    def __init__(self, folder: Path, count: int, threads: int = 0) -> None:
-        """`threads`: 0 for one for each core. Raises ConfigError for a bundle without such a graph, and without native
-        operators."""
+    def __init__(self, folder: Path, layers: Sequence[int], threads: int = 0) -> None:
+        """`layers`: rising numbers above 0; `threads`: 0 for one for each core. Raises ConfigError for a bundle without
+        such a graph, and without native operators."""
         if why := native_library.why_not():
             raise ConfigError(f"no native operators: {why}", "those of streamspec", ADVICE)
         if NATIVE not in read_manifest(folder).files:
             raise ConfigError(f"{folder.name} without a graph of native operators", "one for CPUs", ADVICE)
-        model, self._entered = cut(onnx.load(folder / NATIVE, load_external_data=False), count)
+        self._folder, self._layers = folder, list(layers)
+        model, self._entered = cut(onnx.load(folder / NATIVE, load_external_data=False), layers)
         self._open = partial(open_model, model, folder, intra_op_num_threads=threads)
         self._session: Any = None
         self._runner: GraphRunner | None = None
 
     def __call__(self, ids: Sequence[int]) -> Array:
-        """float32 [count, T, H]: the states of a text's tokens at the input of layers 1 to `count`."""
+        """float32 [layers, T, H]: the states of a text's tokens at the input of the layers."""
         runner = self._with_room(len(ids))
         runner.length, most = 0, min(ROWS, runner.most)
         calls = [runner.prefill(np.asarray(ids[at : at + most])) for at in range(0, len(ids), most)]
@@ -53,6 +57,15 @@ class LowerLayers:
         """Gives the memory back; the next text opens the graph again."""
         self._session, self._runner = None, None
 
+    def keep_in(self, folder: Path) -> bool:
+        """Writes to `folder` the bundle whose sessions keep these states beside keys and values (`kept_states`); tells
+        whether there is such a one."""
+        return keep_states(self._folder, self._layers, folder)
+
+    def kept_by(self, session: Session) -> tuple[list[int], Array]:
+        """The tokens that a session of that bundle holds, and their states, float32 [layers, T, H]."""
+        return kept_states(session, len(self._layers))
+
     def _with_room(self, tokens: int) -> GraphRunner:
         self._session = self._session or self._open()
         if self._runner is None or tokens > self._runner.capacity:
@@ -60,13 +73,14 @@ class LowerLayers:
         return self._runner
 
 
-def cut(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:
-    """The part of a dynamic graph that computes the states entering layers 1 to `count`, and their names. Raises
-    ConfigError for a graph that does not name them."""
+def cut(model: onnx.ModelProto, layers: Sequence[int]) -> tuple[onnx.ModelProto, list[str]]:
+    """The part of a dynamic graph that computes the states entering `layers`, and their names. Raises ConfigError for a
+    graph that does not name them."""
     stated = {entry.key: entry.value for entry in model.metadata_props}
-    entered = stated.get(ENTERED, "").split()[1 : count + 1]
-    if len(entered) < count:
+    every = stated.get(ENTERED, "").split()
+    if len(every) <= max(layers):
         raise ConfigError("a bundle whose graph does not name the states between its layers", "a newer one", ADVICE)
+    entered = [every[layer] for layer in layers]
     graph, wanted, nodes = model.graph, set(entered), list[onnx.NodeProto]()
     for node in reversed(graph.node):
         if wanted & set(node.output):

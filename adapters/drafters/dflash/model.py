@@ -88,12 +88,17 @@ class BlockDraftModel(StreamingModel):
         return like_last(decoder, run.options["block_layers"])[0]
 
     @classmethod
+    def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:
+        """See `DraftingModel.taps`."""
+        layers = len(decoder.layers)
+        return taps_of(run.options, layers, layers - cls.lowest_layer(run, decoder))
+
+    @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a drafter of the target's last layers and fits the start of its rows to the training rows, unless it
         begins with another adapter's.
         """
-        options, layers = run.options, model.config.num_hidden_layers
-        taps = taps_of(options, layers, layers - like_last(HFDecoder(model), options["block_layers"])[0])
+        options, taps = run.options, cls.taps(run, HFDecoder(model))
         scale = start_scale(run, model, taps[0])
         shape = BlockConfig(options["gamma"], options["block_layers"], scale, taps=taps, causal=options["causal"])
         drafter = cls(model, shape, bigram_shape(run, model, vocabulary)).to(run.device)

@@ -109,6 +109,11 @@ class DraftLayerModel(DraftingModel):
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
 
     @classmethod
+    def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:
+        """See `DraftingModel.taps`."""
+        return DraftLayerConfig.of(run.options).taps
+
+    @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a draft layer from the target's last layer and fits its maps to the training rows, unless
         it begins with another adapter's.

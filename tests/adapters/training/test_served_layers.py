@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from streamspec import load
+from streamspec import Session, load
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.train import train
-from streamspec.adapters.training.served_layers import ServedLayers, read_states_alone
+from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.export import export_bundle
 from streamspec.export.runners.lower_layers import LowerLayers
@@ -32,20 +32,26 @@ MASK = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
 
 
 class OwnStates:
-    """The states of another copy of the model."""
+    """The states of another copy of the model, and of sessions that are texts."""
 
-    def __init__(self, model: PreTrainedModel, count: int) -> None:
-        self.model, self.count, self.closed = deepcopy(model), count, False
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+        self.model, self.layers, self.texts = deepcopy(model), tuple(layers), list[list[int]]()
 
     def __call__(self, ids: Sequence[int]) -> NDArray[np.float32]:
         decoder = HFDecoder(self.model)
+        self.texts.append(list(ids))
         with torch.no_grad(), torch.device("cpu"):
-            entered = TargetModel(self.model, tapped=tuple(range(1, self.count + 1)))
+            entered = TargetModel(self.model, tapped=self.layers)
             entry = entered.computed_pass(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long)).entry[0]
         return np.stack([part.numpy() for part in entry.split(decoder.hidden_size, dim=-1)])
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self) -> None: ...
+
+    def keep_in(self, folder: Path) -> bool:
+        return False
+
+    def kept_by(self, session: list[int]) -> tuple[list[int], NDArray[np.float32]]:
+        return session, self(session) + 3.0  # as no other states are
 
 
 @pytest.mark.parametrize("family", ALONE)
@@ -55,7 +61,7 @@ def test_the_main_pass_is_that_of_the_whole_model(family: str) -> None:
     with torch.no_grad():
         whole = target.computed_pass(IDS, MASK)
         assert read_states_alone(target.decoder, 2)
-        ServedLayers(model, OwnStates(model, 2), 2)
+        ServedLayers(model, OwnStates(model, [1, 2]), [1, 2])
         assert all(parameter.numel() == 0 for parameter in target.decoder.layers[:2].parameters())
         served = target.computed_pass(IDS, MASK)
     rows = MASK.bool()
@@ -63,6 +69,45 @@ def test_the_main_pass_is_that_of_the_whole_model(family: str) -> None:
     assert torch.allclose(served.final[rows], whole.final[rows], atol=1e-5)
     for mine, own in zip(served.keys + served.values, whole.keys + whole.values, strict=True):
         assert torch.allclose(mine.transpose(1, 2)[rows], own.transpose(1, 2)[rows], atol=1e-5)
+
+
+def test_no_number_enters_a_layer_whose_states_nobody_gives() -> None:
+    model = tiny_model("llama")
+    target = TargetModel(model, 3, tapped=(1, 2, 3))
+    ServedLayers(model, OwnStates(model, [1, 3]), [1, 3])
+    with torch.no_grad():
+        first, second, third = target.computed_pass(IDS, MASK).entry.chunk(3, dim=-1)
+    assert first[MASK.bool()].isfinite().all() and third[MASK.bool()].isfinite().all() and second.isnan().all()
+
+
+def test_states_of_answers_are_kept_until_they_are_closed(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    own = OwnStates(model, [1, 2])
+    states = AnsweredStates(own, tmp_path / "entered", 2, model.config.hidden_size)
+    text, other = IDS[0].tolist(), IDS[0, :5].tolist()
+    states.add(text)
+    again = AnsweredStates(own, tmp_path / "entered", 2, model.config.hidden_size)  # of a run that goes on
+    own.texts.clear()
+    for kept in (states, again):
+        assert np.allclose(kept(text), own(text) + 3, rtol=1e-3, atol=1e-3)
+    assert np.array_equal(states(other), own(other)) and own.texts == [text, text, other, other]
+    states.close()
+    assert not (tmp_path / "entered").exists() and np.array_equal(states(text), own(text))
+
+
+def test_states_that_16_bits_or_the_disk_cannot_hold_are_computed(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    own = OwnStates(model, [1])
+    states = AnsweredStates(own, tmp_path / "entered", 1, model.config.hidden_size)
+    text, huge, more = IDS[0].tolist(), IDS[0, :3].tolist(), IDS[1, :3].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "kept_by", lambda session: (session, own(session) * np.float32(1e9)))
+        states.add(huge)
+    states.add(text)
+    states.room = 0
+    states.add(more)
+    assert np.array_equal(states(huge), own(huge)) and np.array_equal(states(more), own(more))
+    assert not np.array_equal(states(text), own(text))
 
 
 @pytest.mark.parametrize("family", MORE)
@@ -81,16 +126,27 @@ def test_a_gguf_target_is_trained_and_exported_over_its_own_weights(
     rows = [{"prompt": "abcdefgh"[i:] + "ij", "completion": " lmnop"[i:]} for i in range(5)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = {"recipe": "staged", "target_adapter": "base", "method": method, "val": data, "format": "raw"}
-    opened = list[int]()
+    opened, computed, kept = list[int](), list[list[int]](), list[list[int]]()
 
-    def lower_layers(folder: Path, layers: int, threads: int) -> LowerLayers:
-        opened.append(layers)
-        return LowerLayers(folder, layers, threads)
+    class Lower(LowerLayers):
+        def __init__(self, folder: Path, layers: Sequence[int], threads: int) -> None:
+            super().__init__(folder, layers, threads)
+            opened.extend(layers)
+
+        def __call__(self, ids: Sequence[int]) -> NDArray[np.float32]:
+            computed.append(list(ids))
+            return super().__call__(ids)
+
+        def kept_by(self, session: Session) -> tuple[list[int], NDArray[np.float32]]:
+            tokens, states = super().kept_by(session)
+            kept.append(tokens)
+            return tokens, states
 
     result = train(
-        options(file, data, tmp_path / "out", answers_from=str(bundle), **more), load=load, lower_layers=lower_layers
+        options(file, data, tmp_path / "out", answers_from=str(bundle), **more), load=load, lower_layers=Lower
     )
     assert opened == [count] and "tau" in result
+    assert len(kept) >= len(rows) and not [text for text in computed if text in kept]
     assert f"the target's first {count} layers are computed by the bundle's operators" in capsys.readouterr().err
     drafting = tmp_path / "drafting"
     manifest = export_bundle(file, tmp_path / "out", drafting, OWN_WEIGHTS, progress=lambda _: None, measure=False)

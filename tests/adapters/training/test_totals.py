@@ -305,7 +305,7 @@ def test_streams_work_at_the_scale_of_the_states_they_are_added_to(
     rows = [{"prompt": "ab", "completion": "cdefghij"[: 1 + i // 2] * (1 + i % 3)} for i in range(16)]
     some = tmp_path / "rows.jsonl"  # as many as are measured
     some.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shape = FIGURES | SMALL | {"ns": ns}
+    shape = FIGURES | SMALL | {"ns": ns, "regenerate_rows": 0}
     train(options(base, some, tmp_path / "out", val=data, target_adapter="base", **shape))
     plain = AutoModelForCausalLM.from_pretrained(base)
     sizes = []

@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_states_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
     bundle, base = folders
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    lower = LowerLayers(bundle, 3, threads=1)
+    lower = LowerLayers(bundle, [1, 2, 3], threads=1)
     for text in TEXTS:
         with torch.no_grad():
             entered = model(torch.tensor([text]), output_hidden_states=True).hidden_states
@@ -59,14 +59,14 @@ def test_a_layer_that_is_an_mlp_alone_counts_as_one(tmp_path: Path) -> None:
     with torch.no_grad():
         entered = model(torch.tensor(text[None]), output_hidden_states=True).hidden_states[1:6]
     expected = torch.cat(entered).numpy()
-    states = LowerLayers(tmp_path / "bundle", 5, threads=1)(text.tolist())
+    states = LowerLayers(tmp_path / "bundle", range(1, 6), threads=1)(text.tolist())
     assert states.shape == expected.shape
     assert (np.linalg.norm(states - expected, axis=(1, 2)) < 0.1 * np.linalg.norm(expected, axis=(1, 2))).all()
 
 
 def test_a_part_holds_no_weights_of_upper_layers_and_no_head(folders: tuple[Path, Path]) -> None:
     whole = onnx.load(folders[0] / NATIVE, load_external_data=False)
-    part, entered = cut(whole, 2)
+    part, entered = cut(whole, [1, 2])
     names = {proto.name for proto in part.graph.initializer}
     assert len(entered) == 2 and any("layers.1." in name for name in names)
     above = {name for name in names if "layers.2." in name or "layers.3." in name or name.startswith("model.norm")}
@@ -81,4 +81,4 @@ def test_a_graph_that_names_no_states_is_refused(folders: tuple[Path, Path]) -> 
         if entry.key == ENTERED:
             graph.metadata_props.remove(entry)
     with pytest.raises(ConfigError, match="does not name the states"):
-        cut(graph, 1)
+        cut(graph, [1])
