@@ -45,7 +45,7 @@ def campaign(
     ends, cases = time.monotonic() + seconds, texts(data)
     sides = [(bundle, provider) for bundle in bundles for provider in providers(bundle) if only in (None, provider)]
     for bundle, provider in sides:
-        kept.side(side_name(bundle, provider), first)
+        kept.side(side_name(bundle, provider), first, first // deep if deep else 0)
 
     def left(side: tuple[Path, str]) -> bool:
         return prompts is None or kept.side(side_name(*side))["next"] < prompts
@@ -57,7 +57,7 @@ def campaign(
         state, opened, spent = kept.side(side.name), time.process_time() - began, 0.0
         while time.monotonic() < ends and left(chosen) and spent < max(SECONDS, OPENINGS * opened):
             began = time.process_time()
-            if deep and state["next"] >= deep * (state.get("deep", 0) + 1):
+            if deep and state["next"] >= deep * (state["deep"] + 1):
                 run_deep(side, data / BOOKS, kept, ends)
             else:
                 side.run(cases, state["next"], kept, ends)

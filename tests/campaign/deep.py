@@ -54,7 +54,7 @@ def _book(file: Path, number: int) -> str:
 def run_deep(side: Side, file: Path, kept: Kept, ends: float) -> None:
     """Goes on with the deep prompt that is next, until it is done or the monotonic clock is at `ends`."""
     state = kept.side(side.name)
-    number, done = state.setdefault("deep", 0), state.setdefault("deep_done", [])
+    number, done = state["deep"], state.setdefault("deep_done", [])
     session = side.load(tree="plain", context=None)
     length = session.context_length // SHARES[number % len(SHARES)] - ROOM
     ids = session.encode(_book(file, number)[: CHARACTERS * length])[:length]

@@ -38,9 +38,11 @@ class Kept:
         for lower, upper in zip((0, *BORDERS), BORDERS, strict=False):
             own[f"to {upper}"] += max(0, min(end, upper) - max(depth, lower))
 
-    def side(self, name: str, first: int = 0) -> dict[str, Any]:
-        """How far a side came; a new one begins with the prompt of the number `first`."""
-        return self.sides.setdefault(name, {"next": first, "seconds": 0.0})
+    def side(self, name: str, first: int = 0, deep: int = 0) -> dict[str, Any]:
+        """How far a side came; a new one begins with the prompt of the number `first`, and with the book `deep`."""
+        side = self.sides.setdefault(name, {"next": first, "seconds": 0.0})
+        side.setdefault("deep", deep)
+        return side
 
     def write(self) -> None:
         whole = {"counts": self.counts, "sides": self.sides, "found": self.found}
