@@ -26,10 +26,16 @@ from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
+from streamspec.adapters.training.served_layers import (
+    AnsweredStates,
+    BundleStates,
+    ServedLayers,
+    States,
+    read_states_alone,
+)
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
-from streamspec.errors import AdapterError, ConfigError
+from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.model_families import Family
 
 
@@ -134,13 +140,25 @@ def serve_lower_layers(run: Run, model: PreTrainedModel) -> None:
     except ConfigError as error:
         say(f"the target's states are computed by PyTorch: {error.found}")
         return
-    run.lower_layers, answering = states, run.work / "answering"
-    if processes.is_first() and isinstance(run.source, BundleAnswers) and states.keep_in(answering):
-        run.lower_layers = kept = AnsweredStates(states, run.work / "entered", len(layers), decoder.hidden_size)
-        run.source.keep_states(answering, kept.add)
+    run.lower_layers = states
+    if processes.is_first() and isinstance(run.source, BundleAnswers):
+        run.lower_layers = keep_as_answered(run, run.source, states, (len(layers), decoder.hidden_size))
     ServedLayers(model, run.lower_layers, layers)
     rest = len(decoder.layers) - layers[-1]
     say(f"the target's first {layers[-1]} layers are computed by the bundle's operators, the last {rest} by PyTorch")
+
+
+def keep_as_answered(run: Run, source: BundleAnswers, states: BundleStates, shape: tuple[int, int]) -> States:
+    """The states of a bundle, which from now on keeps those of its answers where it can, of `shape` for a token."""
+    answering = run.work / "answering"
+    if not states.keep_in(answering):
+        return states
+    kept = AnsweredStates(states, run.work / "entered", *shape)
+    try:
+        source.keep_states(answering, kept.add)
+    except StreamspecError as error:
+        say(f"the states of answers are computed once they are written: {error.found}")
+    return kept
 
 
 def drafter_class(config: TrainConfig) -> type[DraftingModel]:

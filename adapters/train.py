@@ -45,6 +45,8 @@ from streamspec.prompt.template_sandbox import TODAY
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
 
+FIT_REFERENCES = 256  # texts of the data that fill up few answers where a drafter's start is fitted
+
 
 @processes.together()
 def train(
@@ -159,7 +161,9 @@ def train_staged(run: Run) -> dict[str, Any]:
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         if not rows:
             rows = answered_or_refused(run.rows) if config.answers_itself else run.rows
-    vocabulary, run.rows = choose_vocabulary(run, run.rows, rows), rows
+    vocabulary = choose_vocabulary(run, run.rows, rows)
+    if rows is not run.rows:  # what its start is fitted to
+        run.rows = [*rows, *run.rows[:FIT_REFERENCES]]
     set_seed(config.seed)  # a resumed run begins here as well
     network = drafter_class(config)
     network.prepare_target(run, model)

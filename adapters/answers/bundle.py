@@ -16,6 +16,7 @@ from streamspec.atomic import sha256_file
 from streamspec.bundle.manifest import MANIFEST
 
 AT_ONCE = 8  # answers that share the bundle's calls, where those can be shared
+CANCELLED = "cancelled"  # why an answer ended
 IDLE = 60.0  # seconds after which the bundle gives its memory back
 
 
@@ -32,8 +33,8 @@ class BundleAnswers:
     def keep_states(self, folder: Path, keep: Callable[[Any], None]) -> None:
         """Answers by the bundle in `folder` from now on, which is the same but for what its sessions keep, and calls
         `keep` with each session that has read its whole answer."""
-        self._keep = keep
         self._open_sessions(folder)
+        self._keep = keep
 
     def _open_sessions(self, folder: Path) -> None:
         first = self._open(folder)
@@ -56,12 +57,16 @@ class BundleAnswers:
                 request.prompt, max_new_tokens=request.max_new_tokens, **(drawn if request.temperature else {})
             )
             ids = list(answer.token_ids)
-            if self._keep is not None and len(request.prompt) + len(ids) < session.context_length:
-                session.generate([*request.prompt, *ids], max_new_tokens=1)  # the last token is not read yet
-                self._keep(session)
+            if self._keep is not None and answer.finish_reason != CANCELLED:
+                self._read_whole(session, [*request.prompt, *ids], self._keep)
             return ids
         finally:
             self.free.put(session)
+
+    def _read_whole(self, session: Any, text: list[int], keep: Callable[[Any], None]) -> None:
+        """Has a session read the last token of what it wrote, and keeps its states."""
+        if len(text) < session.context_length and session.generate(text, max_new_tokens=1).finish_reason != CANCELLED:
+            keep(session)
 
     def close(self) -> None:
         """Cancels the answers under way."""

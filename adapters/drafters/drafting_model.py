@@ -274,7 +274,7 @@ class DraftingModel(TargetModel, ABC):
         """The lowest layer, and the layers below it whose inputs the drafter reads, in order."""
         lowest = cls.lowest_layer(run, decoder)
         below = (len(decoder.layers) - tap for tap in cls.taps(run, decoder))
-        return sorted({lowest, *(layer for layer in below if layer < lowest)})
+        return sorted({lowest, *(layer for layer in below if 0 < layer < lowest)})  # what enters the first is known
 
     @classmethod
     def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:

@@ -45,11 +45,11 @@ class TextArrays:
         if not self.own.exists():  # not begun yet, or deleted: its keys would name the texts that come now
             keys_of(self.own).unlink(missing_ok=True)
             self.kept = {text: place for text, place in self.kept.items() if place[0] != self.own}
-        start = self.own.stat().st_size if self.own.exists() else 0
+        files = self.own, keys_of(self.own)
+        start, keys = (file.stat().st_size if file.exists() else 0 for file in files)
         try:
-            for file, content in (
-                (self.own, numbers.tobytes()),
-                (keys_of(self.own), np.array((key, len(numbers)), TEXT).tobytes()),
+            for file, content in zip(
+                files, (numbers.tobytes(), np.array((key, len(numbers)), TEXT).tobytes()), strict=True
             ):
                 with file.open("ab") as opened:
                     opened.write(content)
@@ -58,6 +58,9 @@ class TextArrays:
         except OSError as error:
             if error.errno not in FULL:
                 raise
+            for file, size in zip(files, (start, keys), strict=True):
+                if file.exists():  # a part of what was begun would move the texts that come later
+                    os.truncate(file, size)
             return False
         self.kept[key] = self.own, start // self.bytes_of(1), len(numbers)
         return True

@@ -122,6 +122,12 @@ class StreamingModel(DraftingModel):
         return len(decoder.layers) - run.ns
 
     @classmethod
+    def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:
+        """See `DraftingModel.taps`: those of the early exits."""
+        exits = run.options["exit_layer"]
+        return tuple(len(decoder.layers) - int(layer) for layer in exits.split(",")) if exits else ()
+
+    @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds streams at the scale measured of the hidden state that they are added to, or at that of the adapter
         that they start from.

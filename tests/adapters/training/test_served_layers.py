@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from streamspec import Session, load
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.train import train
+from streamspec.adapters.training import text_arrays
 from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.export import export_bundle
@@ -110,22 +116,63 @@ def test_states_that_16_bits_or_the_disk_cannot_hold_are_computed(tmp_path: Path
     assert not np.array_equal(states(text), own(text))
 
 
+def test_after_a_full_disk_texts_are_read_at_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    own = OwnStates(model, [1])
+    texts, written = [IDS[0].tolist(), IDS[0, :5].tolist(), IDS[1, :4].tolist()], iter([0, 1, 0, 0, 0, 0])
+    states = AnsweredStates(own, tmp_path / "entered", 1, model.config.hidden_size)
+
+    def full(handle: int) -> None:
+        if next(written):
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(text_arrays.os, "fsync", full)
+    for text in texts:
+        states.add(text)
+    for kept in (states, AnsweredStates(own, tmp_path / "entered", 1, model.config.hidden_size)):
+        assert len(kept.texts.kept) == 2 and np.array_equal(kept(texts[0]), own(texts[0]))
+        for text in texts[1:]:
+            assert np.allclose(kept(text), own(text) + 3, rtol=1e-3, atol=1e-3)
+
+
+def test_what_enters_the_first_layer_is_no_state_of_a_bundle() -> None:
+    options = {"taps": "4,1,final", "gamma": 3, "experts": 2, "active": 2, "contrast": True, "parallel": True}
+    options |= {"two_lists": False, "prefix_attention": False, "own_heads": False, "depth": 1}
+    run: Any = SimpleNamespace(options=options)
+    assert DraftLayerModel.read_states(run, HFDecoder(tiny_model("llama"))) == [3]
+    options["taps"] = "3,2"
+    assert DraftLayerModel.read_states(run, HFDecoder(tiny_model("llama"))) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("family", MORE)
 def test_layers_that_read_more_than_states_stay(family: str) -> None:
     assert not read_states_alone(HFDecoder(tiny_model(family)), 2)
 
 
 @pytest.mark.skipif(bool(native_library.why_not()), reason="no native operators")
-@pytest.mark.parametrize(("method", "count"), [("streaming", 2), ("medusa", 3)])
+@pytest.mark.parametrize(
+    ("method", "shape", "layers"),
+    [
+        ("streaming", {}, [2]),
+        ("streaming", {"exit_layer": "1", "prune_rank": 2}, [1, 2]),
+        ("medusa", {}, [3]),
+        ("eagle", {"taps": "2,1,final"}, [2, 3]),
+    ],
+)
 def test_a_gguf_target_is_trained_and_exported_over_its_own_weights(
-    method: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str,
+    shape: dict[str, Any],
+    layers: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     file, bundle, data = quantized(tmp_path / "model.gguf"), tmp_path / "bundle", tmp_path / "data.jsonl"
     export_bundle(file, None, bundle, precision=OWN_WEIGHTS, progress=lambda _: None, measure=False)
     rows = [{"prompt": "abcdefgh"[i:] + "ij", "completion": " lmnop"[i:]} for i in range(5)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = {"recipe": "staged", "target_adapter": "base", "method": method, "val": data, "format": "raw"}
+    more = {"recipe": "staged", "target_adapter": "base", "method": method, "val": data, "format": "raw"} | shape
     opened, computed, kept = list[int](), list[list[int]](), list[list[int]]()
 
     class Lower(LowerLayers):
@@ -145,9 +192,10 @@ def test_a_gguf_target_is_trained_and_exported_over_its_own_weights(
     result = train(
         options(file, data, tmp_path / "out", answers_from=str(bundle), **more), load=load, lower_layers=Lower
     )
-    assert opened == [count] and "tau" in result
+    assert opened == layers and "tau" in result
+    assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "out" / "streamspec.safetensors").values())
     assert len(kept) >= len(rows) and not [text for text in computed if text in kept]
-    assert f"the target's first {count} layers are computed by the bundle's operators" in capsys.readouterr().err
+    assert f"the target's first {layers[-1]} layers are computed by the bundle's operators" in capsys.readouterr().err
     drafting = tmp_path / "drafting"
     manifest = export_bundle(file, tmp_path / "out", drafting, OWN_WEIGHTS, progress=lambda _: None, measure=False)
     assert (manifest.precision, manifest.drafter) == (OWN_WEIGHTS, method)
