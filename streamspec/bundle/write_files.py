@@ -26,7 +26,12 @@ def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
     target = Path(directory)
     recover(Path(os.path.realpath(target)))
     _check_replaceable(target, force)
-    with new_folder(target, check=_check_finished) as staging:
+
+    def check(staging: Path) -> None:
+        _check_finished(staging)
+        _check_replaceable(target, force)  # minutes later: somebody may have made it
+
+    with new_folder(target, check=check) as staging:
         yield staging
 
 
@@ -56,6 +61,9 @@ def _check_replaceable(target: Path, force: bool) -> None:
         return
     if not target.is_dir():
         raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
+    with contextlib.suppress(OSError):  # a current folder that is gone
+        if Path.cwd().is_relative_to(target.resolve()):
+            raise BundleError(f"{target} holds the current folder", "a folder to create", "name one inside it")
     if os.path.ismount(target):
         raise BundleError(f"{target} is a mount point", "a folder to create", "name one inside it")
     if not any(target.iterdir()):

@@ -6,6 +6,8 @@ Covered by tests/chat/test_terminal.py, which types into a pseudo terminal.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -13,6 +15,7 @@ from streamspec.errors import ConfigError
 
 PROMPT, MORE = "> ", ". "
 BLOCK = '"""'  # begins and ends a message of several lines
+COMMAND = re.compile(r"/[a-z]+ ")
 
 
 class LineInput:
@@ -24,12 +27,14 @@ class LineInput:
             edit_lines(complete)
 
     def read(self) -> str:
-        """Returns the next line without its newline, or a whole block; a block that begins with a slash gets a second
-        one, as a message. A paste is one line, whatever it holds. Raises EOFError at the end, ConfigError for what is
-        no text and for a block without an end.
+        """Returns the next line without its newline, or a whole block; a block or a paste that begins with a slash gets
+        a second one, as a message. A paste is one line, whatever it holds. Raises EOFError at the end, ConfigError for
+        what is no text and for a block without an end.
         """
         line = self._line(PROMPT)
-        if "\n" in line or not line.startswith(BLOCK):
+        if "\n" in line:  # a paste, unless it follows a command that was typed
+            return f"/{line}" if line.startswith("/") and not COMMAND.match(line) else line
+        if not line.startswith(BLOCK):
             return line
         lines = [line.removeprefix(BLOCK)]
         while not lines[-1].rstrip().endswith(BLOCK):
@@ -50,7 +55,7 @@ class LineInput:
             raise ConfigError(f"a line that is no text ({error.reason})", error.encoding, "convert it") from None
         if not line:
             raise EOFError
-        return line.removesuffix("\n")
+        return line.removesuffix("\n").removesuffix("\r")  # files of Windows in a pipe
 
 
 def edit_lines(complete: Callable[[str], list[str]]) -> None:
@@ -68,5 +73,5 @@ def edit_lines(complete: Callable[[str], list[str]]) -> None:
     readline.set_completer_delims(" ")
     libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
-    if not libedit:  # which has no such thing
+    if not libedit and os.environ.get("TERM") != "dumb":  # which have no such thing
         readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off

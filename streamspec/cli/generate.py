@@ -50,6 +50,7 @@ def command(
 ) -> None:
     """Answer one prompt and stream the answer."""
     text = given_prompt(prompt, prompt_flag)
+    from streamspec.chat.draft_marks import harmless
     from streamspec.runtime import load
 
     grammar, predicted = _grammar(json_schema, regex, choice), None
@@ -59,11 +60,12 @@ def command(
     loading = replace(loading, tree=rows or loading.tree, prepare_grammar=options.grammar is not None)
     session = load(folder_of(bundle, precision), loading)
     last, thinking = None, False
+    thought, answer = (harmless if stream.isatty() else str for stream in (sys.stderr, sys.stdout))
     for chunk in session.stream(text, options):
         if chunk.reasoning or (thinking and chunk.text):  # thoughts are no part of the answer
-            print(chunk.reasoning, end="\n\n" if chunk.text else "", file=sys.stderr, flush=True)
+            print(thought(chunk.reasoning), end="\n\n" if chunk.text else "", file=sys.stderr, flush=True)
             thinking = not chunk.text
-        sys.stdout.write(chunk.text)
+        sys.stdout.write(answer(chunk.text))
         sys.stdout.flush()
         last = chunk
     print()
@@ -86,7 +88,7 @@ def given_prompt(positional: str | None, flag: str | None) -> str:
     assert text is not None
     if text == "-":
         try:
-            text = sys.stdin.read().removesuffix("\n")
+            text = sys.stdin.read().replace("\r\n", "\n").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise ConfigError(f"stdin that is no text ({error.reason})", error.encoding, "convert it") from None
     if not text.strip():

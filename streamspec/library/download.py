@@ -118,7 +118,7 @@ def _go_on(url: str, part: Path) -> Iterator[tuple[int, int]]:
         request.add_header("If-Range", known["validator"])
     with urllib.request.build_opener(Redirects()).open(request, timeout=TIMEOUT) as answer:
         done, total = _span(answer, have)
-        check_size(total - done, part.parent)
+        check_size(total - (done or have), part.parent)  # what begins anew takes the place of what is there
         if not done:
             validator = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
             strong = "" if validator.startswith("W/") else validator

@@ -36,7 +36,8 @@ def fetch_repository(source: str, work: Path) -> Path:
 
     get(MANIFEST, MAX_MANIFEST)
     manifest = read_manifest(work)
-    check_size(sum(info.bytes for info in manifest.files.values()), work)
+    there = {name: (work / name).stat().st_size for name in manifest.files if (work / name).is_file()}
+    check_size(sum(info.bytes for name, info in manifest.files.items() if there.get(name) != info.bytes), work)
     for name, info in manifest.files.items():
         get(name, info.bytes)
     if manifest.swappable is not None:

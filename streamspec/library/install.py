@@ -57,9 +57,14 @@ def _local_file(source: str, work: Path, sha256: str | None) -> Path:
     return path
 
 
+def _local(kind: Callable[[Path], bool]) -> Callable[[str], bool]:
+    """Whether a source is a path of this `kind`; an address is none, however long."""
+    return lambda source: "://" not in source and kind(Path(source))
+
+
 SOURCES = (
-    SourceKind("a folder", lambda s: Path(s).is_dir(), lambda source, work, sha256: Path(source), False, False),
-    SourceKind("a file of `streamspec pack`", lambda s: Path(s).is_file(), _local_file, True, False),
+    SourceKind("a folder", _local(Path.is_dir), lambda source, work, sha256: Path(source), False, False),
+    SourceKind("a file of `streamspec pack`", _local(Path.is_file), _local_file, True, False),
     SourceKind("an https address", lambda s: "://" in s, download.fetch, True, True),
     SourceKind(
         "a Hugging Face repository (owner/name)",

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import pytest
 
 from streamspec.chat.commands import COMMANDS, complete
+from streamspec.chat.line_input import LineInput
 from streamspec.chat.terminal import TerminalChat
 from streamspec.errors import ConfigError, ConversationError, StreamspecError
 from streamspec.runtime import GenerationOptions, Sampling, Session, load
@@ -167,6 +168,31 @@ def test_a_block_is_one_message_and_never_a_command(chat_bundle: Path) -> None:
     assert done.stderr.splitlines()[-1] == (
         'streamspec: a message that begins with """; expected """ at its end; end it'
     )
+
+
+def test_lines_of_windows_in_a_pipe_are_as_others(chat_bundle: Path) -> None:
+    done = piped(chat_bundle, "abc\r\n/stats\r\n", "--max-new-tokens", "9")
+    assert done.returncode == 0
+    assert done.stdout == load(chat_bundle, threads=1).chat("abc", max_new_tokens=9).text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("paste", "message"), [("// a\nint b;", "// a\nint b;"), ("/* a */\nb", "/* a */\nb"), ("/etc/a\n/b", "/etc/a\n/b")]
+)
+def test_a_paste_that_begins_with_a_slash_is_a_message(
+    paste: str, message: str, chat: TerminalChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = LineInput(False, lambda _: [])
+    monkeypatch.setattr(lines, "_line", lambda prompt: paste)
+    chat.take(lines.read())
+    assert chat.session.messages[0]["content"] == message
+
+
+def test_a_paste_may_follow_a_command(chat: TerminalChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = LineInput(False, lambda _: [])
+    monkeypatch.setattr(lines, "_line", lambda prompt: "/system a\nb")
+    chat.take(lines.read())
+    assert chat.session.messages == [{"role": "system", "content": "a\nb"}]
 
 
 @pytest.mark.skipif(not find_spec("readline"), reason="this Python has no readline")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +36,27 @@ def test_the_prompt_is_the_second_argument_or_a_flag(given: list[str], asked: li
     assert run(*given).exit_code == 0 and asked == ["a prompt"]
 
 
-@pytest.mark.parametrize(("stdin", "prompt"), [("a\n", "a"), ("a", "a"), ("a\nb \n\n", "a\nb \n"), ("\n a\n", "\n a")])
+@pytest.mark.parametrize(
+    ("stdin", "prompt"),
+    [("a\n", "a"), ("a", "a"), ("a\nb \n\n", "a\nb \n"), ("\n a\n", "\n a"), (b"a\r\nb\r\n", "a\nb")],
+)
 @pytest.mark.parametrize("name", [[], ["--prompt"]])
 def test_the_last_newline_of_a_pipe_is_not_part_of_the_prompt(
-    stdin: str, prompt: str, name: list[str], asked: list[str]
+    stdin: str | bytes, prompt: str, name: list[str], asked: list[str]
 ) -> None:
     assert run("b", *name, "-", stdin=stdin).exit_code == 0 and asked == [prompt]
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "\ufffd[2Ja\n"), (False, "\x1b[2Ja\n")])
+def test_a_model_does_not_steer_the_terminal_and_a_pipe_gets_every_byte(
+    terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks = [SimpleNamespace(text=text, reasoning="", stats=None) for text in ("\x1b[2J", "a")]
+    monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **__: SimpleNamespace(stream=lambda *_: iter(chunks)))
+    monkeypatch.setattr("streamspec.library.base_bundle.bundle_of", lambda name, precision, **_: Path(name))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    app(["generate", "b", "x"], standalone_mode=False)
+    assert capsys.readouterr().out == shown
 
 
 def test_an_argument_keeps_its_newline(asked: list[str]) -> None:

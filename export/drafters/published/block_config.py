@@ -165,7 +165,8 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     """Reads speculators' format: `aux_hidden_state_layer_ids` number layers whose inputs are read. Windows and their
     masks as in its training."""
     spark = raw["speculators_model_type"] == "dspark"
-    anchor = raw.get("sample_from_anchor", spark)
+    methods = raw.get("speculators_config")
+    anchor = raw.get("sample_from_anchor", spark and not _begins_with_text(methods, raw.get("block_size")))
     confident, later = spark and raw.get("enable_confidence_head", True), raw.get("sliding_window_non_causal", False)
     flags = {"sample_from_anchor": anchor, "enable_confidence_head": confident, "sliding_window_non_causal": later}
     for name, value in flags.items():
@@ -179,7 +180,6 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     if rank != 0:
         whole(file, "markov_rank", rank, 4096)
     drafted = whole(file, "draft_vocab_size", raw.get("draft_vocab_size"), vocab)
-    methods = raw.get("speculators_config")
     verifier = methods.get("verifier") if isinstance(methods, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     joint = rank if raw.get("confidence_head_with_markov", True) else 0
@@ -198,6 +198,14 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
         rank=rank,
         confidence=hidden + joint if confident else 0,
     )
+
+
+def _begins_with_text(methods: Any, block: Any) -> bool:
+    """Tells whether the first row of a block is the token after the text and drafts nothing, where a file does not say:
+    it drafts one token less than it has rows then, as DSpark's did before `sample_from_anchor`."""
+    proposals = methods.get("proposal_methods") if isinstance(methods, dict) else None
+    first = proposals[0] if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict) else {}
+    return isinstance(block, int) and first.get("speculative_tokens") == block - 1
 
 
 def _shared(file: Path, layer: Mapping[str, Any], block: Any, anchor: bool) -> dict[str, Any]:

@@ -30,7 +30,8 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 HEAD_FIELDS = frozenset(
     {
         *FLAGS,
-        *("draft_vocab_size", "target_hidden_size", TAPS, "eagle_config"),
+        *("draft_vocab_size", "truncated_vocab_size", "target_hidden_size", TAPS, "num_aux_hidden_states"),
+        "eagle_config",
         *("speculators_config", "speculators_model_type", "transformer_layer_config"),
     }
 )
@@ -41,13 +42,19 @@ NEUTRAL = frozenset(
         *("attention_dropout", "embed_requires_grad", "enable_sp_ulysses", "initializer_range", "use_cache"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
         "decoder_sparse_step",  # of a target with experts; the layer is dense
-        *("dtype", "torch_dtype", "transformers_version"),
+        *("dtype", "torch_dtype", "transformers_version", "modal_type"),
+        *("has_no_defaults_at_init", "base_model_ep_plan"),  # class attributes that early speculators wrote
+        # Tokens of images and sound, which a target's config has and no drafter reads.
+        *(f"{name}_token_id" for name in ("audio", "image", "video", "boa", "boi", "eoa", "eoi")),
+        *("vision_start_token_id", "vision_end_token_id", "eoa_token_index"),
     }
 )
 # Fields with the only values that are computed.
 ONLY: dict[str, tuple[Any, ...]] = {
     "num_hidden_layers": (1,),
-    "tie_word_embeddings": (False,),
+    "tie_word_embeddings": (False, True),  # copied from the target: a head's own `lm_head` is among its tensors
+    "use_mrope": (False,),
+    "additional_fc": (False,),
     "pretraining_tp": (1,),
     "use_sliding_window": (False,),
     "layer_types": (["full_attention"], None),
@@ -130,15 +137,20 @@ def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: 
     speculators = raw.get("speculators_config") or {}
     methods = speculators.get("proposal_methods") if isinstance(speculators, dict) else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    drafted = whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab)
+    taps = _taps(file, raw, nested)
+    for name, value in (("truncated_vocab_size", drafted), ("num_aux_hidden_states", len(taps) or None)):
+        if raw.get(name) not in (None, value):
+            raise wrong(file, name, raw[name], f"{value}, as other fields say")
     tokens = whole(file, "speculative_tokens", first.get("speculative_tokens") or DRAFT_TOKENS, MAX_GAMMA)
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return HeadConfig(
         layer=config,
-        draft_vocab=whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab),
+        draft_vocab=drafted,
         target_hidden=target_hidden,
         gamma=tokens,
-        taps=_taps(file, raw, nested),
+        taps=taps,
         target=target if isinstance(target, str) else None,
         **flags,
     )

@@ -94,6 +94,24 @@ def test_a_bundle_without_a_manifest_is_not_put_in_place(tmp_path: Path) -> None
     assert names(tmp_path) == []
 
 
+def test_what_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="neither empty nor a bundle"), bundle_folder(tmp_path / "b") as folder:
+        (folder / "manifest.json").write_text("{}")
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "thesis").write_text("x")
+    assert names(tmp_path / "b") == ["thesis"]
+
+
+@pytest.mark.parametrize("inside", [".", "further"])
+def test_a_folder_that_the_process_stands_in_is_not_replaced(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b" / inside).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / "b" / inside)
+    with pytest.raises(BundleError, match="holds the current folder"), bundle_folder(tmp_path / "b", force=True):
+        pass
+
+
 def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_bundle(tmp_path / "b", FILES, manifest(parity={"x": float("nan")}))

@@ -174,6 +174,17 @@ def test_a_configuration_that_is_not_understood_is_refused_by_name(
     refused(tmp_path, made[FIRST].target.config, pattern)
 
 
+def test_tokens_of_images_and_sound_are_read_over(made: dict[str, Made], tmp_path: Path) -> None:
+    one, names = made[FIRST], ("audio", "boa", "boi", "eoa", "eoi", "image")  # as google's own have them
+    shutil.copytree(one.folder / "assistant", tmp_path / "assistant")
+    file = tmp_path / "assistant" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {f"{name}_token_id": 7 for name in names}))
+    found, expected = (
+        read_assistant(folder / "assistant", one.target.config).tensors for folder in (tmp_path, one.folder)
+    )
+    assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_an_assistant_in_a_gguf_file_is_that_of_the_folder(case: str, made: dict[str, Made], tmp_path: Path) -> None:
     one = made[case]

@@ -261,7 +261,12 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, {}, "architectures Eagle3DeepseekV2ForCausalLM"),
     ({"architectures": 5}, {}, "architectures is 5; expected a list"),
     ({"eagle_config": [1]}, {}, r"eagle_config is \[1\]; expected an object"),
-    ({"tie_word_embeddings": True}, {}, "tie_word_embeddings = True"),
+    ({"truncated_vocab_size": 5}, {}, f"truncated_vocab_size is 5; expected {DRAFTED}"),
+    (
+        {"num_aux_hidden_states": 2, "eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+        {},
+        "num_aux_hidden_states is 2; expected 3",
+    ),
     ({}, {"layer_types": ["sliding_attention"]}, "layer_types = "),
     ({}, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}, "of type 'dynamic'"),
     ({}, {"hidden_act": "swish2"}, "hidden_act = 'swish2'"),
@@ -295,6 +300,24 @@ def refused(head: Path, pattern: str) -> None:
     with pytest.raises(AdapterError, match=pattern) as caught:
         read_head(head, TARGET)
     assert "\n" not in str(caught.value)
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {  # fields that heads of these makers have
+    "speculators 0.4": speculators_config("llama", has_no_defaults_at_init=False, base_model_ep_plan=None),
+    "AngelSlim": flat_config(
+        tie_word_embeddings=True, modal_type="VLM", image_token_id=5, vision_start_token_id=6, use_mrope=False
+    ),
+    "nebius": flat_config(truncated_vocab_size=DRAFTED, num_aux_hidden_states=None, additional_fc=False),
+}
+
+
+@pytest.mark.parametrize("maker", PUBLISHED)
+def test_fields_that_change_nothing_are_read_over(maker: str, tmp_path: Path) -> None:
+    config = PUBLISHED[maker]
+    own = tensors(config)
+    assert read_head(save_head(tmp_path, config, own), TARGET).draft_vocab is not None
+    del own["lm_head.weight"]
+    refused(save_head(tmp_path, config, own), "missing: lm_head.weight")
 
 
 @pytest.mark.parametrize(("changes", "layer", "pattern"), CONFIGS, ids=lambda x: str(x)[:40])

@@ -268,6 +268,17 @@ def test_a_configuration_that_is_not_understood_is_refused_by_name(
     refused(save_head(tmp_path / "drafter", config, block_tensors(zlab_config())), pattern)
 
 
+@pytest.mark.parametrize(("tokens", "gamma", "from_anchor"), [(BLOCK - 1, BLOCK - 1, False), (BLOCK, BLOCK, True)])
+def test_dspark_of_before_the_switch_says_by_its_tokens_whether_the_first_row_drafts(
+    tokens: int, gamma: int, from_anchor: bool, tmp_path: Path
+) -> None:
+    config = speculators_block_config("dspark")
+    del config["sample_from_anchor"]
+    config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = tokens
+    block = read_block_config(save_head(tmp_path / "drafter", config, {}))
+    assert (block.gamma, block.from_anchor) == (gamma, from_anchor)
+
+
 def test_windows_and_causal_layers_are_those_of_the_public_code(tmp_path: Path) -> None:
     def read(config: dict[str, Any]) -> tuple[Any, Any]:
         block = read_block_config(save_head(tmp_path / "drafter", config, {}))
